@@ -195,6 +195,16 @@ def test_rows_and_buffers_that_do_not_fit_are_refused(arguments: Any) -> None:
         _decoder.decode([(*arguments, bytearray(64), bytearray(8))], 1 << 20, True)
 
 
+def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, pa.table({"a": np.arange(1000)}), data_page_size=100, write_batch_size=10, use_dictionary=False)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    pages = path.read_bytes()[chunk.data_page_offset :][: chunk.total_compressed_size]
+    assert _decoder.count_rows(pages) == 1000
+    assert 0 < _decoder.count_rows(pages[: len(pages) // 2]) < 1000
+    assert _decoder.count_rows(b"") == _decoder.count_rows(bytes(100)) == 0
+
+
 def test_an_empty_chunk_is_damaged() -> None:
     result = _decoder.decode([(b"", 0, 4, 4, True, False, 4, 0, 4, bytearray(16), bytearray(1))], 1 << 20, True)
     assert result == [(0, 0, "damaged")]

@@ -114,7 +114,7 @@ def test_jobs_that_are_needed_now_take_no_more_than_the_budget_has(tmp_path, mon
 
     def seen(self, groups):
         job = submit(self, groups)
-        held.append((self._held_bytes - self._stored_bytes(job.groups[:1]), self._budget_bytes, len(groups)))
+        held.append((self._held_bytes - self._projected_bytes(job.groups[:1]), self._budget_bytes, len(groups)))
         return job
 
     monkeypatch.setattr(Decoder, "submit", seen)

@@ -226,6 +226,19 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
     return DECODED;
 }
 
+int64_t count_rows(Bytes pages) {
+    int64_t rows = 0;
+    Header header;
+    while (pages.at < pages.end && read_header(&pages, &header)) {
+        if (!is_within(header.stored_size, left_of(pages))) break;
+        pages.at += header.stored_size;
+        if (header.type != DATA_PAGE && header.type != DATA_PAGE_V2) continue;
+        if (!is_within(header.count, INT32_MAX) || rows > INT64_MAX - header.count) break;
+        rows += header.count;
+    }
+    return rows;
+}
+
 Reason decode_chunk(Chunk *chunk, Work *work) {
     Dictionary dictionary = {NULL, 0};
     Bytes in = chunk->pages;

@@ -104,6 +104,9 @@ typedef struct {
 } Work;
 
 Reason decode_chunk(Chunk *chunk, Work *work);
+
+/* The rows of the data pages that are there, by their headers. */
+int64_t count_rows(Bytes pages);
 void free_work(Work *work);
 
 /* footer.c: for each row group and leaf column CHUNK_NUMBERS numbers, in the order of the enum; -1 for none. False if the

@@ -106,6 +106,18 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     return results;
 }
 
+PyDoc_STRVAR(count_rows_doc, "count_rows(pages) -> the rows of the data pages that are there, by their headers.");
+
+static PyObject *count_page_rows(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer pages;
+    if (!PyArg_ParseTuple(arguments, "y*", &pages)) return NULL;
+    Bytes bytes = {pages.buf, (const uint8_t *)pages.buf + pages.len};
+    PyObject *rows = PyLong_FromLongLong(count_rows(bytes));
+    PyBuffer_Release(&pages);
+    return rows;
+}
+
 PyDoc_STRVAR(has_codec_doc, "has_codec(codec) -> whether pages of this codec, as parquet.thrift numbers it, can be decoded.");
 
 static PyObject *knows_codec(PyObject *module, PyObject *number) {
@@ -142,6 +154,7 @@ static PyObject *read_chunks(PyObject *module, PyObject *arguments) {
 static PyMethodDef functions[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
     {"read_chunks", read_chunks, METH_VARARGS, read_chunks_doc},
+    {"count_rows", count_page_rows, METH_VARARGS, count_rows_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},
     {NULL, NULL, 0, NULL},
 };

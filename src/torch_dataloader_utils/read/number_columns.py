@@ -154,11 +154,13 @@ def read_numbers(
             taken.append((column, codec, (start, length)))
         else:
             refused[column.field.name] = "codec" if fit else "damaged"
-    if not taken:
-        return NumberRows(None, refused)
+    pages = _read_pages(source, [span for *_, span in taken]) if taken else []
+    # A footer may claim any number of rows: memory is taken only for those that pages say they have.
+    counts = [_decoder.count_rows(each) for each in pages]
+    if not taken or min(counts) < group_rows:
+        return NumberRows(None, refused | {column.field.name: "rows" for column, *_ in taken})
     places, num_bytes = _places([column for column, *_ in taken], num_rows)
     memory = RECYCLED.take(num_bytes)
-    pages = _read_pages(source, [span for *_, span in taken])
     jobs = [
         (
             part,

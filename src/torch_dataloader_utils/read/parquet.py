@@ -64,11 +64,13 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None)
     check_unique(task, footer.columns.repeated, columns)
     rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
     _check_budget(source, footer, columns, rows)
+    num_rows = None
     numbers = [footer.columns.numbers[name] for name in columns if name in footer.columns.numbers]
     if source.is_compiled and numbers and footer.chunks is not None:
         decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, rows)
         if decoded.rows is not None:
             yield decoded.rows
+            num_rows = rows
             columns = [name for name in columns if name not in decoded.rows.schema.names]
         if not columns:
             return
@@ -78,7 +80,7 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None)
         if int96_unit is None:
             _check_int96(source, file, footer, columns, stored)
         reader = open_parquet(source, file, footer.metadata, int96_unit)
-        yield from decode_columns(reader, task, footer.columns, columns, stored)
+        yield from decode_columns(reader, task, footer.columns, columns, stored, num_rows)
 
 
 def _is_wide(task: RowGroupTask, footer: Footer, schema: pa.Schema, columns: Sequence[str]) -> bool:
@@ -125,14 +127,20 @@ def open_parquet(
 
 
 def decode_columns(
-    reader: pq.ParquetReader, task: RowGroupTask, file_columns: FileColumns, columns: Sequence[str], stored: StoredRows
+    reader: pq.ParquetReader,
+    task: RowGroupTask,
+    file_columns: FileColumns,
+    columns: Sequence[str],
+    stored: StoredRows,
+    num_rows: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a reader, a few columns at a time; task: for messages.
+    """Rows of a reader, a few columns at a time.
+
+    task: for messages. num_rows: rows of the columns that were decoded before these; None if there are none.
 
     Raises:
         CorruptFileError, UnsupportedFeatureError; and whatever pyarrow raises.
     """
-    num_rows = None
     for few in _few_at_once(file_columns, columns, stored.rows):
         leaves = [leaf for name in few for leaf in file_columns.leaves[name]]
         decoded = _decode(reader, leaves, stored)
