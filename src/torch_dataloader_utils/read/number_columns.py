@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.read.source import TaskSource
@@ -126,39 +127,28 @@ def chunk_numbers(footer: bytes, num_groups: int, num_leaves: int) -> Int64s | N
     return numbers if _decoder.read_chunks(footer, num_groups, num_leaves, numbers) else None
 
 
-class NumberRows(NamedTuple):
-    """Rows of the columns that the decoder read (None: of none), and for every other column the reason why not."""
-
-    rows: pa.RecordBatch | None
-    refused: dict[str, str]
-
-
 def read_numbers(
     source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, num_rows: int
-) -> NumberRows:
-    """The first `num_rows` of `group_rows` rows of these columns of a row group.
+) -> pa.RecordBatch | None:
+    """The first `num_rows` of `group_rows` rows of those columns that the decoder reads; None if it reads none.
 
     chunks: of the row group, from `chunk_numbers`.
 
     Raises:
         FileChangedError, StoreError: the bytes of the chunks are not those that were planned.
     """
-    codecs, values, _, lengths, data, dictionaries = chunks[[column.leaf for column in columns]].T
-    starts = np.where((dictionaries > 0) & (dictionaries < data), dictionaries, data)
-    is_there = (starts >= 0) & (lengths >= 0) & (starts <= source.task.file_size - lengths)
-    refused, taken = {}, []
-    fits = (values == group_rows) & is_there
-    of_chunks = (each.tolist() for each in (codecs, starts, lengths, fits))
-    for column, codec, start, length, fit in zip(columns, *of_chunks, strict=True):
-        if fit and _decoder.has_codec(codec):
+    taken = []
+    known = {codec for codec in set(chunks[:, 0].tolist()) if _decoder.has_codec(codec)}
+    of_columns = chunks[[column.leaf for column in columns]].tolist()
+    for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
+        start = chunk_start(data, dictionary)
+        is_there = start >= 0 and length >= 0 and start + length <= source.task.file_size
+        if is_there and values == group_rows and codec in known:
             taken.append((column, codec, (start, length)))
-        else:
-            refused[column.field.name] = "codec" if fit else "damaged"
     pages = _read_pages(source, [span for *_, span in taken]) if taken else []
     # A footer may claim any number of rows: memory is taken only for those that pages say they have.
-    counts = [_decoder.count_rows(each) for each in pages]
-    if not taken or min(counts) < group_rows:
-        return NumberRows(None, refused | {column.field.name: "rows" for column, *_ in taken})
+    if not taken or min(map(_decoder.count_rows, pages)) < group_rows:
+        return None
     places, num_bytes = _places([column for column, *_ in taken], num_rows)
     memory = RECYCLED.take(num_bytes)
     jobs = [
@@ -181,14 +171,12 @@ def read_numbers(
     buffer, arrays, fields = pa.py_buffer(memory), [], []
     for (column, *_), place, (nulls, _, reason) in zip(taken, places, results, strict=True):
         if reason:
-            refused[column.field.name] = reason
             continue
         validity = buffer[place.validity : place.end] if nulls else None
         content = [validity, buffer[place.values : place.values_end]]
         arrays.append(pa.Array.from_buffers(column.field.type, num_rows, content, null_count=nulls))
         fields.append(column.field)
-    rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
-    return NumberRows(rows, refused)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
 
 
 class _Place(NamedTuple):

@@ -68,10 +68,10 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None)
     numbers = [footer.columns.numbers[name] for name in columns if name in footer.columns.numbers]
     if source.is_compiled and numbers and footer.chunks is not None:
         decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, rows)
-        if decoded.rows is not None:
-            yield decoded.rows
+        if decoded is not None:
+            yield decoded
             num_rows = rows
-            columns = [name for name in columns if name not in decoded.rows.schema.names]
+            columns = [name for name in columns if name not in decoded.schema.names]
         if not columns:
             return
     with source.open(lambda: _spans(source, footer, columns)) as file:
