@@ -26,7 +26,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils._formats.record_batches import contiguous
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
-from torch_dataloader_utils.read.iceberg_deletes import group_deletes, rows_to_decode
+from torch_dataloader_utils.read.deletes import group_deletes, rows_to_decode
 from torch_dataloader_utils.read.reader import make_reader
 from torch_dataloader_utils.read.source import TaskSource
 

@@ -12,5 +12,5 @@ our errors, with file and row group. Readers are thread-safe and picklable. Not 
 A file format is one module (`parquet`, `orc`, `arrow`, `text`) with a function from a `TaskSource` and the wanted
 fields to a RecordBatch; a new one is such a module and a line in `reader._decode`. A table format adds what its files
 need beyond that, by the type of `task.extra`: `iceberg` and its `iceberg_fields` and `iceberg_deletes`. A new one is a
-module beside them and a branch in `Reader._decoded` and in `group_deletes`.
+module beside them and a branch in `Reader._decoded` and in `deletes.group_deletes`.
 """

@@ -1,7 +1,6 @@
-"""The deleted rows of a row group: by position, or by the keys of equality delete files.
+"""The rows of a row group that equality delete files delete, by their keys.
 
-Tables give the deletes of a whole file. Each row group takes its part, so that files with deletes are still read row
-group by row group. `discover/iceberg/deletes` finds which deletes apply to which file.
+`discover/iceberg/deletes` finds which deletes apply to which file. Deletes by position are in `deletes`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupT
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
-from torch_dataloader_utils.errors import InternalError, SchemaError
+from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.checks import foreign_errors
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.iceberg_fields import (
@@ -32,53 +31,6 @@ from torch_dataloader_utils.read.iceberg_fields import (
     names_key,
     project_columns,
 )
-
-
-def group_deletes(task: RowGroupTask) -> Int64s | None:
-    """The deleted rows of this row group, counted from its first row, ascending; None for none.
-
-    positions=[1, 70, 71], rows 64 to 127      [6, 7]
-
-    Deletes by value, which need columns of the data, are not among them; see `deleted_by_keys`.
-    """
-    match task.extra:
-        case None:
-            return None
-        case IcebergFile(positions=positions):
-            if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
-                raise InternalError(f"{task.where} has deletes but no known first row or length; please report this.")
-            span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])
-            return positions[span[0] : span[1]] - task.first_row if span[0] < span[1] else None
-        case extra:
-            raise InternalError(
-                f"{task.where} carries {type(extra).__name__}, which no reader knows; please report this."
-            )
-
-
-def has_unplaced_deletes(task: RowGroupTask) -> bool:
-    """Whether there are equality deletes: only reading all rows shows which ones they delete."""
-    return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
-
-
-def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
-    """The number of physical rows, from the first one on, that contain `live_rows` live ones.
-
-    deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
-
-    The result may be beyond the end of a row group with fewer live rows.
-    """
-    if deleted is None:
-        return live_rows
-    # Before the i-th deleted row lie deleted[i] - i live ones.
-    return live_rows + int(np.searchsorted(deleted - np.arange(len(deleted)), live_rows, side="left"))
-
-
-def live_mask(num_rows: int, deleted: Int64s) -> npt.NDArray[np.bool_]:
-    """True for each of the first `num_rows` rows that is not deleted."""
-    mask = np.ones(num_rows, dtype=np.bool_)
-    mask[deleted[: np.searchsorted(deleted, num_rows)]] = False
-    return mask
-
 
 # Key sets of one process; those of a few million keys fit.
 _CAPACITY_BYTES = 512 << 20

@@ -22,8 +22,8 @@ from torch_dataloader_utils.read.checks import (
     foreign_errors,
 )
 from torch_dataloader_utils.read.conform import conform, constant
+from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.iceberg import decode_table_rows
-from torch_dataloader_utils.read.iceberg_deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, list_items, parquet_columns
 from torch_dataloader_utils.read.parquet_together import JoinedRowGroups
