@@ -1,7 +1,9 @@
 """The compiled decoder gives what pyarrow gives: rows, nulls and errors, for any type, encoding and damage."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -10,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.read.files import make_spec, write_parquet
+from tests.read.files import identity, make_spec, write_parquet
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils._core.inventory import ALL_ROWS, RowGroupTask, RowRange
+from torch_dataloader_utils.errors import CorruptFileError, DataError
 from torch_dataloader_utils.read import parquet
 from torch_dataloader_utils.read.reader import make_reader
 
@@ -31,7 +33,22 @@ TIMES = (
 )
 TYPES = (*INTEGERS, pa.float16(), pa.float32(), pa.float64(), pa.bool_(), *TIMES)
 # What the decoder leaves to pyarrow, beside the others in one row group.
-FOREIGN = (pa.string(), pa.list_(pa.int64()), pa.decimal128(21, 2), pa.timestamp("s"), pa.duration("us"))
+FOREIGN = (
+    pa.string(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.list_(pa.int64()),
+    pa.decimal128(21, 2),
+    pa.timestamp("s"),
+    pa.duration("us"),
+)
+
+
+# Of row groups of up to 3,000 rows: all, prefixes, spans within one page and across pages, none.
+ROW_RANGES = st.just(ALL_ROWS) | st.builds(
+    lambda start, count: RowRange(start, None if count is None else start + count),
+    st.sampled_from([0, 1, 3, 40, 64, 500]) | st.integers(0, 3000),
+    st.none() | st.sampled_from([0, 1, 8, 40]) | st.integers(0, 3000),
+)
 
 
 def encodings_of(data_type: pa.DataType) -> list[str]:
@@ -72,6 +89,8 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
         some = pa.array([None if each % 3 == 0 else each for each in range(rows)], pa.int64())
         if pa.types.is_list(data_type):
             columns.append(pa.array([None if each is None else [each] for each in some.to_pylist()], data_type))
+        elif pa.types.is_dictionary(data_type):
+            columns.append(some.cast(pa.string()).dictionary_encode())
         else:
             columns.append(some.cast(data_type))
         fields.append(pa.field(f"f{index}", data_type))
@@ -89,9 +108,9 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     return pa.table(columns, pa.schema(fields)), written, draw(st.sampled_from([1 << 20, 500, 64]))
 
 
-def read(tasks: list[RowGroupTask], schema: pa.Schema, stop_row: int | None = None, **options: Any) -> list[Any]:
+def read(tasks: list[RowGroupTask], schema: pa.Schema, rows: RowRange = ALL_ROWS, **options: Any) -> list[Any]:
     reader = make_reader(make_spec(schema, **options))
-    return [reader.read(task, stop_row) for task in tasks]
+    return [reader.read(task, rows) for task in tasks]
 
 
 def bits_of(batch: pa.RecordBatch) -> list[Any]:
@@ -107,19 +126,39 @@ def bits_of(batch: pa.RecordBatch) -> list[Any]:
     return found
 
 
-@given(table=tables(), stop_row=st.sampled_from([None, 0, 1, 40]))
-def test_rows_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, table: Any, stop_row: int | None) -> None:
+@given(table=tables(), rows=ROW_RANGES)
+def test_rows_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, table: Any, rows: RowRange) -> None:
     content, written, group_rows = table
     path = tmp_path_factory.mktemp("t") / "a.parquet"
     tasks = write_parquet(path, content, group_rows, **written)
     schema = pq.read_schema(path)
-    ours, others = (read(tasks, schema, stop_row, is_compiled=each) for each in (True, False))
+    with patch.object(parquet, "_LEAST_ROWS_AT_ONCE", 100):
+        ours, others = (read(tasks, schema, rows, is_compiled=each) for each in (True, False))
     for mine, other in zip(ours, others, strict=True):
-        if stop_row is not None:
-            mine, other = mine.slice(0, stop_row), other.slice(0, stop_row)
         assert mine.schema.equals(other.schema, check_metadata=True)
         mine.validate(full=True)
         assert bits_of(mine) == bits_of(other)
+
+
+def rewritten(task: RowGroupTask, content: bytes) -> RowGroupTask:
+    """The task of the same file with other bytes."""
+    path = Path(task.path)
+    path.write_bytes(content)
+    return replace(task, file_size=len(content), identity=identity(path))
+
+
+def test_pages_outside_of_the_rows_that_are_needed_are_not_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"a": np.random.default_rng(0).random(1000)})
+    written = {"data_page_size": 800, "write_batch_size": 100, "use_dictionary": False, "write_page_checksum": True}
+    (task,) = write_parquet(path, table, compression="none", **written)
+    content = path.read_bytes()
+    for row in (150, 950):
+        damaged = bytearray(content)
+        damaged[content.index(table.column("a").to_numpy()[row].tobytes())] ^= 1
+        task = rewritten(task, bytes(damaged))
+        for rows in (RowRange(100, 200), RowRange(200, 900), RowRange(900, 1000)):
+            assert (outcome(task, table.schema, rows=rows) is CorruptFileError) == (row in range(*rows))
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4"])
@@ -157,7 +196,7 @@ def test_a_damaged_file_has_the_verdict_of_pyarrow(
     pages = pq.read_metadata(path).row_group(0).column(0).data_page_offset
     at = data.draw(st.integers(4, max(4, pages + 400)))
     whole[min(at, len(whole) - 1)] ^= 1 << data.draw(st.integers(0, 7))
-    path.write_bytes(bytes(whole))
+    task = rewritten(task, bytes(whole))
     ours, other = (outcome(task, schema, is_compiled=each) for each in (True, False))
     if isinstance(other, list):
         assert ours == other
@@ -172,7 +211,7 @@ def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
     whole = path.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     for length in range(4, len(whole) - footer):
-        path.write_bytes(whole[:length] + bytes(len(whole) - footer - length) + whole[-footer:])
+        task = rewritten(task, whole[:length] + bytes(len(whole) - footer - length) + whole[-footer:])
         verdicts = [outcome(task, table.schema, is_compiled=each) for each in (True, False)]
         assert isinstance(verdicts[0], type) == isinstance(verdicts[1], type), length
         assert isinstance(verdicts[1], type) or verdicts[0] == verdicts[1], length

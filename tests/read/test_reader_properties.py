@@ -27,7 +27,7 @@ from tests.read.files import (
     write_stream,
     write_stream_batches,
 )
-from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._core.inventory import UNKNOWN, RowRange
 from torch_dataloader_utils.read import parquet
 from torch_dataloader_utils.read.reader import make_reader
 
@@ -40,6 +40,9 @@ SCHEMA = pa.schema(
         ("flags", pa.list_(pa.int32())),
         ("pair", pa.struct([("x", pa.int64()), ("y", pa.string())])),
     ]
+)
+ROW_RANGES = st.builds(RowRange, st.integers(0, 16), st.none() | st.integers(0, 16)).filter(
+    lambda rows: rows.stop is None or rows.start <= rows.stop
 )
 FLAT = ["row", "small", "ratio", "word"]
 
@@ -116,11 +119,11 @@ def test_parquet_rows_are_the_oracles_rows(
     row_filter=FILTERS,
     group_rows=st.integers(1, 15),
     deleted=st.sets(st.integers(0, 39)),
-    stop_row=st.none() | st.integers(0, 16),
+    rows=ROW_RANGES,
     bytes_at_once=BYTES_AT_ONCE,
 )
-def test_deletes_filter_and_stop_row_leave_the_right_prefix(
-    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], stop_row: int | None, bytes_at_once: int
+def test_deletes_filter_and_range_leave_the_right_rows(
+    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], rows: RowRange, bytes_at_once: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
         path = Path(folder, "a.parquet")
@@ -132,9 +135,7 @@ def test_deletes_filter_and_stop_row_leave_the_right_prefix(
             group = range(task.first_row, task.first_row + task.physical_rows)
             wanted = [row for row in group if row in kept]
             task = replace(task, live_rows=len(wanted), extra=deleting(schema, deleted))
-            seen = reader.read(task, stop_row).column("row").to_pylist()
-            assert seen == wanted[: len(seen)]
-            assert len(seen) >= min(len(wanted), len(wanted) if stop_row is None else stop_row)
+            assert reader.read(task, rows).column("row").to_pylist() == wanted[slice(*rows)]
             assert reader.count_rows(task) == len(wanted)
 
 
@@ -143,11 +144,11 @@ def test_deletes_filter_and_stop_row_leave_the_right_prefix(
     table=tables(),
     columns=COLUMNS,
     group_rows=st.integers(1, 15),
-    stop_row=st.none() | st.integers(0, 16),
+    rows=ROW_RANGES,
     bytes_at_once=BYTES_AT_ONCE,
 )
 def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
-    table: pa.Table, columns: list[str], group_rows: int, stop_row: int | None, bytes_at_once: int
+    table: pa.Table, columns: list[str], group_rows: int, rows: RowRange, bytes_at_once: int
 ) -> None:
     """Also one that the file lacks, and one whose values come with the task."""
     schema = SCHEMA.append(pa.field("lost", pa.int32())).append(pa.field("day", pa.string()))
@@ -157,9 +158,10 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
         tasks = [replace(task, partition_values=(("day", "monday"),)) for task in tasks]
         reader = make_reader(make_spec(schema, columns=tuple(names), partition_columns=("day",)))
         for task in tasks:
-            parts = list(reader.read_columns(task, stop_row))
+            with patch.object(parquet, "_LEAST_ROWS_AT_ONCE", 1):
+                parts = list(reader.read_columns(task, rows))
             assert sorted(name for part in parts for name in part.schema.names) == sorted(names)
-            whole = table.slice(task.first_row, task.physical_rows).slice(0, stop_row).to_pylist()
+            whole = table.slice(task.first_row, task.physical_rows).to_pylist()[slice(*rows)]
             assert len(parts) >= (len(columns) if bytes_at_once == 1 and whole else 1)
             for part in parts:
                 wanted = [{"lost": None, "day": "monday", **row} for row in whole]
@@ -167,8 +169,10 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
 
 
 @settings(max_examples=30 * EFFORT, deadline=None)
-@given(table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15))
-def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], group_rows: int) -> None:
+@given(
+    table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15), rows=ROW_RANGES
+)
+def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], group_rows: int, rows: RowRange) -> None:
     # A CSV file cannot tell an empty text from a null one; neither can the oracle.
     words = pc.fill_null(table.column("word"), "")
     table = table.select(FLAT).set_column(3, "word", words)
@@ -189,6 +193,9 @@ def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], g
             assert all(batch.schema.equals(table.schema.empty_table().select(columns).schema) for batch in batches)
             if columns:
                 assert rows_of(batches) == table.select(columns).to_pylist()
+            for task, batch in zip(tasks, batches, strict=True):
+                start, stop = rows.of(batch.num_rows)
+                assert reader.read(task, rows).equals(batch.slice(start, stop - start))
 
 
 WORDS = st.lists(st.text("abc", max_size=2), min_size=1, max_size=4, unique=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils._core.inventory import ALL_ROWS
 from torch_dataloader_utils.shape.shapers import ColumnShaper
 from torch_dataloader_utils.stream.decode_jobs import DependentJob
 
@@ -148,11 +149,11 @@ class GatedReader:
     gate: threading.Event = field(default_factory=threading.Event)
     late: bool = False
 
-    def read_columns(self, task, stop_row=None):
+    def read_columns(self, task, rows=ALL_ROWS):
         if task.ordinal >= self.free and not self.gate.wait(timeout=20):
             self.late = True
             self.gate.set()
-        yield from self.reader.read_columns(task, stop_row)
+        yield from self.reader.read_columns(task, rows)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -5,13 +5,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch.distributed.checkpoint as dcp
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
+from torch_dataloader_utils._core.inventory import ALL_ROWS, RowRange
 from torch_dataloader_utils._core.state import sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
@@ -34,14 +37,14 @@ def load(table, **options):
 
 @dataclass
 class CountingReader:
-    """A reader that remembers which row groups it read."""
+    """A reader that remembers which rows of which row groups it read."""
 
     reader: RowGroupReader
     read_groups: list = field(default_factory=list)
 
-    def read_columns(self, task, stop_row=None):
-        self.read_groups.append((task.path, task.ordinal))
-        return self.reader.read_columns(task, stop_row)
+    def read_columns(self, task, rows=ALL_ROWS):
+        self.read_groups.append((task.path, task.ordinal, rows))
+        return self.reader.read_columns(task, rows)
 
 
 def counted(dataset):
@@ -69,6 +72,20 @@ def test_a_resume_reads_only_what_the_next_batch_needs(table, shuffle_rows, most
     batches.close()
     assert 1 <= len(groups) <= most + 1
     assert len(set(groups)) == len(groups)
+
+
+def test_a_resume_or_a_cut_within_a_row_group_reads_the_rows_that_are_left(tmp_path):
+    pq.write_table(pa.table({"row": range(100), "half": range(100)}), tmp_path / "a.parquet")
+    options = {"shuffle": False, "split_rows": None, "num_ranks": 2, "rank": 0}
+    loader, _ = load(tmp_path, **options)
+    batches = iter(loader)
+    first = [next(batches)["row"].tolist() for _ in range(3)]
+    resumed, dataset = load(tmp_path, **options)
+    groups = counted(dataset)
+    resumed.load_state_dict(loader.state_dict())
+    rest = [batch["row"].tolist() for batch in resumed]
+    assert [row for batch in first + rest for row in batch] == list(range(50, 100))
+    assert [rows for *_, rows in groups] == [RowRange(74, 100)]
 
 
 LANE_SHAPES = [(ranks, workers, batch) for ranks in (1, 2, 3, 4, 6) for workers in (0, 2) for batch in (2, 4)]

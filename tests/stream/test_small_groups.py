@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Decoding, StructuredDataset
+from torch_dataloader_utils._core.inventory import ALL_ROWS
 from torch_dataloader_utils._formats.record_batches import one_after_other
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.read.reader import Reader
@@ -88,9 +89,9 @@ def test_row_groups_that_do_not_join_are_taken_alone(tmp_path, monkeypatch):
     loader, reads, joins = load(tmp_path), [], []
     read = Reader.read_columns
 
-    def counted(self, task, stop_row=None):
+    def counted(self, task, rows=ALL_ROWS):
         reads.append(task.where)
-        return read(self, task, stop_row)
+        return read(self, task, rows)
 
     def fail(self, tasks):
         joins.append(len(tasks))

@@ -29,6 +29,7 @@ from torch_dataloader_utils import (
     plan_epoch,
     scan_files,
 )
+from torch_dataloader_utils._core.inventory import ALL_ROWS
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.integrations.torchdata import for_torchdata
 from torch_dataloader_utils.read.reader import Reader
@@ -409,9 +410,9 @@ class TestLengths:
         monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "kept"))
         reads, read = [], Reader.read
 
-        def noting(self, task, stop_row=None):
+        def noting(self, task, rows=ALL_ROWS):
             reads.append(self.spec.columns)
-            return read(self, task, stop_row)
+            return read(self, task, rows)
 
         monkeypatch.setattr(Reader, "read", noting)
         return reads

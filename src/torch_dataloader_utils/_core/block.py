@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowGroupTask, RowRange
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 class RowGroupReader(Protocol):
     """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator["pa.RecordBatch"]:
-        """The live rows of one row group, projected, in file order: record batches of a few columns each.
+    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator["pa.RecordBatch"]:
+        """Live rows of one row group, projected, in file order: record batches of a few columns each.
 
         All of them have the same rows; each comes as soon as it is decoded. There is at least one, without columns if
         none are asked for. Every column comes once, in any order; some may come that are not delivered.
 
-        With `stop_row` only the first `stop_row` live rows are needed; more may come, never fewer. The rows are checked
-        when the iterator ends. An error about values may be thrown into it: it raises that error, or its real cause.
+        rows: which of the live rows; exactly those come, also where a format has to be decoded from its first row on.
+
+        The rows are checked when the iterator ends. An error about values may be thrown into it: it raises that error,
+        or its real cause.
 
         Raises:
             DataError: the bytes are not what was planned; the message names file and row group.
@@ -122,13 +124,13 @@ class Shaper(Protocol):
         ...
 
 
-def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, stop_row: int | None = None) -> Block:
-    """The block of one row group.
+def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Block:
+    """The block of these rows of one row group.
 
     Raises:
         LoaderError: see RowGroupReader.read_columns and Shaper.block.
     """
-    with closing(reader.read_columns(task, stop_row)) as columns:
+    with closing(reader.read_columns(task, rows)) as columns:
         try:
             return shaper.block(columns)
         except LoaderError as error:

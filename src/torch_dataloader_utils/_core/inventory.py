@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from hashlib import blake2b
 from platform import node
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,24 @@ class GroupTable:
     def take(self, indices: Int64s) -> "GroupTable":
         """The groups at `indices`, in that order; `file` still points into the whole file table."""
         return GroupTable(**{name: getattr(self, name)[indices] for name in self.__slots__})
+
+
+class RowRange(NamedTuple):
+    """Rows [start, stop) of a row group; stop None is its end, and rows beyond its end are left out."""
+
+    start: int = 0
+    stop: int | None = None
+
+    def of(self, num_rows: int) -> tuple[int, int]:
+        """Start and stop in a row group of so many rows.
+
+        rows [3, 9) of 5: (3, 5)      of 2: (2, 2)
+        """
+        stop = num_rows if self.stop is None else min(self.stop, num_rows)
+        return min(self.start, stop), stop
+
+
+ALL_ROWS = RowRange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
-from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowRange
 from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
@@ -22,7 +22,7 @@ from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
 
-Decode = Callable[[TaskSource, pa.Schema, int | None], pa.RecordBatch]
+Decode = Callable[[TaskSource, pa.Schema, RowRange], pa.RecordBatch]
 
 # A tree of columns is small; the capacity counts the bytes of the schemas they come from.
 _columns: FileCache[tuple[pa.Schema, dict[int, FileColumn]]] = FileCache(4 << 20)
@@ -30,7 +30,7 @@ _columns: FileCache[tuple[pa.Schema, dict[int, FileColumn]]] = FileCache(4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergRows:
-    """stored: the row group's rows, as columns of the table. deleted: rows that equality deletes delete, ascending."""
+    """stored: rows of the row group, as columns of the table. deleted: rows that equality deletes delete, ascending."""
 
     stored: pa.RecordBatch
     deleted: Int64s
@@ -40,11 +40,11 @@ def decode_table_rows(
     source: TaskSource,
     extra: IcebergFile,
     fields: pa.Schema,
-    stop_row: int | None,
+    rows: RowRange,
     decode: Decode,
     open_store: Callable[[str], Store],
 ) -> IcebergRows:
-    """The first `stop_row` rows (None: all) of one row group as the columns `fields` of the table.
+    """These stored rows of one row group as the columns `fields` of the table.
 
     fields: an Arrow schema with field ids. decode: reads columns of the file by the file's names.
 
@@ -59,7 +59,7 @@ def decode_table_rows(
     _check_known(source, schema, columns, extra)
     check_distinct(source.task, schema, names)
     asked = pa.schema([schema.field(name) for name in names])
-    batch = decode(source, asked, stop_row)
+    batch = decode(source, asked, rows)
     if batch.num_rows == 0:
         # Decoders give an empty row group without its columns.
         batch = pa.RecordBatch.from_pylist([], schema=asked)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.inventory import Int64s, RowRange
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._store import Span
@@ -128,23 +128,25 @@ def chunk_numbers(footer: bytes, num_groups: int, num_leaves: int) -> Int64s | N
 
 
 def read_numbers(
-    source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, num_rows: int
+    source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, rows: RowRange
 ) -> pa.RecordBatch | None:
-    """The first `num_rows` of `group_rows` rows of those columns that the decoder reads; None if it reads none.
+    """Rows of a row group of `group_rows` rows, of those columns that the decoder reads; None if it reads none.
 
     chunks: of the row group, from `chunk_numbers`.
 
     Raises:
         FileChangedError, StoreError: the bytes of the chunks are not those that were planned.
     """
+    start, stop = rows.of(group_rows)
+    num_rows = stop - start
     taken = []
     known = {codec for codec in set(chunks[:, 0].tolist()) if _decoder.has_codec(codec)}
     of_columns = chunks[[column.leaf for column in columns]].tolist()
     for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
-        start = chunk_start(data, dictionary)
-        is_there = start >= 0 and length >= 0 and start + length <= source.task.file_size
+        begin = chunk_start(data, dictionary)
+        is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size
         if is_there and values == group_rows and codec in known:
-            taken.append((column, codec, (start, length)))
+            taken.append((column, codec, (begin, length)))
     pages = _read_pages(source, [span for *_, span in taken]) if taken else []
     # A footer may claim any number of rows: memory is taken only for those that pages say they have.
     if not taken or min(map(_decoder.count_rows, pages)) < group_rows:
@@ -160,7 +162,7 @@ def read_numbers(
             column.is_integer,
             column.is_optional,
             group_rows,
-            0,
+            start,
             num_rows,
             memory[place.values : place.values_end],
             memory[place.validity : place.end],

@@ -5,7 +5,7 @@
 Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowGroupTask, RowRange
 from torch_dataloader_utils._formats.arrow_schema import type_holds
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.record_batches import contiguous, rows_only, side_by_side
@@ -35,22 +35,26 @@ from torch_dataloader_utils.read.source import TaskSource
 # 65,536 rows: 1.2 times as fast as by one call).
 _BYTES_AT_ONCE = 1 << 20
 
+# Of rows before the needed ones, which pyarrow decodes too, so many are held at once, or as many as are needed.
+_LEAST_ROWS_AT_ONCE = 1 << 16
+
 # The unit for INT96 timestamps that nanoseconds cannot hold.
 _WIDE_UNIT = "us"
 
 
-def decode_parquet(source: TaskSource, schema: pa.Schema, stop_row: int | None) -> pa.RecordBatch:
-    """The rows of one row group, columns of `schema` as far as the file has them, in the file's types.
+def decode_parquet(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL_ROWS) -> pa.RecordBatch:
+    """These rows of one row group, columns of `schema` as far as the file has them, in the file's types.
 
-    With `stop_row` decoding stops once that many rows are there; that saves time, but fetches the same bytes.
+    What is decoded beside them is less work, but the same bytes are fetched. Pages before the first row are not decoded
+    of columns that the compiled decoder reads, those after the last row of none.
 
     Raises:
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
     """
-    return side_by_side(list(parquet_columns(source, schema, stop_row)))
+    return side_by_side(list(parquet_columns(source, schema, needed)))
 
 
-def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None) -> Iterator[pa.RecordBatch]:
+def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL_ROWS) -> Iterator[pa.RecordBatch]:
     """The same, a few columns at a time, as soon as they are decoded; one batch without columns if there are none.
 
     Rows are valid only once the iterator has ended: then the file is known to have stayed the same.
@@ -58,29 +62,31 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, stop_row: int | None)
     task = source.task
     footer = parquet_footer(source)
     group = footer.row_group(task)
-    # The plan may not be from this footer (a stale _metadata file), and rows after `stop_row` are not read.
+    # The plan may not be from this footer (a stale _metadata file), and rows after the last needed one are not read.
     check_stored_rows(task, group.num_rows)
     columns = [name for name in schema.names if name in footer.columns.leaves]
     check_unique(task, footer.columns.repeated, columns)
-    rows = group.num_rows if stop_row is None else min(stop_row, group.num_rows)
-    _check_budget(source, footer, columns, rows)
+    start, stop = needed.of(group.num_rows)
+    _check_budget(source, footer, columns, stop - start)
     num_rows = None
     numbers = [footer.columns.numbers[name] for name in columns if name in footer.columns.numbers]
     if source.is_compiled and numbers and footer.chunks is not None:
-        decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, rows)
+        decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, RowRange(start, stop))
         if decoded is not None:
             yield decoded
-            num_rows = rows
+            num_rows = stop
             columns = [name for name in columns if name not in decoded.schema.names]
         if not columns:
             return
     with source.open(lambda: _spans(source, footer, columns)) as file:
-        stored = StoredRows(groups=(task.ordinal,), rows=rows, is_prefix=rows < group.num_rows)
+        stored = StoredRows(groups=(task.ordinal,), rows=group.num_rows, needed=RowRange(start, stop))
         int96_unit = _WIDE_UNIT if _is_wide(task, footer, schema, columns) else None
         if int96_unit is None:
             _check_int96(source, file, footer, columns, stored)
         reader = open_parquet(source, file, footer.metadata, int96_unit)
-        yield from decode_columns(reader, task, footer.columns, columns, stored, num_rows)
+        num_rows = yield from decode_columns(reader, task, footer.columns, columns, stored, num_rows)
+    if num_rows != stop:
+        check_stored_rows(task, num_rows)
 
 
 def _is_wide(task: RowGroupTask, footer: Footer, schema: pa.Schema, columns: Sequence[str]) -> bool:
@@ -96,14 +102,17 @@ def _is_nanoseconds(data_type: pa.DataType) -> bool:
 
 
 class StoredRows(NamedTuple):
-    """Row groups of a reader, one after the other, and how many of their rows are read.
-
-    is_prefix: whether `rows` are only the first ones; else they are all rows.
-    """
+    """Row groups of a reader, one after the other, how many rows they have, and which of these are needed."""
 
     groups: Sequence[int]
     rows: int
-    is_prefix: bool = False
+    needed: RowRange = ALL_ROWS
+
+    @property
+    def num_needed(self) -> int:
+        """How many are needed."""
+        start, stop = self.needed.of(self.rows)
+        return stop - start
 
 
 def open_parquet(
@@ -133,25 +142,26 @@ def decode_columns(
     columns: Sequence[str],
     stored: StoredRows,
     num_rows: int | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Rows of a reader, a few columns at a time.
+) -> Generator[pa.RecordBatch, None, int]:
+    """The needed rows of a reader, a few columns at a time; returns where they end, or before that its last row.
 
-    task: for messages. num_rows: rows of the columns that were decoded before these; None if there are none.
+    task: for messages. num_rows: the same number for columns that were decoded before these; None if there are none.
 
     Raises:
         CorruptFileError, UnsupportedFeatureError; and whatever pyarrow raises.
     """
-    for few in _few_at_once(file_columns, columns, stored.rows):
+    for few in _few_at_once(file_columns, columns, stored.num_needed):
         leaves = [leaf for name in few for leaf in file_columns.leaves[name]]
-        decoded = _decode(reader, leaves, stored)
+        decoded, end = _decode(reader, leaves, stored)
         check_all_decoded(task, few, decoded)
-        if num_rows not in (None, decoded.num_rows):
+        if num_rows not in (None, end):
             raise CorruptFileError(
-                f"{task.where}: some columns have {num_rows} rows and {few[0]} has {decoded.num_rows}. The file is "
-                "damaged; write it again or leave it out."
+                f"{task.where}: some columns have {num_rows} rows and {few[0]} has {end}. The file is damaged; write "
+                "it again or leave it out."
             )
-        num_rows = decoded.num_rows
+        num_rows = end
         yield _only(few, decoded)
+    return num_rows or 0
 
 
 def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
@@ -168,20 +178,25 @@ def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -
     yield few
 
 
-def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows) -> pa.RecordBatch:
-    """Some columns, as one batch: pyarrow splits more than 2 GiB of text into batches that differ by column."""
-    groups, rows, is_prefix = stored
-    if not is_prefix:
-        table = reader.read_row_groups(groups, column_indices=leaves, use_threads=False)
-        return contiguous(table.to_batches()) if leaves else rows_only(table.num_rows)
-    batches, have = [], 0
-    for batch in reader.iter_batches(max(1, rows), row_groups=groups, column_indices=leaves, use_threads=False):
-        batches.append(batch)
-        have += batch.num_rows
-        if have >= rows:
+def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows) -> tuple[pa.RecordBatch, int]:
+    """Some columns, as one batch: pyarrow splits more than 2 GiB of text into batches that differ by column.
+
+    Also where their rows end: at the last needed one, or before that.
+    """
+    start, stop = stored.needed.of(stored.rows)
+    if (start, stop) == (0, stored.rows):
+        table = reader.read_row_groups(stored.groups, column_indices=leaves, use_threads=False)
+        return contiguous(table.to_batches()) if leaves else rows_only(table.num_rows), table.num_rows
+    batches, end = [], 0
+    at_once = max(stop - start, _LEAST_ROWS_AT_ONCE)
+    for batch in reader.iter_batches(at_once, row_groups=stored.groups, column_indices=leaves, use_threads=False):
+        begin, end = end, end + batch.num_rows
+        if end > start or end >= stop:
+            first = max(start, begin)
+            batches.append(batch.slice(first - begin, min(stop, end) - first))
+        if end >= stop:
             break
-    decoded = contiguous(batches)
-    return decoded.slice(0, rows) if have > rows else decoded
+    return contiguous(batches), min(stop, end)
 
 
 def _only(columns: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:

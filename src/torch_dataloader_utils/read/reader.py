@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, Int64s, RowGroupTask, RowRange
 from torch_dataloader_utils._formats.record_batches import for_take, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
@@ -22,7 +23,7 @@ from torch_dataloader_utils.read.checks import (
     foreign_errors,
 )
 from torch_dataloader_utils.read.conform import conform, constant
-from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, rows_to_decode
+from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, stored_range
 from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, list_items, parquet_columns
@@ -54,12 +55,13 @@ class Reader:
     counting: Projection
     _stores: dict[str, Store] = field(default_factory=dict, repr=False)
 
-    def read(self, task: RowGroupTask, stop_row: int | None = None) -> pa.RecordBatch:
-        """The live rows of one row group as one contiguous RecordBatch, in file order.
+    def read(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> pa.RecordBatch:
+        """Live rows of one row group as one contiguous RecordBatch, in file order.
 
         Columns are the spec's, in its order and in the schema's types (text of more than 2 GiB comes as
-        large_string). With `stop_row`, at least the first `stop_row` live rows, or all if there are fewer: a
-        Parquet row group without a filter is then decoded only as far as needed.
+        large_string). Only the pages that hold `rows` are decoded of plain numbers in a Parquet row group, only the
+        rows up to the last of them of its other columns; all rows are, of other formats and where a filter or deletes
+        by value choose them.
 
         Raises:
             RowCountError: the row group holds, or leaves, another number of rows than planned.
@@ -67,19 +69,19 @@ class Reader:
             CorruptFileError, SchemaError, UnsupportedFeatureError: it does not decode, fit, or is not supported.
             StoreError: the storage failed.
         """
-        rows = side_by_side(list(self.read_columns(task, stop_row)))
+        batch = side_by_side(list(self.read_columns(task, rows)))
         names = list(self.projection.delivered)
-        return rows if rows.schema.names == names else rows.select(names)
+        return batch if batch.schema.names == names else batch.select(names)
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[pa.RecordBatch]:
+    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator[pa.RecordBatch]:
         """The same as RecordBatches of a few columns each; see `RowGroupReader`.
 
         Several only for a Parquet row group of a plain file, without a filter: its rows are delivered as stored.
         """
         if self._is_stored(task):
-            yield from self._stored_columns(task, stop_row)
+            yield from self._stored_columns(task, rows)
         else:
-            yield self._live_rows(task, self.projection, stop_row)
+            yield self._live_rows(task, self.projection, rows)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """See `RowGroupReader`."""
@@ -111,7 +113,7 @@ class Reader:
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
-        return int(self._live_rows(task, self.counting, None, check_live=False).num_rows)
+        return int(self._live_rows(task, self.counting, ALL_ROWS, check_live=False).num_rows)
 
     def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:
         """Counts of a list column in the footer of the task's Parquet file; see `list_items`."""
@@ -120,34 +122,35 @@ class Reader:
             return list_items(source, self.projection.stored.field(column))
 
     def _live_rows(
-        self, task: RowGroupTask, projection: Projection, stop_row: int | None, *, check_live: bool = True
+        self, task: RowGroupTask, projection: Projection, rows: RowRange, *, check_live: bool = True
     ) -> pa.RecordBatch:
         deleted = group_deletes(task)
-        # Decoders of other formats do not stop early: all rows come, and are counted.
-        can_stop = task.file_format is FileFormat.PARQUET
-        reads_all = stop_row is None or not can_stop or projection.row_filter is not None or has_unplaced_deletes(task)
-        stop = None if stop_row is None or reads_all else rows_to_decode(stop_row, deleted)
+        # Where live rows lie shows only once all are read, if a filter or deletes by value choose them.
+        is_placed = projection.row_filter is None and not has_unplaced_deletes(task)
+        # Decoders of other formats give all rows.
+        decoded = stored_range(rows, deleted) if is_placed and task.file_format is FileFormat.PARQUET else ALL_ROWS
         source = self._source(task)
         with foreign_errors(task, source.file_is_planned):
-            stored, deleted = self._decoded(source, projection, stop, deleted)
-            is_whole = _is_whole(task, stop, stored.num_rows)
-            if is_whole:
+            stored, deleted = self._decoded(source, projection, decoded, deleted)
+            if decoded == ALL_ROWS:
                 check_stored_rows(task, stored.num_rows)
-            live = _select(task, projection, stored, deleted)
-        if is_whole and check_live:
+            is_live = None if deleted is None else live_mask(decoded.start, stored.num_rows, deleted)
+            live = _select(task, projection, stored, is_live)
+        if decoded != ALL_ROWS:
+            _check_planned(task, deleted)
+            return live
+        if check_live:
             check_live_rows(task, live.num_rows)
-        return live
+        return slice_rows(live, rows)
 
-    def _stored_columns(self, task: RowGroupTask, stop_row: int | None) -> Generator[pa.RecordBatch]:
+    def _stored_columns(self, task: RowGroupTask, rows: RowRange) -> Generator[pa.RecordBatch]:
         """All columns of a row group whose stored rows are the delivered ones."""
         source, num_rows = self._source(task), 0
         with foreign_errors(task, source.file_is_planned):
-            for part in self._conformed(task, parquet_columns(source, self.projection.stored, stop_row)):
+            for part in self._conformed(task, parquet_columns(source, self.projection.stored, rows)):
                 num_rows = part.num_rows
                 yield part
-            if _is_whole(task, stop_row, num_rows):
-                check_stored_rows(task, num_rows)
-                check_live_rows(task, num_rows)
+        _check_planned(task)
         if self.projection.partitions:
             yield _with_partitions([(task, num_rows)], self.projection, rows_only(num_rows))
 
@@ -171,16 +174,16 @@ class Reader:
         )
 
     def _decoded(
-        self, source: TaskSource, projection: Projection, stop: int | None, deleted: Int64s | None
+        self, source: TaskSource, projection: Projection, rows: RowRange, deleted: Int64s | None
     ) -> tuple[pa.RecordBatch, Int64s | None]:
-        """The stored rows, and those of them that are deleted."""
+        """These stored rows, and all rows of the row group that are deleted."""
         extra = source.task.extra
         if not isinstance(extra, IcebergFile):
-            return _decode(source, projection.stored, stop), deleted
-        rows = decode_table_rows(source, extra, projection.stored, stop, _decode, self._store)
-        if len(rows.deleted):
-            deleted = rows.deleted if deleted is None else np.union1d(deleted, rows.deleted)
-        return rows.stored, deleted
+            return _decode(source, projection.stored, rows), deleted
+        found = decode_table_rows(source, extra, projection.stored, rows, _decode, self._store)
+        if len(found.deleted):
+            deleted = found.deleted if deleted is None else np.union1d(deleted, found.deleted)
+        return found.stored, deleted
 
     def _store(self, path: str) -> Store:
         # One store for each scheme and authority, so that a client is opened once and not for each file.
@@ -192,15 +195,17 @@ class Reader:
         return store
 
 
-def _is_whole(task: RowGroupTask, stop_row: int | None, num_rows: int) -> bool:
-    """Whether rows decoded up to `stop_row` must be all that the row group stores, so that they can be checked."""
-    return stop_row is None or num_rows < stop_row or num_rows == task.physical_rows
+def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
+    """Raises RowCountError unless the stored rows that are not deleted by position are as many as were planned."""
+    if task.physical_rows != UNKNOWN:
+        check_live_rows(task, task.physical_rows - (0 if deleted is None else len(deleted)))
 
 
-def _decode(source: TaskSource, fields: pa.Schema, stop: int | None) -> pa.RecordBatch:
+def _decode(source: TaskSource, fields: pa.Schema, rows: RowRange) -> pa.RecordBatch:
+    """Stored rows; formats other than Parquet give them all."""
     match source.task.file_format:
         case FileFormat.PARQUET:
-            return decode_parquet(source, fields, stop)
+            return decode_parquet(source, fields, rows)
         case FileFormat.ORC:
             return decode_orc(source, fields)
         case FileFormat.ARROW:
@@ -214,11 +219,11 @@ def _decode(source: TaskSource, fields: pa.Schema, stop: int | None) -> pa.Recor
 
 
 def _select(
-    task: RowGroupTask, projection: Projection, stored: pa.RecordBatch, deleted: Int64s | None
+    task: RowGroupTask, projection: Projection, stored: pa.RecordBatch, is_live: npt.NDArray[np.bool_] | None
 ) -> pa.RecordBatch:
     """The delivered columns of the rows that are neither deleted nor filtered out."""
     rows = _with_partitions([(task, stored.num_rows)], projection, conform(task, stored, projection.stored))
-    mask = None if deleted is None else pa.array(live_mask(rows.num_rows, deleted))
+    mask = None if is_live is None else pa.array(is_live)
     if projection.row_filter is not None:
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
         mask = kept if mask is None else pc.and_(mask, kept)
@@ -263,3 +268,9 @@ def join_row_groups(reader: RowGroupReader, tasks: Sequence[RowGroupTask]) -> Jo
     """See `RowGroupReader.read_together`: each row group is read by itself, and then joined with the others."""
     groups = [list(reader.read_columns(task)) for task in tasks]
     return JoinedRows([one_after_other(groups)], [columns[0].num_rows for columns in groups], by_one_call=False)
+
+
+def slice_rows(batch: pa.RecordBatch, rows: RowRange) -> pa.RecordBatch:
+    """Some rows of a batch, as a view."""
+    start, stop = rows.of(batch.num_rows)
+    return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)

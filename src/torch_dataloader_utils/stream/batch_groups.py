@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.inventory import RowRange
 from torch_dataloader_utils._core.units import ranges
 
 
@@ -41,9 +42,10 @@ class BlockSlice(NamedTuple):
         """The first rows[0] rows of a block, the next rows[1], ..."""
         return [cls(block, start, stop) for start, stop in pairwise(accumulate(rows, initial=0))]
 
-    def cut(self, start: int, stop: int) -> Self:
-        """Rows [start, stop) of these; rows past its end are left out."""
-        return type(self)(self.block, min(self.start + start, self.stop), min(self.start + stop, self.stop))
+    def cut(self, start: int, stop: int | None = None) -> Self:
+        """Rows [start, stop) of these; rows past their end are left out."""
+        start, stop = RowRange(start, stop).of(self.num_rows)
+        return type(self)(self.block, self.start + start, self.start + stop)
 
     def rows(self) -> Block:
         """The rows, as a block of their own."""

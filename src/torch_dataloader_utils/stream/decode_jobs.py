@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, read_block
-from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
+from torch_dataloader_utils._core.inventory import ALL_ROWS, Inventory, RowGroupTask, RowRange
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import QuickJobs
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
 
 
 class GroupToDecode(NamedTuple):
-    """A row group by its number, and how many of its first rows are needed (None: all)."""
+    """A row group by its number, and which of its live rows are needed."""
 
     group: int
-    stop_row: int | None = None
+    rows: RowRange = ALL_ROWS
 
 
 JobResult = Sequence[BlockSlice | BaseException]
-"""For each row group of a job its rows, or its error."""
+"""For each row group of a job the rows that are needed of it, or its error."""
 
 
 class GroupDecoder:
@@ -85,15 +85,17 @@ class GroupDecoder:
             counts.decoded_groups += len(groups)
             counts.decoded_bytes += block.num_bytes
         self.growth.learn(sum(int(self._projected_bytes[each.group]) for each in groups), block.num_bytes)
-        return BlockSlice.one_after_other(block, rows)
+        wholes = BlockSlice.one_after_other(block, rows)
+        return [whole.cut(*each.rows) for whole, each in zip(wholes, groups, strict=True)]
 
     def _decode_one(self, needed: GroupToDecode) -> BlockSlice:
         task = self._task(needed.group)
         with self._counters.decoding() as counts:
-            block = read_block(self._reader, self._shaper, task, needed.stop_row)
+            block = read_block(self._reader, self._shaper, task, needed.rows)
             counts.decoded_groups += 1
             counts.decoded_bytes += block.num_bytes
-        self.growth.learn(int(self._projected_bytes[needed.group]), block.num_bytes)
+        share = block.num_rows / task.live_rows if task.live_rows > 0 else 1  # 1 too where nobody has counted them
+        self.growth.learn(int(share * self._projected_bytes[needed.group]), block.num_bytes)
         return BlockSlice.of(block)
 
     def _rows_or_error(self, needed: GroupToDecode) -> BlockSlice | BaseException:

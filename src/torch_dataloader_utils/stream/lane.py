@@ -1,12 +1,13 @@
 """Reads one lane as a stream of rows: row groups are decoded ahead, to blocks that batches take rows of."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import repeat
 from typing import TypeVar, cast
 
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowRange
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
@@ -18,18 +19,19 @@ from torch_dataloader_utils.stream.decode_jobs import Awaited, DecodeJob, Depend
 class DecodeAhead:
     """Starts decoding row groups, and holds each one's pending rows until `done` is called for it.
 
-    decodes_rows_needed: decode a row group only up to the last row that the lane needs, where the format allows it;
-        False where row counts are not known.
+    decodes_rows_needed: decode of a row group only from the first to the last row that the lane needs, where the format
+        allows it; False where row counts are not known.
     has_freed: whether memory was freed since the last `prefetch`.
     """
 
     def __init__(self, decoder: Decoder, slices: GroupSlices, *, decodes_rows_needed: bool) -> None:
         self._decoder = decoder
         groups, first, number = np.unique(slices.group, return_index=True, return_inverse=True)
-        stop = np.zeros(len(groups), dtype=np.int64)
+        start, stop = slices.start[first], slices.stop[first]
+        np.minimum.at(start, number, slices.start)
         np.maximum.at(stop, number, slices.stop)
-        stops = stop.tolist() if decodes_rows_needed else [None] * len(groups)
-        self._stop_row: dict[int, int | None] = dict(zip(groups.tolist(), stops, strict=True))
+        needed = map(RowRange, start.tolist(), stop.tolist()) if decodes_rows_needed else repeat(ALL_ROWS)
+        self._needed: dict[int, RowRange] = dict(zip(groups.tolist(), needed, strict=False))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
         self._jobs: dict[int, DecodeJob] = {}
         self._most = 1
@@ -45,11 +47,15 @@ class DecodeAhead:
             self._begin(groups)
 
     def rows(self, group: int) -> Pending[BlockSlice]:
-        """The rows of a row group; starts decoding it now if need be, even beyond the budget.
+        """The rows of a row group from `first_row` on; starts decoding it now if need be, even beyond the budget.
 
         Row groups that the same job decodes are started only as far as the budget allows.
         """
         return self._job_of(group).rows(group)
+
+    def first_row(self, group: int) -> int:
+        """The first row of a row group that the lane needs."""
+        return self._needed[group].start
 
     def begun(self, group: int) -> Pending[BlockSlice] | None:
         """The rows of a row group, if its decoding was started and it is still needed."""
@@ -72,7 +78,7 @@ class DecodeAhead:
         """Start one job for the next row groups."""
         del self._waiting[-len(groups) :]
         self._most = min(2 * self._most, MOST_GROUPS_OF_JOB)
-        job = self._decoder.submit([GroupToDecode(group, self._stop_row[group]) for group in groups])
+        job = self._decoder.submit([GroupToDecode(group, self._needed[group]) for group in groups])
         self._jobs.update(dict.fromkeys(groups, job))
 
     def _next_groups(self) -> Sequence[int]:
@@ -175,10 +181,11 @@ class LaneBlocks:
         return self._groups[number]
 
     def _cut(self, number: int, whole: BlockSlice) -> BlockSlice:
-        """The rows of a slice, out of those of its row group; all of them where row counts are not known."""
+        """The rows of a slice, out of those decoded of its row group; all where row counts are not known."""
         if not self._exact:
             return whole
-        return whole.cut(int(self.slices.start[number]), int(self.slices.stop[number]))
+        first = self._ahead.first_row(self._group(number))
+        return whole.cut(int(self.slices.start[number]) - first, int(self.slices.stop[number]) - first)
 
 
 # Windows gathered ahead of the trainer's current one; part of the documented memory of a rank.
@@ -362,5 +369,5 @@ class LaneReader:
                 yield BlockSlice.of(self._windows.take(unit)), last
             else:
                 rows = self._blocks.take(slices.start)
-                yield rows.cut(int(self._units.start[unit]), rows.num_rows), last
+                yield rows.cut(int(self._units.start[unit])), last
         self.cursor = (len(self._units), 0)

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.block import JoinedRows
-from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, Int64s, RowGroupTask, RowRange
 from torch_dataloader_utils.errors import RowCountError
-from torch_dataloader_utils.read.reader import Reader, join_row_groups
+from torch_dataloader_utils.read.reader import Reader, join_row_groups, slice_rows
 from torch_dataloader_utils.tokens.documents import Documents, list_documents
 from torch_dataloader_utils.tokens.pack.layout import count_greedy, count_samples, document_tokens, lay_out
 from torch_dataloader_utils.tokens.pack.sample_batch import pack_documents
@@ -45,8 +45,8 @@ class PackingReader:
     reader: Reader
     packing: TokenPacking
 
-    def read_columns(self, task: RowGroupTask, stop_row: int | None = None) -> Generator[pa.RecordBatch]:  # noqa: ARG002
-        """All samples of one row group, in one batch. `stop_row` is not used: packing needs all documents.
+    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator[pa.RecordBatch]:
+        """Samples of one row group, in one batch. All documents are packed, whatever rows are asked for.
 
         Raises:
             RowCountError: another number of samples than planned.
@@ -58,7 +58,7 @@ class PackingReader:
         planned = pieces.sample_count if task.live_rows == UNKNOWN else task.live_rows
         if pieces.sample_count != planned:
             self._check_bound(task, pieces.sample_count)
-        yield pack_documents(documents, tokens, pieces, self.packing, planned)
+        yield slice_rows(pack_documents(documents, tokens, pieces, self.packing, planned), rows)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """All samples of several row groups; each row group is packed by itself."""
