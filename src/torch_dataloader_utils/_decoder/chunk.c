@@ -40,10 +40,11 @@ typedef struct {
     int64_t type, size, stored_size, crc, count, encoding, level_encoding;
     int64_t nulls, rows, level_bytes, repetition_bytes;
     bool has_crc, is_compressed;
+    int64_t kind; /* the page's type, by which of the structs of the types is there */
 } Header;
 
 static bool read_header(Bytes *in, Header *header) {
-    *header = (Header){-1, -1, -1, 0, -1, -1, -1, -1, -1, -1, -1, false, true};
+    *header = (Header){-1, -1, -1, 0, -1, -1, -1, -1, -1, -1, -1, false, true, -1};
     int64_t number = 0;
     int type;
     while (read_field(in, &number, &type)) {
@@ -60,13 +61,16 @@ static bool read_header(Bytes *in, Header *header) {
         } else if (number == 5 && type == STRUCT) {
             int64_t *fields[] = {NULL, &header->count, &header->encoding, &header->level_encoding};
             good = read_numbers(in, fields, 4, NULL, 0);
+            header->kind = DATA_PAGE;
         } else if (number == 7 && type == STRUCT) {
             int64_t *fields[] = {NULL, &header->count, &header->encoding};
             good = read_numbers(in, fields, 3, NULL, 0);
+            header->kind = DICTIONARY_PAGE;
         } else if (number == 8 && type == STRUCT) {
             int64_t *fields[] = {NULL, &header->count, &header->nulls, &header->rows, &header->encoding,
                                  &header->level_bytes, &header->repetition_bytes};
             good = read_numbers(in, fields, 7, &header->is_compressed, 7);
+            header->kind = DATA_PAGE_V2;
         } else {
             good = pass_value(in, type, 1, false);
         }
@@ -109,9 +113,9 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
     *levels = (Bytes){NULL, NULL};
     *is_direct = false;
     if (header->type == DATA_PAGE_V2) {
-        if (header->repetition_bytes != 0 && header->repetition_bytes != -1) return ENCODING;
-        if (header->level_bytes != -1 && !is_within(header->level_bytes, left_of(stored))) return DAMAGED;
-        level_bytes = header->level_bytes == -1 ? 0 : (size_t)header->level_bytes;
+        if (header->repetition_bytes != 0) return ENCODING;
+        if (!is_within(header->level_bytes, left_of(stored))) return DAMAGED;
+        level_bytes = (size_t)header->level_bytes;
         if (level_bytes > size) return DAMAGED;
         *levels = (Bytes){stored.at, stored.at + level_bytes};
         stored.at += level_bytes;
@@ -250,6 +254,7 @@ Reason decode_chunk(Chunk *chunk, Work *work) {
         if (!is_within(header.stored_size, left_of(in))) return DAMAGED;
         Bytes stored = {in.at, in.at + header.stored_size};
         in.at = stored.end;
+        if (header.kind != header.type) return DAMAGED;
         Reason reason = DECODED;
         switch (header.type) {
             case DICTIONARY_PAGE:
