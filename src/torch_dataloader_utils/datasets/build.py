@@ -6,6 +6,7 @@ RowDataset                           the first two
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from torch_dataloader_utils.datasets.row_counts import (
     check_rows_fit,
     count_live_rows,
     leave_out_bad_groups,
+    read_lengths,
     read_token_counts,
 )
 from torch_dataloader_utils.errors import ConfigError
@@ -42,8 +44,10 @@ from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import mesh_members
 from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.tokens.pack.batch_fields import find_fields
 from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
-from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory, token_type
+from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory
+from torch_dataloader_utils.tokens.pack.text import tokenized
 from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, TokenPacking, pack_tokens
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
@@ -121,7 +125,7 @@ def build(
         shaper=rows.shaper,
         codec=TensorBatchCodec() if options.output_format == "torch" else None,
         functions=options.functions,
-        row_bytes=_row_bytes(rows.inventory, options),
+        row_bytes=_row_bytes(rows.delivered),
     )
 
     # 3. Planner. It needs the lengths of all rows where tokens limit batches.
@@ -203,9 +207,11 @@ class TableRows:
     """The inventory of one data set, and what reads and shapes its row groups; all of it picklable.
 
     inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples.
+    delivered: the columns of its batches, in order.
     """
 
     inventory: Inventory
+    delivered: pa.Schema
     reader: Reader | PackingReader
     shaper: Shaper
 
@@ -224,6 +230,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
     schema = decode_schema(inventory.schema)
     columns = tuple(schema.names if options.columns is None else options.columns)
     shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
+    delivered = pa.schema([schema.field(name) for name in columns])
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
@@ -235,7 +242,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
             inventory = leave_out_bad_groups(inventory, reader, share, on_progress)
         if options.count_rows is not False:
             inventory = count_live_rows(inventory, reader, share, on_progress)
-    return TableRows(inventory=inventory, reader=reader, shaper=shaper)
+    return TableRows(inventory=inventory, delivered=delivered, reader=reader, shaper=shaper)
 
 
 def _build_samples(
@@ -243,18 +250,25 @@ def _build_samples(
 ) -> TableRows:
     """`build_rows` with `pack`: the inventory counts samples, and the reader packs documents into them."""
     stored = stored_inventory(inventory, packing)
-    token_type(decode_schema(stored.schema), packing)
-    reader = PackingReader(reader=make_reader(read_spec(stored, options, access, (packing.column,))), packing=packing)
-    if options.on_error == "skip":
-        with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
-            good = leave_out_bad_groups(stored, reader.reader, share, on_progress)
-        inventory = inventory if good.num_groups == stored.num_groups else good
-    packed = count_packed(inventory, reader, share)
-    schema = decode_schema(packed.schema)
-    shaper = make_shaper(
-        options.output_format, schema, columns=packing.fields, stack=options.stack, nulls=options.nulls
+    fields = find_fields(decode_schema(stored.schema), packing)
+    rows = make_reader(read_spec(stored, options, access, packing.columns))
+    tokens = make_reader(read_spec(stored, options, access, (packing.column,)))
+    reader = PackingReader(
+        reader=tokenized(rows, packing.tokenizer, packing.outputs),
+        counter=tokenized(tokens, packing.tokenizer),
+        packing=packing,
+        fields=fields,
     )
-    return TableRows(inventory=packed, reader=reader, shaper=shaper)
+    with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
+        if options.on_error == "skip":
+            good = leave_out_bad_groups(stored, rows, share, on_progress)
+            inventory = inventory if good.num_groups == stored.num_groups else good
+        packed = count_packed(inventory, reader, share, partial(read_lengths, on_progress=on_progress))
+    delivered = pa.schema([(field.name, field.data_type) for field in fields])
+    shaper = make_shaper(
+        options.output_format, delivered, columns=delivered.names, stack=options.stack, nulls=options.nulls
+    )
+    return TableRows(inventory=packed, delivered=delivered, reader=reader, shaper=shaper)
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:
@@ -289,11 +303,9 @@ def _read_lengths(
     return tokens
 
 
-def _row_bytes(inventory: Inventory, options: TableOptions) -> int:
-    """Bytes of a delivered row in its columns of fixed width."""
-    schema = decode_schema(inventory.schema)
-    names = options.columns if options.pack is None else options.pack.fields
-    return sum(_value_bits(schema.field(name).type) for name in (schema.names if names is None else names)) // 8
+def _row_bytes(delivered: pa.Schema) -> int:
+    """Bytes of a row in its columns of fixed width."""
+    return sum(_value_bits(column.type) for column in delivered) // 8
 
 
 def _value_bits(data_type: pa.DataType) -> int:

@@ -120,7 +120,8 @@ class TableOptions(Checked):
     batch_size: int = option(1024, "rows of a batch on this rank.", _COUNT)
     columns: Sequence[str] | None = option(
         None,
-        "names to deliver, in this order; None for all. Only these (and the filter's) are read.",
+        "names to deliver, in this order; None for all. Only these (and the filter's) are read. With `pack` they come "
+        "beside the fields of the samples; None for no more.",
         _columns,
     )
     filters: pc.Expression | None = option(
@@ -255,15 +256,12 @@ class TableOptions(Checked):
             object.__setattr__(self, "token_batches", self._as_padded(self.token_batches))
 
     def _check_packing(self, packing: TokenPacking) -> None:
-        if self.columns is not None and tuple(self.columns) != (packing.column,):
-            raise ConfigError(
-                f"columns={list(self.columns)} with pack=: samples are made of column {packing.column!r} alone. Leave "
-                "columns= out; pack_tokens(fields=...) says what batches hold."
-            )
         if self.token_batches is not None:
             raise ConfigError("token_batches with pack=: packed samples are all of one length. Leave one of them out.")
+        packing = packing.with_columns(self.columns or ())
+        object.__setattr__(self, "pack", packing)
         # What is scanned and weighed is what is read.
-        object.__setattr__(self, "columns", (packing.column,))
+        object.__setattr__(self, "columns", packing.columns)
 
     def _as_padded(self, batches: TokenBatches) -> TokenBatches:
         """The same, with lengths counted as a PadRagged among the user's functions pads them.

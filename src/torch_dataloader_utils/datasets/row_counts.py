@@ -1,14 +1,16 @@
 """Facts of rows that only reading can give, before the plan: live rows, bad row groups, lengths and token counts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import RowSpace
@@ -161,14 +163,22 @@ _ENDLESS = 1 << 60
 _MOST_KEPT_BYTES = 256 << 20
 
 
-def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None) -> Lengths:
+def read_lengths(
+    inventory: Inventory,
+    read: Callable[[RowGroupTask], pa.RecordBatch],
+    share: Share,
+    on_progress: OnProgress | None = None,
+    *,
+    what: str,
+) -> Lengths:
     """The lengths of the live rows of this process's row groups, in order; read-only, int32 where that is wide enough.
 
     What was read is kept on this host under the inventory's fingerprint, so that another process, and the next job,
     need not read it. (Not under a filter: its text need not say all of it. Nor where a web server names no version of a
     file: another one of its size may have taken its place.)
 
-    reader: of the one column that is measured. share: which row groups; nothing is exchanged.
+    read: gives the rows of a row group with one column, which is measured. what: that column, as text, and all else
+        that decides its lengths. share: which row groups; nothing is exchanged.
     on_progress: called in the caller's thread after each row group with (row groups done, row groups to do).
 
     Raises:
@@ -177,14 +187,14 @@ def read_lengths(inventory: Inventory, reader: Reader, share: Share, on_progress
     groups = share.of(inventory.num_groups)
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
     kept = row_length_cache() if is_known else None
-    rows = f"{reader.spec.columns} of rows {share.index, share.count}{_read_by(inventory)}"
+    rows = f"{what} of rows {share.index, share.count}{_read_by(inventory)}"
     key = (inventory.fingerprint(), rows)
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found
 
     def measure(group: int) -> Lengths:
-        return measure_rows(reader.read(inventory.task(group)).column(0))
+        return measure_rows(read(inventory.task(group)).column(0))
 
     parts = map_watched(measure, groups, threads=share.threads, name="tdu-lengths", on_progress=on_progress)
     lengths = _narrow(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
@@ -198,7 +208,8 @@ def read_token_counts(
 ) -> Lengths:
     """Whole tokens of every plan row; floats are rounded up. Read-only, int32 where that is wide enough.
 
-    reader, on_progress: as for `read_lengths`. share: which row groups this process reads.
+    reader: of the one column that is measured. share: which row groups this process reads. on_progress: as for
+        `read_lengths`.
 
     Raises:
         ConfigError: row counts are not known, so that rows have no numbers.
@@ -211,7 +222,8 @@ def read_token_counts(
             'count_rows at its default, or pass count_rows="auto".'
         )
     share.check_alike(inventory)
-    read = share.together(lambda: _whole(read_lengths(inventory, reader, share, on_progress)))
+    what = str(reader.spec.columns)
+    read = share.together(lambda: _whole(read_lengths(inventory, reader.read, share, on_progress, what=what)))
     if share.count == 1:
         return _narrow(share.exchange(read))
     is_mine = np.zeros(inventory.num_groups, dtype=bool)

@@ -227,7 +227,9 @@ class RowDataset(Dataset[Any]):
     def _measure(self) -> Lengths:
         if self._length_reader is None:
             raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
-        return read_lengths(self._inventory, self._length_reader, Share(threads=self._threads))
+        reader = self._length_reader
+        what = str(reader.spec.columns)
+        return read_lengths(self._inventory, reader.read, Share(threads=self._threads), what=what)
 
 
 def _whole_numbers(indices: Any, total: int) -> Int64s:

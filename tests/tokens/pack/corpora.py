@@ -8,11 +8,30 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
+from torch_dataloader_utils.tokens.pack import pack_tokens
+
 PAD, EOD = 0, 7_000_000
 
 # A document is its length; None is a null row. Token values are made unique when the files are written.
 documents = st.lists(st.one_of(st.integers(0, 30), st.none(), st.just(0)), max_size=12)
 corpora = st.lists(st.lists(documents, max_size=3), max_size=4)
+
+
+@st.composite
+def packings(draw, **fixed):
+    """Options of `pack_tokens` for the column "tokens"."""
+    multiple = draw(st.sampled_from([1, 1, 2, 4]))
+    fill = draw(st.sampled_from(["greedy", "best_fit"]))
+    return pack_tokens(
+        "tokens",
+        multiple * draw(st.integers(1, 40 // multiple)),
+        eod=draw(st.sampled_from([None, EOD])),
+        extra_token=draw(st.booleans()) and (multiple == 1 or fill == "greedy"),
+        fill=fill,
+        counts=draw(st.sampled_from(["footers", "read"])),
+        pad_to_multiple_of=multiple,
+        **fixed,
+    )
 
 
 @dataclass(frozen=True)
@@ -42,16 +61,23 @@ def write_corpus(folder, tokens, *, value_type=None, **options):
                 writer.write_table(pa.table(columns, schema=schema), row_group_size=max(1, len(group)))
 
 
+def walk_group(group, packing):
+    """The samples of one row group as lists of (document, place in it); places go on through EOD and padding."""
+    documents = [
+        [(number, place) for place in range(_padded(len(each) + (packing.eod is not None), packing))]
+        for number, each in enumerate(group)
+        if each
+    ]
+    if packing.fill == "best_fit":
+        return _best_fit(documents, packing)
+    stream = [entry for each in documents for entry in each]
+    last = max(0, len(stream) - packing.extra_token)
+    return [stream[start : start + packing.sample_tokens] for start in range(0, last, packing.sequence_length)]
+
+
 def pack_group(group, packing):
     """The samples of one row group, in order."""
-    width = packing.sample_tokens
-    whole = [[*each, *([] if packing.eod is None else [packing.eod])] for each in group if each]
-    if packing.fill == "greedy":
-        stream = [(token, number, place) for number, each in enumerate(whole) for place, token in enumerate(each)]
-        last = max(0, len(stream) - packing.extra_token)
-        cuts = range(0, last, packing.sequence_length)
-        return [_sample(stream[start : start + width], packing) for start in cuts]
-    return [_sample(each, packing) for each in _best_fit(whole, packing)]
+    return [_sample(entries, group, packing) for entries in walk_group(group, packing)]
 
 
 def pack_corpus(tokens, packing):
@@ -66,14 +92,14 @@ def samples_of(batch):
     return [Sample(*(tuple(each) for each in row)) for row in rows]
 
 
-def _best_fit(whole, packing):
+def _padded(count, packing):
+    return -(-count // packing.pad_to_multiple_of) * packing.pad_to_multiple_of
+
+
+def _best_fit(documents, packing):
     width = packing.sample_tokens
-    pieces = []
-    for number, each in enumerate(whole):
-        if len(each) > width and packing.over_long == "drop":
-            continue
-        for part, start in enumerate(range(0, len(each), width)):
-            pieces.append([(token, (number, part), 0) for token in each[start : start + width]])
+    kept = [each for each in documents if len(each) <= width or packing.over_long != "drop"]
+    pieces = [each[start : start + width] for each in kept for start in range(0, len(each), width)]
     bins = []
     for piece in sorted(pieces, key=len, reverse=True):
         fitting = [one for one in bins if len(one) + len(piece) <= width]
@@ -86,13 +112,18 @@ def _best_fit(whole, packing):
     return bins
 
 
-def _sample(entries, packing):
+def _sample(entries, group, packing):
     length, width = packing.sequence_length, packing.sample_tokens
-    owners = [number for _, number, _ in entries]
+    owners = [document for document, _ in entries]
+    is_real = [place < len(group[document]) + (packing.eod is not None) for document, place in entries]
     inputs = owners[:length]
     starts = [0, *(i for i in range(1, len(inputs)) if inputs[i] != inputs[i - 1])]
     cu_seqlens = [*starts, *([len(inputs)] if len(inputs) < length else []), length]
     positions = [place for first, stop in itertools.pairwise(cu_seqlens) for place in range(stop - first)]
-    mask = [i + 1 < len(owners) and owners[i] == owners[i + 1] for i in range(length)]
-    tokens = [token for token, _, _ in entries] + [packing.pad_id] * (width - len(entries))
+    mask = [i + 1 < len(owners) and owners[i] == owners[i + 1] and is_real[i + 1] for i in range(length)]
+    tokens = [
+        group[document][place] if place < len(group[document]) else packing.eod if real else packing.pad_id
+        for (document, place), real in zip(entries, is_real, strict=True)
+    ]
+    tokens += [packing.pad_id] * (width - len(entries))
     return Sample(tuple(tokens), tuple(positions), tuple(mask), tuple(cu_seqlens))

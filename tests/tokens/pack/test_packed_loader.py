@@ -14,20 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from tests.tokens.pack.corpora import EOD, corpora, number_tokens, pack_corpus, samples_of, write_corpus
+from tests.tokens.pack.corpora import EOD, corpora, number_tokens, pack_corpus, packings, samples_of, write_corpus
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.tokens.pack import pack_tokens
-
-packings = st.builds(
-    pack_tokens,
-    st.just("tokens"),
-    st.integers(1, 40),
-    eod=st.sampled_from([None, EOD]),
-    extra_token=st.booleans(),
-    fill=st.sampled_from(["greedy", "best_fit"]),
-    counts=st.sampled_from(["footers", "read"]),
-)
 
 
 def load(folder, packing, **options):
@@ -35,7 +25,7 @@ def load(folder, packing, **options):
     return StructuredDataset.create_dataloader(str(folder), pack=packing, **options)[0]
 
 
-@given(lengths=corpora, packing=packings)
+@given(lengths=corpora, packing=packings())
 @settings(max_examples=60 * EFFORT, deadline=None)
 def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     assume(any(map(len, lengths)))
@@ -52,7 +42,7 @@ def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
 
 @given(
     lengths=corpora,
-    packing=packings,
+    packing=packings(),
     num_ranks=st.integers(1, 4),
     shuffle_rows=st.one_of(st.none(), st.integers(1, 30)),
     data=st.data(),

@@ -39,9 +39,18 @@ def tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> Documents:
             f"The tokenizer gave a mapping with {sorted(map(str, lists))} for the texts of {where}, not their token "
             'lists. For one of Hugging Face pass a function that returns tokenizer(texts)["input_ids"].'
         )
-    if not hasattr(lists, "__len__") or len(lists) != len(texts):
+    return check_token_lists(lists, len(texts), where)
+
+
+def check_token_lists(lists: Any, num_texts: int, where: str) -> Documents:
+    """What a tokenizer gave for so many texts.
+
+    Raises:
+        SchemaError: not one flat list of integers a text.
+    """
+    if not hasattr(lists, "__len__") or len(lists) != num_texts:
         given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else of_type(lists)
-        raise SchemaError(f"The tokenizer gave {given} for the {len(texts)} texts of {where}; give one list a text.")
+        raise SchemaError(f"The tokenizer gave {given} for the {num_texts} texts of {where}; give one list a text.")
     lists_of_tokens = [_check_tokens(tokens, text, where) for text, tokens in enumerate(lists)]
     offsets = np.zeros(len(lists_of_tokens) + 1, dtype=np.int64)
     np.cumsum([tokens.size for tokens in lists_of_tokens], out=offsets[1:])

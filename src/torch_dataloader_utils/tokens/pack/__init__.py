@@ -8,7 +8,27 @@ a pure function of its row group and the options. Not for: balancing samples of 
 `torch_dataloader_utils.packing`), or Megatron's corpora (see `torch_dataloader_utils.tokens`).
 """
 
-from torch_dataloader_utils.tokens.pack.sample_batch import flat_cu_seqlens
-from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking, pack_tokens
+from torch_dataloader_utils.tokens.pack.attention import (
+    document_block_mask,
+    document_ids,
+    flash_attn_arguments,
+    flat_cu_seqlens,
+    longest_document,
+    position_ids,
+    thd_cu_seqlens,
+)
+from torch_dataloader_utils.tokens.pack.token_packing import PerDocument, PerToken, TokenPacking, pack_tokens
 
-__all__ = ["TokenPacking", "flat_cu_seqlens", "pack_tokens"]
+__all__ = [
+    "PerDocument",
+    "PerToken",
+    "TokenPacking",
+    "document_block_mask",
+    "document_ids",
+    "flash_attn_arguments",
+    "flat_cu_seqlens",
+    "longest_document",
+    "pack_tokens",
+    "position_ids",
+    "thd_cu_seqlens",
+]

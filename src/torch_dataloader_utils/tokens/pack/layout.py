@@ -176,24 +176,30 @@ class Segments:
     """The inputs of all samples, cut into runs of one document or of padding; together they cover [0, samples * L).
 
     start: input positions, numbered through all samples, at which a run begins; ascending int64.
-    unpredicted: input positions with tokens whose next token is of another document or sample; int64.
-    filled: input positions of each sample that hold tokens, the first ones; int64 [samples].
+    unpredicted: input positions of documents whose next token is padding, or of another document or sample; int64.
+    filled: input positions of each sample that belong to documents, the first ones; int64 [samples].
+    piece: which pieces are such runs, in order; int64. A piece may be the extra token alone, a label and no input.
+    tokens: input positions of each of these pieces that are no padding; int64 [pieces].
     """
 
     start: Int64s
     unpredicted: Int64s
     filled: Int64s
+    piece: Int64s
+    tokens: Int64s
 
 
 def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64s:
-    """Tokens that each document takes, with its EOD; 0 for one that is empty or dropped. int64 [documents].
+    """Tokens that each document takes, with its EOD and its padding; 0 for one that is empty or dropped. [documents].
 
     where: the row group, for messages.
 
     Raises:
         DataError: a document is longer than a sample, with over_long="error".
     """
-    tokens = lengths if packing.eod is None else lengths + (lengths > 0)
+    multiple = packing.pad_to_multiple_of
+    tokens = with_eod(lengths, packing)
+    tokens = tokens if multiple == 1 else -(-tokens // multiple) * multiple
     if packing.over_long == "cut":
         return tokens
     is_over = tokens > packing.sample_tokens
@@ -204,6 +210,11 @@ def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64
             f'longest has {longest}), and over_long="error". Raise sequence_length, or pass over_long="cut" or "drop".'
         )
     return np.where(is_over, 0, tokens)
+
+
+def with_eod(lengths: Int64s, packing: TokenPacking) -> Int64s:
+    """Tokens of each document with its EOD; 0 for one that is empty."""
+    return lengths if packing.eod is None else lengths + (lengths > 0)
 
 
 def count_samples(tokens: Int64s, packing: TokenPacking) -> int:
@@ -230,24 +241,29 @@ def lay_out(tokens: Int64s, packing: TokenPacking) -> DocumentPieces:
     return fill_best_fit(tokens, packing.sample_tokens, window_documents=max(1, len(tokens)))
 
 
-def find_segments(pieces: DocumentPieces, packing: TokenPacking, num_samples: int) -> Segments:
-    """The segments of `num_samples` samples: those of the pieces, then samples that are all padding."""
+def find_segments(pieces: DocumentPieces, real: Int64s, packing: TokenPacking, num_samples: int) -> Segments:
+    """The segments of `num_samples` samples: those of the pieces, then samples that are all padding.
+
+    real: tokens of each document with its EOD and without its padding.
+    """
     length = packing.sequence_length
     counts = pieces.stop - pieces.start
     ends = np.cumsum(counts)
     first_piece = np.searchsorted(pieces.sample, np.arange(pieces.sample_count))
     begin = ends - counts
     begin = begin - begin[first_piece][pieces.sample]
-    end = begin + counts
-    # A piece may be the extra token alone, which is a label and no input.
-    is_input = begin < length
-    origin, begin, end = pieces.sample[is_input] * length, begin[is_input], end[is_input]
+    piece = np.flatnonzero(begin < length)
+    origin, begin = pieces.sample[piece] * length, begin[piece]
+    end = begin + counts[piece]
+    real_end = end - np.maximum(pieces.stop - real[pieces.document], 0)[piece]
     filled = np.zeros(num_samples, dtype=np.int64)
     filled[: pieces.sample_count] = np.minimum(pieces.token_counts, length)
     padded = np.flatnonzero(filled < length)
     # Padding of a sample begins after its last piece, so that sorting merges two sorted runs.
     start = np.sort(np.concatenate([origin + begin, padded * length + filled[padded]]), kind="stable")
-    return Segments(start=start, unpredicted=(origin + end - 1)[end <= length], filled=filled)
+    unpredicted = ranges(origin + real_end - 1, np.maximum(np.minimum(end, length) - (real_end - 1), 0))
+    tokens = np.minimum(real_end, length) - begin
+    return Segments(start=start, unpredicted=unpredicted, filled=filled, piece=piece, tokens=tokens)
 
 
 def segment_sizes(segments: Segments, length: int) -> Int64s:

@@ -1,19 +1,20 @@
-"""Makes one RecordBatch of samples from documents and their layout; tokens are copied at most once.
+"""Makes the fields of samples from documents and their layout; tokens are copied at most once.
 
 slices of a sample      piece of doc 0 | EOD | piece of doc 1 | padding
 """
 
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils.tokens.documents import Documents
 from torch_dataloader_utils.tokens.pack.layout import (
@@ -22,15 +23,9 @@ from torch_dataloader_utils.tokens.pack.layout import (
     boundaries,
     find_segments,
     segment_sizes,
+    with_eod,
 )
 from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-import torch
-from torch import Tensor
-
-from torch_dataloader_utils.shape.ragged import Ragged
 
 Array = npt.NDArray[Any]
 
@@ -138,23 +133,68 @@ def _inline(array: Array, start: Int64s) -> npt.NDArray[np.int32]:
     return content.view(np.int32)
 
 
-def pack_documents(
-    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
-) -> pa.RecordBatch:
-    """The samples of one row group, `packing.fields` as columns; those beyond the pieces' are all padding.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedGroup:
+    """The samples of one row group: how many tokens its documents have, and which of them go where.
 
-    tokens: of each document, see `document_tokens`.
+    lengths: tokens of each document. tokens: the same with EOD and padding, 0 for one that is left out; see
+        `document_tokens`.
+    num_samples: at least those of the pieces; further ones are all padding.
     """
-    length = packing.sequence_length
-    # Not needed for tokens alone.
-    segments = cache(lambda: find_segments(pieces, packing, num_samples))
-    columns: dict[str, Callable[[], pa.Array]] = {
-        "tokens": lambda: fixed_lists(_token_rows(documents, tokens, pieces, packing, num_samples)),
-        "positions": lambda: fixed_lists(_position_rows(segments(), length)),
-        "loss_mask": lambda: fixed_lists(_prediction_mask(segments(), length)),
-        "cu_seqlens": lambda: pa.ListArray.from_arrays(*map(pa.array, boundaries(segments(), length))),
-    }
-    return pa.RecordBatch.from_arrays([columns[name]() for name in packing.fields], names=list(packing.fields))
+
+    packing: TokenPacking
+    lengths: Int64s
+    tokens: Int64s
+    pieces: DocumentPieces
+    num_samples: int
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Where documents begin and end in the samples; not needed for tokens alone."""
+        return find_segments(self.pieces, with_eod(self.lengths, self.packing), self.packing, self.num_samples)
+
+    def own_field(self, name: str, documents: Documents, task: RowGroupTask) -> pa.Array:
+        """A field that packing makes, one list a sample. documents: the tokens."""
+        length = self.packing.sequence_length
+        match name:
+            case "tokens":
+                return self.per_token(documents, self.packing.eod or 0, self.packing.pad_id)
+            case "positions":
+                return fixed_lists(_position_rows(self.segments, length))
+            case "loss_mask":
+                return fixed_lists(_prediction_mask(self.segments, length))
+            case "cu_seqlens":
+                return pa.ListArray.from_arrays(*map(pa.array, boundaries(self.segments, length)))
+        return self._listed(self._origin(name, task))
+
+    def per_token(self, documents: Documents, eod: float, pad: float) -> pa.FixedSizeListArray:
+        """Values of all tokens, `sample_tokens` a sample. documents: as long as the tokens, or with EOD and padding."""
+        rows = _place_pieces if self.packing.fill == "best_fit" else _cut_stream
+        return fixed_lists(rows(self, documents, eod, pad))
+
+    def per_document(self, values: pa.Array) -> pa.ListArray:
+        """One value for each document that begins or goes on in a sample. values: of all documents."""
+        return self._listed(values.take(pa.array(self.pieces.document[self.segments.piece])))
+
+    def _origin(self, name: str, task: RowGroupTask) -> pa.Array:
+        piece = self.segments.piece
+        match name:
+            case "document_file":
+                return pa.repeat(task.path, len(piece))
+            case "document_row_group":
+                return pa.array(np.full(len(piece), task.ordinal, dtype=np.int32))
+            case "document_row":
+                return pa.array(self.pieces.document[piece])
+            case "document_start":
+                return pa.array(self.pieces.start[piece])
+        return pa.array(self.segments.tokens.astype(np.int32))
+
+    def _listed(self, values: pa.Array) -> pa.ListArray:
+        """Values of the segments' pieces as a list of each sample."""
+        counts = np.bincount(self.pieces.sample[self.segments.piece], minlength=self.num_samples)
+        offsets = np.zeros(self.num_samples + 1, dtype=np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
 def _position_rows(segments: Segments, length: int) -> Array:
@@ -174,38 +214,30 @@ def _prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _token_rows(
-    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
-) -> Array:
-    """Tokens of all samples, [num_samples, sample_tokens]."""
-    if packing.fill == "best_fit":
-        return _place_pieces(documents, tokens, pieces, packing, num_samples)
-    # To join whole documents in file order and then cut is faster than to join pieces.
-    if packing.eod is None:
-        return _cut_stream(documents.values, packing, num_samples)
-    return _cut_stream(_stream_with_eod(documents, packing, num_samples), packing, num_samples)
-
-
-def _stream_with_eod(documents: Documents, packing: TokenPacking, num_samples: int) -> Array:
-    """All documents, each with its EOD, then padding as far as the samples go."""
-    has_eod = documents.lengths > 0
-    wanted = num_samples * packing.sequence_length + packing.extra_token
-    # How many tokens follow each document: an EOD or nothing, and after the last one the padding too.
-    tails = np.zeros(len(has_eod) + 1, dtype=np.int64)
-    np.cumsum(has_eod, out=tails[1:])
-    if len(has_eod):
-        tails[-1] += max(0, wanted - len(documents.values) - int(tails[-1]))
-    filler = np.full(int(tails[-1]), packing.pad_id, dtype=documents.dtype)
-    filler[: int(has_eod.sum())] = packing.eod or 0
+def _joined_stream(group: PackedGroup, documents: Documents, eod: float, pad: float) -> Array:
+    """All documents, each with its EOD and padding, then padding as far as the samples go."""
+    # How many values follow each document: the EOD and padding, and after the last one the rest of the samples.
+    tails = np.zeros(len(group.tokens) + 1, dtype=np.int64)
+    np.cumsum(group.tokens - documents.lengths, out=tails[1:])
+    if tails[-1] == 0:
+        return documents.values
+    first = tails[:-1][np.diff(tails) > 0]
+    wanted = group.num_samples * group.packing.sequence_length + group.packing.extra_token
+    tails[-1] += max(0, wanted - len(documents.values) - int(tails[-1]))
+    filler = np.full(int(tails[-1]), pad, dtype=documents.dtype)
+    if group.packing.eod is not None:
+        filler[first] = eod
     return join_pairs(documents.values, documents.offsets, filler, tails)
 
 
-def _cut_stream(stream: Array, packing: TokenPacking, num_samples: int) -> Array:
-    """Samples from one token after the other, each beginning `sequence_length` after the last; padded at the end.
+def _cut_stream(group: PackedGroup, documents: Documents, eod: float, pad: float) -> Array:
+    """Greedy samples: one token after the other, each sample beginning `sequence_length` after the last.
 
-    A view of the stream if it holds the samples exactly and they do not overlap.
+    To join whole documents in file order and then cut is faster than to join pieces. A view of the documents if they
+    fill the samples exactly, and these do not overlap.
     """
-    length, width = packing.sequence_length, packing.sample_tokens
+    stream = _joined_stream(group, documents, eod, pad)
+    length, width, num_samples = group.packing.sequence_length, group.packing.sample_tokens, group.num_samples
     if width == length and len(stream) == num_samples * length:
         return stream.reshape(num_samples, length)
     rows = new_array((num_samples, width), stream.dtype)
@@ -214,46 +246,30 @@ def _cut_stream(stream: Array, packing: TokenPacking, num_samples: int) -> Array
         step = stream.itemsize
         rows[:whole] = np.lib.stride_tricks.as_strided(stream, (whole, width), (length * step, step), writeable=False)
     rest = stream[whole * length :][:width]
-    rows[whole:] = packing.pad_id
+    rows[whole:] = pad
     if whole < num_samples:
         rows[whole, : len(rest)] = rest
     return rows
 
 
-def _place_pieces(
-    documents: Documents, tokens: Int64s, pieces: DocumentPieces, packing: TokenPacking, num_samples: int
-) -> Array:
-    """Samples from pieces in any order: each with its EOD (if it ends its document), then the sample's padding."""
-    width = packing.sample_tokens
+def _place_pieces(group: PackedGroup, documents: Documents, eod: float, pad: float) -> Array:
+    """Samples from pieces in any order: each with its EOD and padding (if it ends its document), then the sample's."""
+    pieces, width = group.pieces, group.packing.sample_tokens
     length = documents.lengths[pieces.document]
     own = np.minimum(pieces.stop, length) - pieces.start
-    eod = (pieces.stop == tokens[pieces.document]) & (packing.eod is not None)
-    padding = np.zeros(len(own), dtype=np.int64)
+    ends = (length < pieces.stop) & (group.packing.eod is not None)
+    padding = pieces.stop - pieces.start - own - ends
     last = np.searchsorted(pieces.sample, np.arange(pieces.sample_count), side="right") - 1
-    padding[last] = width - pieces.token_counts
-    slices = np.stack([own, eod, padding], axis=1).reshape(-1)
+    padding[last] += width - pieces.token_counts
+    slices = np.stack([own, ends, padding], axis=1).reshape(-1)
     start = np.zeros_like(slices)
     start[::3] = documents.offsets[pieces.document] + pieces.start
     # Samples beyond the pieces', which an upper bound planned, are all padding.
-    spare = num_samples - pieces.sample_count
+    spare = group.num_samples - pieces.sample_count
     count = np.concatenate([slices, np.full(spare, width)])
     source = np.concatenate([np.tile([0, 1, 2], len(own)), np.full(spare, 2)])
     present = np.flatnonzero(count)
-    fillers = [np.full(1, packing.eod or 0, documents.dtype), np.full(width, packing.pad_id, documents.dtype)]
+    fillers = [np.full(1, eod, documents.dtype), np.full(width, pad, documents.dtype)]
     start = np.concatenate([start, np.zeros(spare, dtype=np.int64)])
     joined = join_slices([documents.values, *fillers], source[present], start[present], count[present])
-    return joined.reshape(num_samples, width)
-
-
-def flat_cu_seqlens(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
-    """The boundaries of B samples laid end to end, int32, from 0 to B * sequence_length.
-
-    The end of one sample is the beginning of the next:
-
-        samples [0, 3, 8] and [0, 8], sequence_length=8      0 3 8 16
-    """
-    ends = cu_seqlens.values
-    samples = torch.arange(len(cu_seqlens), device=ends.device, dtype=ends.dtype)
-    sample = torch.repeat_interleave(samples, cu_seqlens.lengths, output_size=len(ends))
-    flat = (ends + sample * sequence_length)[ends > 0]
-    return torch.cat([flat.new_zeros(1), flat])
+    return joined.reshape(group.num_samples, width)

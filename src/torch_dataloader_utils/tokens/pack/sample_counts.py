@@ -1,42 +1,25 @@
 """Inventories of samples: the same files and row groups, with samples counted instead of rows."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tokens.documents import is_integer_list, plain_type
+from torch_dataloader_utils.tokens.pack.batch_fields import own_types, token_type
 from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader, count_from_footer, footer_counts
-from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
+from torch_dataloader_utils.tokens.pack.token_packing import FIELDS, TokenPacking
 
-
-def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
-    """The integer type of the tokens in the packed column.
-
-    Raises:
-        ConfigError: no such column, one that is not a list of integers, or an eod or pad_id that the type cannot hold.
-    """
-    if schema.names.count(packing.column) != 1:
-        raise ConfigError(f"pack_tokens: column {packing.column!r} is not in the data set; it has {schema.names}.")
-    arrow = plain_type(schema.field(packing.column).type)
-    if not is_integer_list(arrow):
-        raise ConfigError(
-            f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text, tokenize "
-            "first (torch_dataloader_utils.tokens.build_corpus does)."
-        )
-    largest = (1 << (arrow.value_type.bit_width - pa.types.is_signed_integer(arrow.value_type))) - 1
-    for name, value in (("eod", packing.eod or 0), ("pad_id", packing.pad_id)):
-        if value > largest:
-            raise ConfigError(f"pack_tokens: {name}={value} does not fit the column's {arrow.value_type} tokens.")
-    return arrow.value_type
-
+_log = logging.getLogger(__name__)
 
 _PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
@@ -67,8 +50,20 @@ def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inve
     )
 
 
-def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> Inventory:
+class ReadLengths(Protocol):
+    """`read_lengths` of datasets/row_counts.py, which keeps what it reads."""
+
+    def __call__(
+        self, inventory: Inventory, read: Callable[[RowGroupTask], pa.RecordBatch], share: Share, *, what: str
+    ) -> npt.NDArray[Any]: ...
+
+
+def count_packed(
+    inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths | None = None
+) -> Inventory:
     """The inventory of samples; one that already counts them is returned as it is.
+
+    read_lengths: by it documents of text are measured where rows are known; None: nothing is kept.
 
     Raises:
         ConfigError: the inventory counts samples of another packing, or the column does not hold tokens.
@@ -87,7 +82,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
     stored = stored_inventory(inventory, packing)
     schema = _packed_schema(stored.schema, packing)
     share.check_alike(stored)
-    samples = share.exchange(share.together(lambda: _count(stored, reader, share)))
+    samples = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
         stored.groups,
@@ -103,22 +98,30 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share) -> I
 
 
 def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
-    """The Arrow schema of samples, all fields; its metadata holds the packing and the documents' schema, as given."""
-    token, length = token_type(decode_schema(stored), packing), packing.sequence_length
+    """The Arrow schema of samples, whatever `fields` says; its metadata holds packing and schema of the documents."""
+    own = own_types(token_type(decode_schema(stored), packing), packing)
     return pa.schema(
-        [
-            pa.field("tokens", pa.list_(token, packing.sample_tokens)),
-            pa.field("positions", pa.list_(pa.int32(), length)),
-            pa.field("loss_mask", pa.list_(pa.bool8(), length)),
-            pa.field("cu_seqlens", pa.list_(pa.int32())),
-        ],
+        [(name, own[name]) for name in FIELDS],
         metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored},
     )
 
 
-def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
+def _count(
+    inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths | None = None
+) -> Int64s:
     """Samples of every row group of this process's share, 0 elsewhere; int64 [groups]."""
     groups = inventory.groups
+    tokenizer = reader.packing.tokenizer
+    if read_lengths is not None and tokenizer is not None and inventory.rows_are_known:
+        if tokenizer.name is not None:
+            what = f"{reader.packing.column} by {tokenizer.name}"
+            return _from_lengths(
+                inventory, reader, share, read_lengths(inventory, reader.counter.read, share, what=what)
+            )
+        _log.warning(
+            "Nobody can tell this tokenizer from others: all text is tokenized before every start, and the counts are "
+            "not kept. Pass a function of a module, or give it an attribute `fingerprint`."
+        )
     formats = inventory.files.formats[groups.file]
     countable = np.array([footer_counts(int(each), reader.packing) for each in range(int(formats.max(initial=0)) + 1)])
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
@@ -132,6 +135,16 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share) -> Int64s:
     unread = np.flatnonzero(~by_footer)[share.index :: share.count]
     unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
     counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
+    return counted
+
+
+def _from_lengths(inventory: Inventory, reader: PackingReader, share: Share, lengths: npt.NDArray[Any]) -> Int64s:
+    """`_count` from the lengths of all documents of the share, in order."""
+    mine = share.of(inventory.num_groups)
+    counted = np.zeros(inventory.num_groups, dtype=np.int64)
+    ends = np.cumsum(inventory.groups.live_rows[mine.start :: mine.step])
+    for group, documents in zip(mine, np.split(lengths.astype(np.int64), ends)[:-1], strict=True):
+        counted[group] = reader.count_samples(documents, inventory.task(group))
     return counted
 
 

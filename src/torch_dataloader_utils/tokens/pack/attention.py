@@ -1,0 +1,151 @@
+"""What attention over packed samples needs, from their boundaries; on the device of the batch.
+
+cu_seqlens is the field of a batch of B samples, L the `sequence_length`; padding at the end of a sample is one more
+document to all of them. Only `longest_document` (and so `flash_attn_arguments`) waits for the device.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torch_dataloader_utils.shape.ragged import Ragged
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def flat_cu_seqlens(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
+    """The boundaries of B samples laid end to end, int32, from 0 to B * sequence_length.
+
+    The end of one sample is the beginning of the next:
+
+        samples [0, 3, 8] and [0, 8], sequence_length=8      0 3 8 16
+    """
+    ends, num_samples = cu_seqlens.values, len(cu_seqlens)
+    # Of every sample all boundaries but the first.
+    num_ends = len(ends) - num_samples
+    samples = torch.arange(num_samples, device=ends.device)
+    samples = torch.repeat_interleave(samples, cu_seqlens.lengths - 1, output_size=num_ends)
+    places = torch.arange(num_ends, device=ends.device) + samples + 1
+    flat = ends[places] + (samples * sequence_length).to(ends.dtype)
+    return torch.cat([flat.new_zeros(1), flat])
+
+
+def longest_document(cu_seqlens: Ragged) -> int:
+    """Tokens of the longest document in the samples, what kernels call max_seqlen."""
+    ends = cu_seqlens.values
+    # Between samples the difference is negative.
+    return max(0, int(ends.diff().max())) if len(ends) > 1 else 0
+
+
+def document_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
+    """Which document of its sample each token belongs to, int32 [B, L].
+
+    Numbers begin at 0 in every sample:
+
+        [0, 3, 8]      0 0 0 1 1 1 1 1
+    """
+    return _begins(cu_seqlens, sequence_length).cumsum(1, dtype=torch.int32) - 1
+
+
+def position_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
+    """Each token's place in its document, int32 [B, L].
+
+    The same as the field `positions`, which need not be read then:
+
+        [0, 3, 8]      0 1 2 0 1 2 3 4
+    """
+    places = torch.arange(sequence_length, dtype=torch.int32, device=cu_seqlens.values.device)
+    begins = torch.where(_begins(cu_seqlens, sequence_length) > 0, places, 0)
+    return places - begins.cummax(1).values
+
+
+def flash_attn_arguments(cu_seqlens: Ragged, sequence_length: int) -> dict[str, Any]:
+    """Arguments of FlashAttention's `flash_attn_varlen_func` beside q, k and v, which are [B * L, heads, width] each.
+
+    Boundaries of all documents, and the longest, as queries and as keys:
+
+        flash_attn_varlen_func(q, k, v, causal=True, **flash_attn_arguments(batch["cu_seqlens"], 2048))
+    """
+    flat, longest = flat_cu_seqlens(cu_seqlens, sequence_length), longest_document(cu_seqlens)
+    return {"cu_seqlens_q": flat, "cu_seqlens_k": flat, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+def document_block_mask(
+    cu_seqlens: Ragged, sequence_length: int, *, causal: bool = True, block_size: int = 128
+) -> "BlockMask":
+    """The mask of `flex_attention` for q, k, v [B, heads, L, width]: tokens attend to those of their own document.
+
+    The same as `create_block_mask` gives for this rule, made of the documents that each block begins and ends with
+    and not of L x L tokens.
+
+    causal: only to those before them, and to themselves.
+    """
+    from torch.nn.attention.flex_attention import BlockMask  # slow to import, and few need it
+
+    ids = document_ids(cu_seqlens, sequence_length)
+
+    def attends(sample: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        is_own = ids[sample, query] == ids[sample, key]
+        return is_own & (key <= query) if causal else is_own
+
+    starts = torch.arange(0, sequence_length, block_size, device=ids.device)
+    first, last = ids[:, starts], ids[:, (starts + block_size - 1).clamp(max=sequence_length - 1)]
+    # Documents ascend: two blocks share one if neither ends before the other begins.
+    shares = (first[:, :, None] <= last[:, None, :]) & (first[:, None, :] <= last[:, :, None])
+    is_one = (first[:, :, None] == last[:, None, :]) & (first[:, None, :] == last[:, :, None])
+    is_whole = starts + block_size <= sequence_length
+    is_full = is_one & is_whole[:, None] & is_whole
+    if causal:
+        number = torch.arange(len(starts), device=ids.device)
+        shares = shares & (number <= number[:, None])
+        is_full = is_full & (number < number[:, None]) if block_size > 1 else is_full & shares
+    return BlockMask.from_kv_blocks(
+        *_numbered(shares & ~is_full),
+        *_numbered(is_full),
+        BLOCK_SIZE=block_size,
+        mask_mod=attends,
+        seq_lengths=(sequence_length, sequence_length),
+    )
+
+
+def thd_cu_seqlens(cu_seqlens: Ragged, document_tokens: Ragged, sequence_length: int) -> tuple[Tensor, Tensor]:
+    """(cu_seqlens, cu_seqlens_padded) of Transformer Engine's format THD, int32, for B samples laid end to end.
+
+    For packs with `pad_to_multiple_of`: the second says where documents lie, which is `flat_cu_seqlens`; the first sums
+    up their tokens without padding. The padding of a sample is a sequence without tokens.
+
+        cu_seqlens [0, 4, 12, 16], document_tokens [3, 8], sequence_length=16      0 3 11 11      0 4 12 16
+
+    document_tokens: the field of this name.
+    """
+    padded, tokens = flat_cu_seqlens(cu_seqlens, sequence_length), document_tokens.values
+    # A sample has one boundary more than it has segments.
+    samples = torch.arange(len(cu_seqlens), device=tokens.device)
+    before = cu_seqlens.offsets[:-1] - samples - document_tokens.offsets[:-1]
+    places = torch.arange(len(tokens), device=tokens.device) + before[_samples(document_tokens)]
+    real = padded.new_zeros(len(padded))
+    real[places + 1] = tokens
+    return real.cumsum(0, dtype=torch.int32), padded
+
+
+def _samples(rows: Ragged) -> Tensor:
+    """The sample of each value, int64."""
+    values = rows.values
+    samples = torch.arange(len(rows), device=values.device)
+    return torch.repeat_interleave(samples, rows.lengths, output_size=len(values))
+
+
+def _begins(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
+    """1 where a document begins, else 0; int32 [B, L]."""
+    ends, width = cu_seqlens.values, sequence_length + 1
+    begins = ends.new_zeros((len(cu_seqlens), width), dtype=torch.int32)
+    begins.view(-1)[ends + _samples(cu_seqlens) * width] = 1
+    return begins[:, :-1]
+
+
+def _numbered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys each block of queries has, and their numbers first; int32, for one head."""
+    order = torch.argsort(blocks.to(torch.uint8), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]

@@ -1,0 +1,173 @@
+"""Text and conversations as token lists, made where they are read: a reader around the reader of a data set.
+
+A tokenizer becomes a `NamedTokenizer`: one function, and a name that says what it does, under which counts are kept.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils.errors import ConfigTypeError, SchemaError, TransformError, of_type
+from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import TokenizerFile, check_token_lists, name_tokenizer
+from torch_dataloader_utils.tokens.documents import Documents, to_plain
+
+TOKENS = "input_ids"
+"""What a tokenizer that gives several lists a text calls the tokens, as those of Hugging Face do."""
+
+# Takes texts or conversations; gives a token list for each, or a mapping of such lists.
+_Call = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedTokenizer:
+    """A tokenizer to call, and its name: equal for those that give the same tokens; None if nobody knows.
+
+    call: takes the values that are not null, and the names of outputs that are wanted beside the tokens.
+    """
+
+    call: Callable[[list[Any], Sequence[str]], Any]
+    name: str | None
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "NamedTokenizer":
+        """See `tokenizer` of `pack_tokens`.
+
+        Raises:
+            ConfigTypeError: none of these. ConfigError, MissingDependencyError: see TokenizerFile.
+        """
+        if isinstance(tokenizer, NamedTokenizer):
+            return tokenizer
+        if isinstance(tokenizer, str | Path):
+            tokenizer = TokenizerFile(str(tokenizer))
+        if isinstance(tokenizer, TokenizerFile):
+            content = Path(tokenizer.path).read_bytes() if Path(tokenizer.path).is_file() else b""
+            return cls(call=_Plain(tokenizer), name=f"{_digest(content)} {tokenizer.add_special_tokens}")
+        if hasattr(tokenizer, "apply_chat_template"):
+            return _hugging_face(tokenizer)
+        if not callable(tokenizer):
+            raise ConfigTypeError(
+                f"tokenizer is {of_type(tokenizer)}: pass one of Hugging Face, the path of a tokenizer.json, or a "
+                "function from a list of texts to their token lists."
+            )
+        name = name_tokenizer(tokenizer)
+        return cls(call=_Plain(tokenizer), name=None if name is None else str(name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A function of the values alone."""
+
+    function: _Call
+
+    def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:  # noqa: ARG002  # see NamedTokenizer.call
+        return self.function(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _HuggingFace:
+    """Text through the tokenizer, conversations through its chat template."""
+
+    tokenizer: Any
+
+    def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:
+        if isinstance(values[0], str):
+            return self.tokenizer(values, verbose=False)
+        return self.tokenizer.apply_chat_template(
+            values, tokenize=True, return_dict=True, return_assistant_tokens_mask="assistant_masks" in outputs
+        )
+
+
+def _hugging_face(tokenizer: Any) -> NamedTokenizer:
+    # Of our own: what it was saved with would cut documents or pad them to the longest, and to switch that off while
+    # another thread uses it is an error.
+    tokenizer = copy.deepcopy(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    name = None
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+        name = _digest(f"{backend.to_str()}\0{tokenizer.chat_template}".encode())
+    return NamedTokenizer(call=_HuggingFace(tokenizer), name=name)
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
+
+
+def output_column(output: str) -> str:
+    """What the column with an output of the tokenizer is called, unlike any column of the data set."""
+    return f"\0{output} of the tokenizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenizingReader:
+    """Reads as its reader does, with the tokens of the first column in its place, then the tokenizer's outputs.
+
+    outputs: lists that the tokenizer gives beside the tokens, each as long as these.
+    """
+
+    reader: Reader
+    tokenizer: NamedTokenizer
+    outputs: tuple[str, ...] = ()
+
+    def read(self, task: RowGroupTask) -> pa.RecordBatch:
+        """The live rows of one row group; null rows have no tokens.
+
+        Raises:
+            SchemaError: the tokenizer did not give what it should. TransformError: it raised.
+            DataError, StoreError: see Reader.read.
+        """
+        rows = self.reader.read(task)
+        lists = self._tokenized(to_plain(rows.column(0)), task.where)
+        names = [*rows.schema.names, *map(output_column, self.outputs)]
+        return pa.RecordBatch.from_arrays([lists[0], *rows.columns[1:], *lists[1:]], names=names)
+
+    def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:  # noqa: ARG002  # as Reader.list_items
+        """No footer knows the tokens of a text."""
+        return None
+
+    def _tokenized(self, column: pa.Array, where: str) -> list[pa.Array]:
+        is_there = column.is_valid().to_numpy(zero_copy_only=False)
+        values = column.drop_null().to_pylist()
+        given: Any = {}
+        try:
+            given = self.tokenizer.call(values, self.outputs) if values else {}
+        except Exception as error:  # whatever a user's tokenizer raises
+            raise TransformError(f"The tokenizer raised {type(error).__name__} for {where}: {error}") from error
+        named = given if isinstance(given, Mapping) else {TOKENS: given}
+        wanted = (TOKENS, *self.outputs)
+        if values and (missing := [name for name in wanted if name not in named]):
+            raise SchemaError(
+                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it give token "
+                f"lists, or a mapping with {list(wanted)}."
+            )
+        return [_as_lists(check_token_lists(named.get(name, []), len(values), where), is_there) for name in wanted]
+
+
+def tokenized(
+    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = ()
+) -> Reader | TokenizingReader:
+    """The reader with its first column tokenized, if there is a tokenizer."""
+    if tokenizer is None:
+        return reader
+    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs)
+
+
+def _as_lists(documents: Documents, is_there: Any) -> pa.Array:
+    """Lists of int32, null where a row is not there."""
+    tokens, limits = documents.values, np.iinfo(np.int32)
+    if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+        raise SchemaError(f"The tokenizer gave {tokens.max()} and {tokens.min()}: tokens are int32 here.")
+    lengths = np.zeros(len(is_there), dtype=np.int64)
+    lengths[is_there] = documents.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    mask = pa.array(~is_there)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens.astype(np.int32)), mask=mask)
