@@ -142,6 +142,9 @@ def batches_of(scheduled, groups: PackingGroups) -> list[dict[str, object]]:
                 iterator, vpp_size, False, None if vpp_size is None else stage, groups
             )
             params = batch.packed_seq_params
+            # Every token of these sequences counts, but for packs without a sequence, which have none that does.
+            if batch.loss_mask is not None and batch.loss_mask.any():
+                assert torch.equal(batch.padding_mask, batch.loss_mask == 0)
             tensors = {
                 **{key: None if value is None else value[0] for key, value in fields(batch).items()},
                 "cu_seqlens": params.cu_seqlens_q,

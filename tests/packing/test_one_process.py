@@ -36,8 +36,8 @@ def microbatches_of(batch):
 def test_a_global_batch_comes_back_packed():
     batch = wrap_data_iterator(samples_of(LENGTHS), CONFIG, len(LENGTHS))
     assert batch[1:] == (4, 28, 140)
-    tokens, labels, loss_mask, attention_mask, position_ids, params = get_batch_on_this_rank_for_sequence_packing(
-        batch.data_iterator
+    tokens, labels, loss_mask, attention_mask, position_ids, params, padding_mask = (
+        get_batch_on_this_rank_for_sequence_packing(batch.data_iterator)
     )
     assert tokens.tolist() == [[0, 1, 2, 1000, 1001, 1002, 1003]]
     assert labels.tolist() == [[1, 2, 3, 1001, 1002, 1003, 1004]]
@@ -47,6 +47,7 @@ def test_a_global_batch_comes_back_packed():
     assert params.cu_seqlens_q.tolist() == params.cu_seqlens_kv_padded.tolist() == [0, 3, 7]
     assert params.cu_seqlens_q.dtype == torch.int32
     assert (params.max_seqlen_q, params.qkv_format, params.local_cp_size) == (4, "thd", None)
+    assert padding_mask.tolist() == [[False] * 7]
 
 
 def test_padding_stays_where_the_data_set_put_it():
@@ -57,7 +58,16 @@ def test_padding_stays_where_the_data_set_put_it():
     assert only.loss_mask.tolist() == [[1, 1, 1, 0, 1, 1, 1, 1]]
     assert only.packed_seq_params.cu_seqlens_q.tolist() == [0, 3, 7]
     assert only.packed_seq_params.cu_seqlens_q_padded.tolist() == [0, 4, 8]
+    assert only.padding_mask.tolist() == [[False] * 3 + [True] + [False] * 4]
     assert batch.seqlen_sum == 8
+
+
+def test_what_a_data_set_pads_with_is_no_token():
+    sample = pad_sample(sequence(0, 3), multiple=4)
+    sample["labels"][3], sample["loss_mask"][3] = -100, 1
+    (only,) = microbatches_of(wrap_data_iterator(iter([sample]), CONFIG, 1))
+    assert only.labels.tolist() == [[1, 2, 3, 0]]
+    assert only.loss_mask.tolist() == [[1, 1, 1, 0]]
 
 
 def test_items_may_be_lists_or_packed_rows_with_a_batch_dimension():

@@ -74,6 +74,8 @@ _FAILED = [-1, -1, -1, -1]
 class PackedSeqParams:
     """Where the sequences of a packed row begin, in the fields that Transformer Engine's attention takes.
 
+    The fourteen fields of Megatron-LM's main branch after megatron-core 0.16.1; that release has the first nine.
+
     Attributes:
         cu_seqlens_q: starts without padding, int32 [sequences + 1], of the row over all its ranks.
         cu_seqlens_kv: the same.
@@ -84,6 +86,11 @@ class PackedSeqParams:
         local_cp_size: ranks that share this row in a hybrid schedule; None in one of fixed size.
         cp_group: the group of those ranks; None where local_cp_size is None or 1.
         qkv_format: always "thd": tokens, heads, head dimension.
+        total_tokens: None, and so are `seq_idx` and `tokens_per_sample`: models that want them fill them in.
+        seq_idx: see there.
+        tokens_per_sample: see there.
+        pad_between_seqs: always True: sequences may be padded.
+        cp_partition_mode: always "zigzag", the order of `get_thd_partitioned_indices`.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -95,13 +102,21 @@ class PackedSeqParams:
     local_cp_size: int | None = None
     cp_group: Group = None
     qkv_format: str = "thd"
+    total_tokens: int | None = None
+    seq_idx: torch.Tensor | None = None
+    tokens_per_sample: int | None = None
+    pad_between_seqs: bool = True
+    cp_partition_mode: str = "zigzag"
 
 
 class PackedBatch(NamedTuple):
     """The tensors that a stage computes on, in the order in which Megatron's training loop unpacks it.
 
+    These are the seven values of the main branch after megatron-core 0.16.1; older loops take the first six.
+
     tokens and position_ids are int64 [1, tokens] on the first stage and None elsewhere; labels (int64) and
     loss_mask (float32) on the last stage. attention_mask is None: packed_seq_params says what attends to what.
+    padding_mask is bool [1, tokens] on every stage, True where a sequence is padded; all fields are 0 there.
     """
 
     tokens: torch.Tensor | None
@@ -110,6 +125,7 @@ class PackedBatch(NamedTuple):
     attention_mask: None
     position_ids: torch.Tensor | None
     packed_seq_params: PackedSeqParams
+    padding_mask: torch.Tensor
 
 
 def get_batch_on_this_rank_for_sequence_packing(
@@ -147,8 +163,26 @@ def get_batch_on_this_rank_for_sequence_packing(
             _broadcast_sizes(_FAILED, groups)
         raise
     shared = _share(part, keys, groups)
-    rows = {key: shared[key].unsqueeze(0) if key in keys else None for key in TOKEN_FIELDS}
-    return PackedBatch(attention_mask=None, packed_seq_params=_packed_seq_params(shared, groups), **rows)
+    params = _packed_seq_params(shared, groups)
+    is_padding = _padding_mask(params, params.cp_group if params.local_cp_size else groups.cp)
+    # A data set may pad with other values, such as labels of -100.
+    rows = {key: shared[key].masked_fill(is_padding, 0).unsqueeze(0) if key in keys else None for key in TOKEN_FIELDS}
+    return PackedBatch(attention_mask=None, packed_seq_params=params, padding_mask=is_padding.unsqueeze(0), **rows)
+
+
+def _padding_mask(params: PackedSeqParams, group: Group) -> torch.Tensor:
+    """Which tokens of this context-parallel rank are padding, bool [tokens].
+
+    cu_seqlens 0 3 8, padded 0 4 12      of the row: 0 0 0 1  0 0 0 0 0 1 1 1
+    """
+    starts, lengths = params.cu_seqlens_q_padded, params.cu_seqlens_q.diff()
+    total_tokens = int(starts[-1])
+    places = torch.arange(total_tokens, device=starts.device)
+    ends = (starts[:-1] + lengths).repeat_interleave(starts.diff(), output_size=total_tokens)
+    is_padding = places >= ends
+    if group_size(group) == 1:
+        return is_padding
+    return is_padding[get_thd_partitioned_indices(starts, total_tokens, group_size(group), group_rank(group))]
 
 
 def _next_part(data_iterator: Iterator[Microbatch] | None, keys: list[str], groups: PackingGroups) -> Microbatch | None:
