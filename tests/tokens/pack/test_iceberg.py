@@ -1,7 +1,7 @@
 """Iceberg tables packed: columns by field id, footers where nothing is deleted, reading where something is."""
 
 import pytest
-from pyiceberg.types import IntegerType, ListType, NestedField
+from pyiceberg.types import IntegerType, ListType, NestedField, StringType
 
 from tests.iceberg.tables import TableWriter
 from tests.tokens.pack.corpora import EOD, pack_corpus, samples_of
@@ -41,3 +41,22 @@ def test_a_column_that_files_lack_has_no_samples(tmp_path):
     table.append([{"id": 2, "tokens": [1, 2, 3]}])
     packing = pack_tokens("tokens", 4)
     assert drain(table, packing) == pack_corpus([[[[1, 2, 3]]]], packing)
+
+
+def test_columns_of_a_table_go_through_the_pack(tmp_path):
+    table = TableWriter(tmp_path)
+    table.evolve(
+        NestedField(1, "tokens", ListType(3, IntegerType(), element_required=False), required=False),
+        NestedField(2, "source", StringType(), required=False),
+    )
+    rows = [{"tokens": [row + 1] * 3, "source": f"source {row}"} for row in range(5)]
+    path = table.append(rows, rows_per_group=5)
+    table.delete_positions([(path, 1)])
+    packing = pack_tokens("tokens", 6, fields=["tokens", "document_row"])
+    loader, _ = IcebergDataset.create_dataloader(
+        table.metadata, pack=packing, columns=["source"], batch_size=2, num_workers=0
+    )
+    (batch,) = loader
+    assert batch["tokens"].tolist() == [[1, 1, 1, 3, 3, 3], [4, 4, 4, 5, 5, 5]]
+    assert batch["source"] == [["source 0", "source 2"], ["source 3", "source 4"]]
+    assert batch["document_row"].to_list() == [[0, 1], [2, 3]]
