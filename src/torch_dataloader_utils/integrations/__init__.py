@@ -1,6 +1,7 @@
 """Extras for trainers, a module for each; users import the one they need.
 
 accelerate.py     `prepare`: as `Accelerator.prepare`, and gathering of batches that differ in size between ranks
+grain.py          `for_grain`: a data set as an IterDataset of Grain, with its checkpoints
 lightning.py      `TableDataModule`: builds loaders when the ranks are known
 torchdata.py      `for_torchdata`: a data set with the states that a StatefulDataLoader needs
 transformers.py   `LoaderStateCallback`: the loader's place in the Trainer's checkpoints, resumed without replay
