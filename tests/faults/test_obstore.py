@@ -13,7 +13,7 @@ from tests.faults.tables import assert_rows, upload
 from tests.faults.test_retries import LATER, PASSING, resize
 from tests.faults.test_retry_log import retries
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.counters import thread_requests
+from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils._store import obstore as backend
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError
@@ -49,10 +49,10 @@ def test_each_attempt_is_counted_logged_and_ours(
 ) -> None:
     url = server.put("a", b"0123456789")
     server.rules.append(Rule(error(503, "SlowDown"), count=2))
-    before = thread_requests().retries
+    before = thread_counts().retries
     assert bytes(open_store(url, fast).ranges(url, [(0, 4)])[0]) == b"0123"
     assert server.rules[0].seen == 3
-    assert thread_requests().retries - before == 2
+    assert thread_counts().retries - before == 2
     assert "cannot read yet (HTTP 503 SlowDown; 1 attempt" in retries(caplog)[0].getMessage()
 
 

@@ -11,7 +11,7 @@ from tests.faults.s3_server import Action, Request, Rule, S3Server, change, erro
 from tests.faults.tables import assert_rows, upload
 from tests.faults.web_server import web_server
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.counters import thread_requests
+from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
 from torch_dataloader_utils._store.retry import Attempts
@@ -214,10 +214,10 @@ def test_trying_ends_with_the_cap_and_says_how_long_it_tried(server: S3Server, a
     store = open_store(url, patience(access, most_seconds=4, most_delay_seconds=0.05))
     store.stat(url)  # opens the client
     server.rules.append(Rule(error(503, "SlowDown"), count=None))
-    before = thread_requests().retries
+    before = thread_counts().retries
     with pytest.raises(StoreError, match=r"HTTP 503 SlowDown, request REQUEST-ID; \d+ attempts in \d+\.\d s"):
         store.ranges(url, [(0, 4)])
-    assert server.rules[0].seen == thread_requests().retries - before + 1 > 2
+    assert server.rules[0].seen == thread_counts().retries - before + 1 > 2
 
 
 def test_retry_after_is_waited_for_and_counts_against_the_cap(server: S3Server, access: StoreAccess) -> None:

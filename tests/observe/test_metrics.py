@@ -2,6 +2,9 @@
 
 import itertools
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,10 +12,12 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.interleaved import between_calls_in
 from tests.stream.tables import files, write_table
-from torch_dataloader_utils import Lanes, StructuredDataset
+from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, _decoder
 from torch_dataloader_utils._observe import meter
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
+from torch_dataloader_utils._observe.counters import CHUNKS
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.errors import CorruptFileError
 
 
 class Recorder(LoaderCallback):
@@ -234,3 +239,86 @@ def test_what_another_thread_reads_never_goes_down_as_a_pass_begins(table):
     for earlier, later in itertools.pairwise([once, *seen]):
         change = (later - earlier).to_dict()
         assert min(change.values()) >= 0
+
+
+GROUP_ROWS = 5_000  # large enough not to be joined with others
+
+
+def write_kinds(path, groups, kinds="ngtl"):
+    """Row groups with a column of each kind: numbers, numbers that only pyarrow decompresses, text, two in a struct."""
+    rows = np.arange(groups * GROUP_ROWS)
+    text = pa.array([f"{row:0100}" for row in rows])
+    columns = {
+        "n": rows,
+        "g": rows * 7,
+        "t": text,
+        "l": pa.StructArray.from_arrays([pa.array(rows), pa.array(rows)], ["x", "y"]),
+    }
+    table = pa.table({name: columns[name] for name in kinds})
+    options = {"compression": {"g": "gzip"}, "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(table, path, row_group_size=GROUP_ROWS, **options)
+
+
+def chunks_of(metrics):
+    return {name: getattr(metrics, name) for name in CHUNKS if getattr(metrics, name)}
+
+
+@pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, num_workers):
+    write_kinds(tmp_path / "a.parquet", groups=4)
+    loader = make(tmp_path, num_workers=num_workers, batch_size=GROUP_ROWS)
+    assert loader.metrics().describe_chunks() == ""
+    assert sum(batch.num_rows for batch in loader) == 4 * GROUP_ROWS
+    metrics = loader.metrics()
+    assert metrics.row_groups == 4
+    assert chunks_of(metrics) == {"compiled_chunks": 4, "codec_chunks": 4, "type_chunks": 12}
+    assert metrics.pyarrow_chunks == {"type": 12, "codec": 4}
+    text = "column chunks: 4 by the compiled decoder, 16 by pyarrow (type 12, codec 4)"
+    assert repr(loader).endswith(f"; {text}>")
+
+
+@pytest.mark.parametrize(("is_built", "name"), [(True, "turned_off_chunks"), (False, "not_built_chunks")])
+def test_chunks_say_that_there_is_no_compiled_decoder_or_that_it_is_turned_off(tmp_path, monkeypatch, is_built, name):
+    monkeypatch.setattr(_decoder, "IS_BUILT", is_built)
+    # Columns in an order of their own: what is known of files with the same columns is kept.
+    write_kinds(tmp_path / "a.parquet", groups=2, kinds="tlng" if is_built else "gtln")
+    loader = make(tmp_path, num_workers=0, batch_size=GROUP_ROWS, decoding=Decoding(compiled=not is_built))
+    assert sum(batch.num_rows for batch in loader) == 2 * GROUP_ROWS
+    assert chunks_of(loader.metrics()) == {name: 10}
+
+
+def test_chunks_of_small_row_groups_are_counted_whoever_decodes_them(table):
+    loader = make(table, num_workers=0)
+    assert sum(batch.num_rows for batch in loader) == 165
+    assert sum(chunks_of(loader.metrics()).values()) == 4 * 6
+
+
+@settings(max_examples=20 * EFFORT)
+@given(
+    kinds=st.sets(st.sampled_from("ngtl"), min_size=1).map(sorted).map("".join),
+    groups=st.integers(1, 3),
+    ranks=st.integers(1, 3),
+)
+def test_over_all_ranks_each_chunk_is_counted_once_a_row_group(tmp_path_factory, kinds, groups, ranks):
+    folder = tmp_path_factory.mktemp("table")
+    write_kinds(folder / "a.parquet", groups, kinds)
+    for rank in range(ranks):
+        loader = make(folder, num_ranks=ranks, rank=rank, num_workers=0, batch_size=1_000)
+        list(loader)
+        metrics = loader.metrics()
+        leaves = len(kinds) + ("l" in kinds)
+        assert sum(chunks_of(metrics).values()) == leaves * metrics.row_groups
+
+
+@pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+def test_a_damaged_chunk_is_counted_as_it_was_given_to_pyarrow(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_kinds(path, groups=1, kinds="n")
+    content = bytearray(path.read_bytes())
+    content[5_000] ^= 1  # of a value, in the only page
+    path.write_bytes(content)
+    loader = make(tmp_path, num_workers=0)
+    with pytest.raises(CorruptFileError):
+        list(loader)
+    assert chunks_of(loader.metrics()) == {"damaged_chunks": 1}

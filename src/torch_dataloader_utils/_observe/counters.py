@@ -11,7 +11,20 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+# Column chunks of Parquet files: those that the compiled decoder read, and why pyarrow read the others.
+CHUNKS = (
+    "compiled_chunks",
+    "type_chunks",
+    "encoding_chunks",
+    "codec_chunks",
+    "damaged_chunks",
+    "joined_chunks",
+    "turned_off_chunks",
+    "not_built_chunks",
+)
+
 COUNTED = (
+    *CHUNKS,
     "decoded_groups",
     "released_groups",
     "decoded_bytes",
@@ -29,6 +42,7 @@ COUNTED = (
 class Counts(ctypes.Structure):
     """Integers of 64 bits, written by one thread at a time; `Counts.from_buffer` puts them into shared memory.
 
+    compiled_chunks and the others: see `Metrics`.
     decoded_groups, decoded_bytes: row groups read and shaped, and the memory they took. released_groups: used up.
     requests, retries, fetched_bytes: sent to remote storage, sent again after a failure, received.
     fetch_ns: waiting for remote storage. decode_ns: reading, decoding and shaping, with fetch_ns. stall_ns: waiting for
@@ -72,7 +86,7 @@ class _OfThread(threading.local):
 _of_thread = _OfThread()
 
 
-def thread_requests() -> Counts:
+def thread_counts() -> Counts:
     """The counts of the calling thread: those of the job that it does, or else its own."""
     return _of_thread.counts
 
@@ -84,10 +98,20 @@ def count_thread_in(counts: Counts) -> Counts:
     return before
 
 
+def count_chunks(kind: str, number: int = 1) -> None:
+    """Count column chunks that the calling thread decodes.
+
+    kind: "compiled", or why they are pyarrow's: the first word of one of `CHUNKS`; any other counts as damaged.
+    """
+    counts, name = thread_counts(), f"{kind}_chunks"
+    name = name if name in CHUNKS else "damaged_chunks"
+    setattr(counts, name, getattr(counts, name) + number)
+
+
 @contextmanager
 def fetching() -> Iterator[None]:
     """Inside, the calling thread waits for remote storage; also a decorator."""
-    with during(thread_requests(), "fetch_ns"):
+    with during(thread_counts(), "fetch_ns"):
         yield
 
 

@@ -90,6 +90,43 @@ INSTRUMENTS = (
     ),
     Instrument(name="passes", attribute="passes", unit="", help="Passes that reached their last batch."),
     Instrument(name="row_groups", attribute="row_groups", unit="", help="Row groups decoded."),
+    Instrument(
+        name="compiled_chunks", attribute="compiled_chunks", unit="", help="Column chunks read by the compiled decoder."
+    ),
+    Instrument(name="type_chunks", attribute="type_chunks", unit="", help="Column chunks read by pyarrow: their type."),
+    Instrument(
+        name="encoding_chunks",
+        attribute="encoding_chunks",
+        unit="",
+        help="Column chunks read by pyarrow: their encoding.",
+    ),
+    Instrument(
+        name="codec_chunks", attribute="codec_chunks", unit="", help="Column chunks read by pyarrow: their codec."
+    ),
+    Instrument(
+        name="damaged_chunks",
+        attribute="damaged_chunks",
+        unit="",
+        help="Column chunks read by pyarrow: bytes that do not fit.",
+    ),
+    Instrument(
+        name="joined_chunks",
+        attribute="joined_chunks",
+        unit="",
+        help="Column chunks read by pyarrow: small row groups joined.",
+    ),
+    Instrument(
+        name="turned_off_chunks",
+        attribute="turned_off_chunks",
+        unit="",
+        help="Column chunks read by pyarrow: the compiled decoder is turned off.",
+    ),
+    Instrument(
+        name="not_built_chunks",
+        attribute="not_built_chunks",
+        unit="",
+        help="Column chunks read by pyarrow: there is no compiled decoder.",
+    ),
     Instrument(name="decoded", attribute="decoded_bytes", unit="By", help="Memory of decoded rows."),
     Instrument(name="fetched", attribute="fetched_bytes", unit="By", help="Bytes received from remote storage."),
     Instrument(name="requests", attribute="requests", unit="", help="Requests to remote storage."),

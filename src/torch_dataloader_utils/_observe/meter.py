@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-from torch_dataloader_utils._observe.counters import Int64s, WorkerCounters, counts_shape, totals
+from torch_dataloader_utils._observe.counters import CHUNKS, Int64s, WorkerCounters, counts_shape, totals
 from torch_dataloader_utils._observe.metrics import Metrics
 
 _END = object()
@@ -180,6 +180,7 @@ class _PassCounts:
             rows=self.rows if self.local is None else self.local.rows,
             padding_rows=self.padding_rows,
             row_groups=counted["decoded_groups"],
+            **{name: counted[name] for name in CHUNKS},
             decoded_bytes=counted["decoded_bytes"],
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from torch_dataloader_utils._observe.counters import CHUNKS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
@@ -19,6 +21,16 @@ class Metrics:
         rows: in those batches.
         padding_rows: rows that came a second time so that this rank takes its last step; see `plan.repeated_rows`.
         row_groups: row groups read and decoded, ahead of the trainer included.
+        compiled_chunks: column chunks of Parquet files that the compiled decoder read. The next seven are those that
+            pyarrow read, by the reason.
+        type_chunks: columns of a type that the compiled decoder does not read, such as text.
+        encoding_chunks: an encoding, or a kind of page, that it does not know.
+        codec_chunks: a codec that it does not know, or whose library this machine lacks.
+        damaged_chunks: bytes or numbers that do not fit each other, or a page that is too large; whether that is an
+            error is pyarrow's to say.
+        joined_chunks: several small row groups decoded by one call of pyarrow.
+        turned_off_chunks: read with Decoding(compiled=False).
+        not_built_chunks: read where the package was installed without a compiler.
         decoded_bytes: memory of what was decoded.
         fetched_bytes: of remote storage; 0 for local files. Listings and footers that were read before the first pass
             are not counted, here and in the next two.
@@ -42,6 +54,14 @@ class Metrics:
     rows: int = 0
     padding_rows: int = 0
     row_groups: int = 0
+    compiled_chunks: int = 0
+    type_chunks: int = 0
+    encoding_chunks: int = 0
+    codec_chunks: int = 0
+    damaged_chunks: int = 0
+    joined_chunks: int = 0
+    turned_off_chunks: int = 0
+    not_built_chunks: int = 0
     decoded_bytes: int = 0
     fetched_bytes: int = 0
     requests: int = 0
@@ -54,6 +74,21 @@ class Metrics:
     wait_seconds: float = 0.0
     seconds: float = 0.0
     queue_depth: int = 0
+
+    @property
+    def pyarrow_chunks(self) -> dict[str, int]:
+        """Column chunks that pyarrow read, by why the compiled decoder did not: {"type": 16}; empty for none."""
+        found = {name.removesuffix("_chunks"): getattr(self, name) for name in CHUNKS[1:]}
+        return {reason.replace("_", " "): number for reason, number in found.items() if number}
+
+    def describe_chunks(self) -> str:
+        """Which decoder read how many column chunks, in words; "" before the first one."""
+        parts = [f"{self.compiled_chunks:,} by the compiled decoder"] if self.compiled_chunks else []
+        reasons = self.pyarrow_chunks
+        if reasons:
+            why = ", ".join(f"{reason} {number:,}" for reason, number in reasons.items())
+            parts.append(f"{sum(reasons.values()):,} by pyarrow ({why})")
+        return "column chunks: " + ", ".join(parts) if parts else ""
 
     @property
     def rows_per_second(self) -> float:

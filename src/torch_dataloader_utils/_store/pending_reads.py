@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from torch_dataloader_utils._observe.counters import thread_requests
+from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store.cancellation import ask, run_on_loop
 from torch_dataloader_utils._store.conditional_reads import (
     RangeReply,
@@ -64,7 +64,7 @@ class PendingReads:
         """
         missing = self._missing()
         before = self._received_bytes()
-        thread_requests().requests += len(missing)
+        thread_counts().requests += len(missing)
         fetch = _fetch_of(filesystem)
         try:
             if fetch is None:
@@ -75,7 +75,7 @@ class PendingReads:
         finally:
             received = self._received_bytes()
             self._attempts.received(received)
-            thread_requests().fetched_bytes += received - before
+            thread_counts().fetched_bytes += received - before
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)

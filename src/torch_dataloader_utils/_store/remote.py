@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
-from torch_dataloader_utils._observe.counters import fetching, thread_requests
+from torch_dataloader_utils._observe.counters import fetching, thread_counts
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.cancellation import ask, pause
@@ -246,7 +246,7 @@ class FsspecStore:
                         seen, path, action, identity, diagnosis=diagnosis, attempts=attempts, handled=handled
                     ) from error
                 log.failed(error, diagnosis, attempts, delay)
-            thread_requests().retries += 1
+            thread_counts().retries += 1
             pause(delay)
             # Still so where a new client could not be opened, whatever the reason.
             is_expired = is_expired or diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
@@ -257,7 +257,7 @@ class FsspecStore:
 
 def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]:
     filesystem.invalidate_cache()  # of the whole client: some look a file up in the listing of its directory
-    thread_requests().requests += 1
+    thread_counts().requests += 1
     info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
     return info
 

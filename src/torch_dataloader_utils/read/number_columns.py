@@ -20,6 +20,7 @@ from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s, RowRange
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
+from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -145,11 +146,16 @@ def read_numbers(
     for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
         begin = chunk_start(data, dictionary)
         is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size
-        if is_there and values == group_rows and codec in known:
+        if not is_there or values != group_rows:
+            count_chunks("damaged")
+        elif codec not in known:
+            count_chunks("codec")
+        else:
             taken.append((column, codec, (begin, length)))
     pages = _read_pages(source, [span for *_, span in taken]) if taken else []
     # A footer may claim any number of rows: memory is taken only for those that pages say they have.
     if not taken or min(map(_decoder.count_rows, pages)) < group_rows:
+        count_chunks("damaged", len(taken))
         return None
     places, num_bytes = _places([column for column, *_ in taken], num_rows)
     memory = RECYCLED.take(num_bytes)
@@ -173,11 +179,13 @@ def read_numbers(
     buffer, arrays, fields = pa.py_buffer(memory), [], []
     for (column, *_), place, (nulls, _, reason) in zip(taken, places, results, strict=True):
         if reason:
+            count_chunks(reason)
             continue
         validity = buffer[place.validity : place.end] if nulls else None
         content = [validity, buffer[place.values : place.values_end]]
         arrays.append(pa.Array.from_buffers(column.field.type, num_rows, content, null_count=nulls))
         fields.append(column.field)
+    count_chunks("compiled", len(arrays))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
 
 

@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowGroupTask, RowRange
 from torch_dataloader_utils._formats.arrow_schema import type_holds
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.record_batches import contiguous, rows_only, side_by_side
+from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.read.checks import (
@@ -69,8 +71,11 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = AL
     start, stop = needed.of(group.num_rows)
     _check_budget(source, footer, columns, stop - start)
     num_rows = None
-    numbers = [footer.columns.numbers[name] for name in columns if name in footer.columns.numbers]
-    if source.is_compiled and numbers and footer.chunks is not None:
+    numbers = [
+        footer.columns.numbers[name] for name in columns if source.is_compiled and name in footer.columns.numbers
+    ]
+    _count_others(source, footer, columns, len(numbers))
+    if numbers and footer.chunks is not None:
         decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, RowRange(start, stop))
         if decoded is not None:
             yield decoded
@@ -87,6 +92,14 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = AL
         num_rows = yield from decode_columns(reader, task, footer.columns, columns, stored, num_rows)
     if num_rows != stop:
         check_stored_rows(task, num_rows)
+
+
+def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], num_numbers: int) -> None:
+    """Count the chunks that the compiled decoder is not asked for; it counts those of numbers itself."""
+    foreign = "type" if _decoder.IS_BUILT else "not_built"
+    count_chunks(foreign if source.is_compiled else "turned_off", len(footer.columns.leaves_of(columns)) - num_numbers)
+    if num_numbers and footer.chunks is None:
+        count_chunks("damaged", num_numbers)
 
 
 def _is_wide(task: RowGroupTask, footer: Footer, schema: pa.Schema, columns: Sequence[str]) -> bool:

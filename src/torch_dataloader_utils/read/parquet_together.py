@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._formats.parquet_trailer import MAGIC
+from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
@@ -153,6 +154,7 @@ class JoinedRowGroups:
             if part.num_rows != num_rows:
                 raise CorruptFileError(f"{task.where}, or one after it, has other rows than its footer says.")
             yield part
+        count_chunks("joined", self.numbers[:, 0].size)
 
     def _file(self) -> pa.Buffer:
         """The chunks and the footer, as a file in memory."""

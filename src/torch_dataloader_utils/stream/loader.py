@@ -91,7 +91,9 @@ class TableDataLoader(DataLoader[BatchT]):
 
     def __repr__(self) -> str:
         engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
-        return f"<TableDataLoader of {self.dataset.topology.batch_size}-row batches by {engine} from {self.dataset!r}>"
+        read = self.metrics().describe_chunks()
+        made = f"{self.dataset.topology.batch_size}-row batches by {engine}"
+        return f"<TableDataLoader of {made} from {self.dataset!r}{read and '; ' + read}>"
 
     @property
     def progress(self) -> Progress:
