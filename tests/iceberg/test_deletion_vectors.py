@@ -15,7 +15,7 @@ from tests.effort import EFFORT
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, ids, numbered, vector_blob
 from torch_dataloader_utils import scan_iceberg
-from torch_dataloader_utils.discover.iceberg.deletes import decode_vector
+from torch_dataloader_utils.discover.deleted_rows import decode_framed
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 
@@ -74,7 +74,7 @@ def test_polars_reads_the_same_rows(tmp_path: Path) -> None:
 )
 @settings(max_examples=50 * EFFORT)
 def test_vectors_of_any_width_decode_to_their_positions(rows: set[int]) -> None:
-    assert np.array_equal(decode_vector("v.puffin", vector_blob(sorted(rows))), sorted(rows))
+    assert np.array_equal(decode_framed("v.puffin", vector_blob(sorted(rows))), sorted(rows))
 
 
 @pytest.mark.parametrize("offset", range(0, len(vector_blob([1, 5])), 3))
@@ -82,7 +82,7 @@ def test_a_flipped_bit_anywhere_is_noticed(offset: int) -> None:
     blob = bytearray(vector_blob([1, 5]))
     blob[offset] ^= 4
     with pytest.raises(CorruptFileError):
-        decode_vector("v.puffin", bytes(blob))
+        decode_framed("v.puffin", bytes(blob))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_vector_with_a_right_checksum_and_wrong_contents_is_noticed(body: byte
     body = b"\xd1\xd3\x39\x64" + body
     blob = struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
     with pytest.raises(CorruptFileError):
-        decode_vector("v.puffin", blob)
+        decode_framed("v.puffin", blob)
 
 
 def test_two_vectors_for_one_file_and_places_outside_the_puffin_file_are_errors(tmp_path: Path) -> None:

@@ -43,13 +43,15 @@ class TableFields:
         id. A key inside a struct is a struct with nothing else in it.
     names: field ids of files that carry none: (path of names, id), where list elements are called "element", map
         entries "key" and "value". A path with several ids meant several fields over time.
+    is_by_name: whether these names find the fields of all files, also of files that carry ids.
     defaults: (field id, value) of the fields that have an initial default.
-    snapshot_id: the snapshot that is read, None for a table without one.
+    snapshot_id: the snapshot that is read; None for an Iceberg table without one, and for tables of other formats.
     """
 
     schema: bytes
     keys: bytes
     names: tuple[tuple[tuple[str, ...], int], ...] = ()
+    is_by_name: bool = False
     defaults: tuple[tuple[int, Any], ...] = ()
     snapshot_id: int | None = None
 

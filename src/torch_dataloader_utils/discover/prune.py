@@ -48,7 +48,10 @@ def judge_partitions(
     if len(known) == len(set(used)):
         verdicts = _exact(row_filter, fields, values)
     else:
-        verdicts = _by_guarantee(row_filter, schema, fields, values)
+        rows = zip(*values, strict=True)
+        verdicts = judge_guarantees(
+            row_filter, schema, [guarantee(list(zip(fields, row, strict=True))) for row in rows]
+        )
     return verdicts[inverse.reshape(-1)]
 
 
@@ -111,14 +114,17 @@ def _exact(row_filter: pc.Expression, fields: Sequence[pa.Field], values: Sequen
     return verdicts
 
 
-def _by_guarantee(
-    row_filter: pc.Expression, schema: pa.Schema, fields: Sequence[pa.Field], values: Sequence[Sequence[Any]]
+def judge_guarantees(
+    row_filter: pc.Expression, schema: pa.Schema, guarantees: Sequence[pc.Expression | None]
 ) -> Int64s:
-    # The fragments stand for partitions; their paths are row numbers and are never opened.
+    """One Verdict for each file, of which only an expression is known that is true for all its rows (None: nothing).
+
+    OUT where that rules out every row, else MAYBE.
+    """
+    # The fragments stand for files; their paths are numbers and are never opened.
     nowhere = pafs.LocalFileSystem()
     fragments = [
-        _PARQUET.make_fragment(str(i), nowhere, partition_expression=guarantee(list(zip(fields, row, strict=True))))
-        for i, row in enumerate(zip(*values, strict=True))
+        _PARQUET.make_fragment(str(i), nowhere, partition_expression=known) for i, known in enumerate(guarantees)
     ]
     survivors = ds.FileSystemDataset(fragments, schema, _PARQUET, nowhere).get_fragments(filter=row_filter)
     verdicts = np.full(len(fragments), Verdict.OUT, dtype=np.int64)
@@ -147,7 +153,7 @@ def _groups_without_nulls(fragment: ds.ParquetFileFragment, columns: dict[str, p
 def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filter: pc.Expression) -> bool:
     """Whether Arrow's pruning could drop rows that the filter keeps, for these columns of this file."""
     kinds = read.values()
-    if any(type_holds(kind, pa.types.is_floating) for kind in kinds) and _may_be_true_for_nan(row_filter):
+    if any(type_holds(kind, pa.types.is_floating) for kind in kinds) and may_be_true_for_nan(row_filter):
         return True
     is_mistaken = _MISTAKEN_DECIMALS.match(metadata.created_by or "") is not None
     return is_mistaken and any(type_holds(kind, pa.types.is_decimal) for kind in kinds)
@@ -158,7 +164,8 @@ def has_exact_statistics(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(data_type) or pa.types.is_boolean(data_type) or pa.types.is_temporal(data_type))
 
 
-def _may_be_true_for_nan(row_filter: pc.Expression) -> bool:
+def may_be_true_for_nan(row_filter: pc.Expression) -> bool:
+    """Whether the filter may keep a NaN, as far as its text says; statistics do not count NaN."""
     # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix, in parentheses: one beside a
     # parenthesis compares conditions, as in "((x > 1) == false)". Everything else is printed as a call "name(...)",
     # which may be true for NaN. A name or string literal that looks like one of these costs pruning only.

@@ -88,7 +88,7 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
         return
     raise SchemaError(
         f"{source.task.where}: the file has no field ids, and the table no name mapping, so which column is which "
-        'cannot be said. Set the table property "schema.name-mapping.default".'
+        'cannot be said. Write the file again or, in Iceberg, set the table property "schema.name-mapping.default".'
     )
 
 

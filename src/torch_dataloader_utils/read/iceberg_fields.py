@@ -47,9 +47,10 @@ class FileColumn:
 def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     """The file's top-level columns by field id, without columns that the table never had.
 
-    Ids are those in the file or, if no column has one, those of the table's names.
+    Ids are those in the file or, if no column has one or `table.is_by_name`, those of the table's names.
     """
-    names = None if any(stored_field_id(each) is not None for each in _walk(schema)) else _names_of(table)
+    has_ids = not table.is_by_name and any(stored_field_id(each) is not None for each in _walk(schema))
+    names = None if has_ids else _names_of(table)
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
 
 
@@ -249,7 +250,7 @@ def _names_of(table: TableFields) -> _Names:
 @lru_cache(maxsize=64)
 def names_key(table: TableFields) -> int:
     """A part of cache keys of a file's columns: without ids they are found by the table's names, which may change."""
-    return hash(table.names)
+    return hash((table.names, table.is_by_name))
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch_dataloader_utils._store import FileEntry, Secret, StoreAccess, censor, censored_text, redact
 from torch_dataloader_utils.discover.iceberg.metadata_errors import parsing, unknown_feature, unparsed
 from torch_dataloader_utils.discover.iceberg.storage_properties import storage_options, with_present_names
-from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
+from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots, split
 from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
 

@@ -35,10 +35,10 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
     read_manifest_list,
 )
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
-from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
 from torch_dataloader_utils.discover.orc import scan_orc
 from torch_dataloader_utils.discover.parquet import check_total, group_rows, projected_leaves, read_footer
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
+from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 
 _PARQUET = ds.ParquetFileFormat()

@@ -1,11 +1,8 @@
 """Deletes of an Iceberg table: position deletes, deletion vectors and equality deletes, for each data file."""
 
-import struct
-import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,52 +12,17 @@ import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.iceberg import EqualityDeleteFile, stored_field_id
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
-from torch_dataloader_utils.discover.file_scan import FileScan
-from torch_dataloader_utils.discover.group_table import with_live_rows
-from torch_dataloader_utils.discover.iceberg.data_files import DataFile
+from torch_dataloader_utils.discover.deleted_rows import decode_framed
 from torch_dataloader_utils.discover.iceberg.manifests import FORMATS, ManifestEntry
-from torch_dataloader_utils.discover.iceberg.table_files import TableFiles
+from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.discover.table_paths import PathIndex
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
-
-def check_positions(data: Sequence[DataFile], scans: Sequence[FileScan], positions: Sequence[Int64s]) -> None:
-    """Raises CorruptFileError for a deleted row that its file does not have.
-
-    positions: of each file's deleted rows, ascending.
-    """
-    for file, scan, deleted in zip(data, scans, positions, strict=True):
-        rows = int(scan.groups[:, 0].sum())
-        if len(deleted) and not (deleted[0] >= 0 and deleted[-1] < rows):
-            wrong = int(deleted[0] if deleted[0] < 0 else deleted[-1])
-            raise corrupt(file.path, f"row {wrong} is deleted, and the file has {rows} rows")
-
-
-def without_deleted_rows(inventory: Inventory) -> Inventory:
-    """The inventory with deleted rows subtracted from live rows; UNKNOWN where equality deletes apply."""
-    groups, extras = inventory.groups, inventory.files.extras
-    counts = np.full(len(groups), UNKNOWN, dtype=np.int64)
-    starts = np.searchsorted(groups.file, np.arange(inventory.num_files + 1))
-    live = groups.live_rows.copy()
-    for file, extra in enumerate(extras):
-        span = slice(int(starts[file]), int(starts[file + 1]))
-        if extra.equality_deletes:
-            live[span] = UNKNOWN
-        if len(extra.positions):
-            first, rows = groups.first_row[span], groups.physical_rows[span]
-            deleted = np.searchsorted(extra.positions, first + rows) - np.searchsorted(extra.positions, first)
-            # A group whose rows are all deleted is known, whatever else applies.
-            known = (live[span] != UNKNOWN) | (deleted == rows)
-            counts[span] = np.where(known, rows - deleted, UNKNOWN)
-    return with_live_rows(replace(inventory, groups=replace(groups, live_rows=live)), counts)
-
-
 _PUFFIN_MAGIC = b"PFA1"
-_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _FRAME_BYTES = 12  # length, magic and CRC
 
 
@@ -80,41 +42,7 @@ def read_vector(store: Store, path: str, offset: int, size: int, *, allow_bare: 
             f"{redact(path)}: this deletion vector is not inside a Puffin file (it does not begin with PFA1). Some "
             "writers left bare vectors before the format was settled; pass allow_bare_vectors=True to read them."
         )
-    return decode_vector(path, bytes(blob))
-
-
-def decode_vector(path: str, blob: bytes) -> Int64s:
-    """The positions in a framed vector."""
-    (length,) = struct.unpack_from(">I", blob)
-    if length + 8 != len(blob):
-        raise corrupt(path, f"a deletion vector says {length} bytes, its place in the manifest {len(blob) - 8}")
-    body = blob[4:-4]
-    if body[:4] != _VECTOR_MAGIC:
-        raise corrupt(path, "a deletion vector does not begin with its magic number")
-    (checksum,) = struct.unpack_from(">I", blob, len(blob) - 4)
-    if zlib.crc32(body) != checksum:
-        raise corrupt(path, "the checksum of a deletion vector is wrong")
-    with decoding(path, "deletion vector"):
-        return _positions(body[4:])
-
-
-def _positions(vector: bytes) -> Int64s:
-    from pyroaring import BitMap
-
-    (count,) = struct.unpack_from("<Q", vector)
-    position, last_key = 8, -1
-    parts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
-    for _ in range(count):
-        (key,) = struct.unpack_from("<I", vector, position)
-        if not last_key < key < 1 << 31:
-            raise ValueError(f"bitmap key {key} after {last_key}")
-        bitmap: Any = BitMap.deserialize(vector[position + 4 :])
-        parts.append(np.array(bitmap.to_array(), dtype=np.int64) + (key << 32))
-        position += 4 + len(bitmap.serialize())
-        last_key = key
-    if position != len(vector):
-        raise ValueError(f"{len(vector) - position} bytes follow the last bitmap")
-    return np.concatenate(parts)
+    return decode_framed(path, bytes(blob))
 
 
 # Reserved field ids (Iceberg spec, "Reserved Field IDs").

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
+from torch_dataloader_utils.discover.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
@@ -31,10 +32,8 @@ from torch_dataloader_utils.discover.iceberg.deletes import (
     EqualityIndex,
     PositionDeletes,
     TargetFiles,
-    check_positions,
     find_deleted_positions,
     index_equality_deletes,
-    without_deleted_rows,
 )
 from torch_dataloader_utils.discover.iceberg.fields import (
     arrow_schema,
@@ -106,7 +105,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         deleted = _deleted_positions(table, listed, options)
         equality = _equality_index(table, listed)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
-    check_positions(scanned.files, scanned.scans, positions)
+    check_positions([file.path for file in scanned.files], scanned.scans, positions)
     extras = _extras(_table_fields(table, target, schema, equality.key_ids), scanned.files, positions, equality)
     inventory = Inventory(
         files=_file_table(scanned.files, scanned.scans, extras),

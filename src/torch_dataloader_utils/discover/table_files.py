@@ -54,5 +54,5 @@ class TableFiles:
         """The results in order, many computed at once."""
         is_local = all(store.is_local for store in self._stores.values())
         threads = _LOCAL_THREADS if is_local else REMOTE_THREADS
-        with threads_for(threads, "tdu-iceberg") as pool:
+        with threads_for(threads, "tdu-table") as pool:
             yield from map_in_order(function, items, pool, 4 * threads)
