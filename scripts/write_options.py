@@ -6,6 +6,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
+from torch_dataloader_utils.datasets.delta import DeltaSource
 from torch_dataloader_utils.datasets.files import FileSource
 from torch_dataloader_utils.datasets.iceberg import IcebergSource
 from torch_dataloader_utils.datasets.options import LOADER_TEXT, TableOptions
@@ -14,8 +15,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 
 TEXT = """# Options
 
-What `StructuredDataset` and `IcebergDataset` take, with and without `create_dataloader`. `RowDataset`, `scan_files`,
-`scan_iceberg` and `plan_epoch` (where `shuffle_seed` is `seed`) take those that they have a use for. All but the first
+What `StructuredDataset`, `IcebergDataset` and `DeltaDataset` take, with and without `create_dataloader`. `RowDataset`,
+`scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is `seed`) take those that they have a
+use for. All but the first
 twenty of `create_dataloader` are passed by keyword. In Python, `help(StructuredDataset.create_dataloader)` shows the
 same texts.
 
@@ -26,6 +28,10 @@ same texts.
 ## Iceberg tables
 
 {iceberg}
+
+## Delta tables
+
+{delta}
 
 ## Every data set
 
@@ -47,7 +53,7 @@ same texts.
 
 def page() -> str:
     """The text of the page."""
-    kinds = {"files": FileSource, "iceberg": IcebergSource, "table": TableOptions}
+    kinds = {"files": FileSource, "iceberg": IcebergSource, "delta": DeltaSource, "table": TableOptions}
     lists = {name: "\n".join(map(_line, fields(kind))) for name, kind in kinds.items()}
     return TEXT.format(**lists, loader=LOADER_TEXT)
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         RetryPolicy as RetryPolicy,
     )
     from torch_dataloader_utils.datasets.blend import BlendedLoader as BlendedLoader, blend as blend
+    from torch_dataloader_utils.datasets.delta import DeltaDataset as DeltaDataset, scan_delta as scan_delta
     from torch_dataloader_utils.datasets.iceberg import IcebergDataset as IcebergDataset, scan_iceberg as scan_iceberg
     from torch_dataloader_utils.datasets.row_dataset import RowDataset as RowDataset
     from torch_dataloader_utils.datasets.structured import StructuredDataset as StructuredDataset
@@ -86,6 +87,7 @@ _HOMES = {
     "_observe.metrics": "Metrics",
     "_store": "CoalesceLimits RemoteOptions RetryPolicy",
     "datasets.blend": "BlendedLoader blend",
+    "datasets.delta": "DeltaDataset scan_delta",
     "datasets.iceberg": "IcebergDataset scan_iceberg",
     "datasets.row_dataset": "RowDataset",
     "datasets.structured": "StructuredDataset",

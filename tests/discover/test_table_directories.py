@@ -18,7 +18,7 @@ from torch_dataloader_utils.errors import StoreError, UnsupportedFeatureError
 
 CORPORA = Path(__file__).resolve().parents[3] / "shared" / "corpora"
 MARKERS = {"delta": "_delta_log/0.json", "hudi": ".hoodie/hoodie.properties", "iceberg": "metadata/v1.metadata.json"}
-ADVICE = {"delta": "file_uris", "hudi": "Export a snapshot", "iceberg": "IcebergDataset"}
+ADVICE = {"delta": "DeltaDataset", "hudi": "Export a snapshot", "iceberg": "IcebergDataset"}
 DATA = "data/year=2024/month=1/a.parquet"
 
 

@@ -12,15 +12,27 @@ import torch
 from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
-from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset, plan_epoch, scan_files, scan_iceberg
+from torch_dataloader_utils import (
+    DeltaDataset,
+    IcebergDataset,
+    RowDataset,
+    StructuredDataset,
+    plan_epoch,
+    scan_delta,
+    scan_files,
+    scan_iceberg,
+)
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils.datasets import option_fields
 from torch_dataloader_utils.datasets import options as table_options
+from torch_dataloader_utils.datasets.delta import DeltaSource
 from torch_dataloader_utils.datasets.files import FileSource
 from torch_dataloader_utils.datasets.iceberg import IcebergSource
 from torch_dataloader_utils.datasets.option_fields import names_of
 from torch_dataloader_utils.datasets.options import (
     LOADER_TEXT,
+    DeltaDatasetKeywords,
+    DeltaLoaderKeywords,
     FileDatasetKeywords,
     FileLoaderKeywords,
     IcebergDatasetKeywords,
@@ -39,6 +51,7 @@ NAMES = {
 }
 DATASETS = {
     StructuredDataset: (FileSource, FileLoaderKeywords, FileDatasetKeywords),
+    DeltaDataset: (DeltaSource, DeltaLoaderKeywords, DeltaDatasetKeywords),
     IcebergDataset: (IcebergSource, IcebergLoaderKeywords, IcebergDatasetKeywords),
 }
 
@@ -97,6 +110,7 @@ def test_scans_and_rows_have_the_same_options_where_they_have_them() -> None:
         (RowDataset.__init__, (FileSource, TableOptions)),
         (scan_files, (FileSource, TableOptions)),
         (scan_iceberg, (IcebergSource, TableOptions)),
+        (scan_delta, (DeltaSource, TableOptions)),
     ):
         types, defaults = {}, defined(*kinds)
         for kind in kinds:
@@ -179,12 +193,15 @@ def test_a_part_of_a_group_is_answered_with_the_group(make: Any, name: str, now:
 def test_a_scan_of_a_table_takes_no_inventory() -> None:
     with pytest.raises(ConfigError, match="Unknown option 'inventory'"):
         scan_iceberg("db.t", None, inventory=None)
+    with pytest.raises(ConfigError, match="Unknown option 'inventory'"):
+        scan_delta("t", inventory=None)
 
 
 def test_secrets_are_not_printed() -> None:
     secret = {"key": "canary-1234"}
     sources = [
         FileSource(path="a", storage_options=secret),
+        DeltaSource(table="a", storage_options=secret),
         IcebergSource(table="a", storage_options=secret, catalog_config=secret),
     ]
     assert "canary" not in repr(sources)
@@ -195,7 +212,7 @@ def test_an_unknown_option_is_still_an_error_of_ours() -> None:
         IcebergDataset.create_dataloader("db.t", None, shufle_rows=3)
 
 
-@pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset])
+@pytest.mark.parametrize("dataset", DATASETS)
 @pytest.mark.parametrize(
     ("option", "told"),
     [

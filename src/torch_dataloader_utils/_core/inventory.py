@@ -217,7 +217,7 @@ class Inventory:
         source: where it was scanned from, for messages.
         row_filter: text of the filter that `live_rows` already accounts for, "" for none.
         projection: the columns that `projected_bytes` counts, None for all.
-        snapshot: the version of an Iceberg table, "" for plain files; the same files may have other deletes in another
+        snapshot: the version of a table, "" for plain files; the same files may have other deletes in another
             version.
         notes: lines of text about what the scan found; plans show them.
     """

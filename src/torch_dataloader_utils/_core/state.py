@@ -356,7 +356,9 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
 def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
     present = dict(identity.settings)
     if saved.get("snapshot") != present.get("snapshot"):
-        return "Tables move on: pass snapshot_id= to read the snapshot that the state was saved with. "
+        return (
+            "Tables move on: pass snapshot_id= (version= in Delta) to read the snapshot that the state was saved with. "
+        )
     if present.get("snapshot", "none") != "none" and saved.get("schema") != present.get("schema"):
         return (
             "The snapshot is the same. If the table's columns changed: snapshot_id= and tag= read it under its own "

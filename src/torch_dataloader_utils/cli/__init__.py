@@ -2,9 +2,9 @@
 
     tdu scan | plan | verify | bench | head | state | tokens
 
-In: paths, patterns, saved inventories, Iceberg tables. Out: tables for people, or `--json` for programs; pictures of
-plans. Exit codes: 0 well, 1 the data (or a state) is wrong, 2 the command is. An error is one line that says what to
-do.
+In: paths, patterns, saved inventories, Iceberg and Delta tables. Out: tables for people, or `--json` for programs;
+pictures of plans. Exit codes: 0 well, 1 the data (or a state) is wrong, 2 the command is. An error is one line that
+says what to do.
 
 Each command is one module, imported when it is run; the libraries behind it are imported when it works, so that
 `tdu --help` is there at once. Needs the extra `cli` (click and rich).

@@ -12,7 +12,7 @@ from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FORMATS = ("parquet", "orc", "csv", "json", "jsonl", "arrow", "iceberg")
+FORMATS = ("parquet", "orc", "csv", "json", "jsonl", "arrow", "iceberg", "delta")
 
 _DATA = (
     click.argument("paths", nargs=-1),
@@ -44,7 +44,11 @@ _DATA = (
         "--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog; repeatable."
     ),
     click.option(
-        "--snapshot", "snapshot_id", type=int, metavar="ID", help="Iceberg snapshot; the present one if left out."
+        "--snapshot",
+        "snapshot_id",
+        type=int,
+        metavar="ID",
+        help="Iceberg snapshot or Delta version; the present one if left out.",
     ),
 )
 

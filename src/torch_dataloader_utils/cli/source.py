@@ -1,7 +1,7 @@
-"""Which data a command works on: paths, a saved inventory or an Iceberg table, and how to read it."""
+"""Which data a command works on: paths, a saved inventory or a table, and how to read it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,26 +45,28 @@ class DataSource:
             raise ConfigError(f"{len(self.paths)} tables: give one at a time.")
         if self.is_table and not self.paths:
             raise ConfigError(
-                f"--inventory {self.inventory_path} is of files, never of an Iceberg table: leave out --catalog, "
-                "--catalog-option and --format iceberg, or name the table instead of the inventory."
+                f"--inventory {self.inventory_path} is of files, never of a table: leave out --catalog, "
+                f"--catalog-option and --format {self.format}, or name the table instead of the inventory."
             )
         self._check_ignored()
 
     def _check_ignored(self) -> None:
         """Refuse options that would have no effect on this data."""
         if self.snapshot_id is not None and not self.is_table:
-            raise ConfigError(f"--snapshot {self.snapshot_id} is for Iceberg tables; these are files. Leave it out.")
+            raise ConfigError(f"--snapshot {self.snapshot_id} is for tables; these are files. Leave it out.")
+        if self.format == "delta" and self.catalog is not None:
+            raise ConfigError("--catalog is for Iceberg tables; a Delta table is named by its directory. Leave it out.")
         if self.partitioning is not None and (self.is_table or self.inventory_path is not None):
             raise ConfigError(
-                f"--partitioning {self.partitioning} is for files: Iceberg tables and saved inventories have their "
+                f"--partitioning {self.partitioning} is for files: tables and saved inventories have their "
                 "partitions already. Leave it out."
             )
 
     @property
     def is_table(self) -> bool:
-        """Whether this is an Iceberg table, by catalog or by the place of its metadata."""
+        """Whether this is a table: Delta, or Iceberg by catalog or by the place of its metadata."""
         by_place = any(path.endswith((".metadata.json", ".metadata.json.gz")) for path in self.paths)
-        return self.format == "iceberg" or self.catalog is not None or by_place
+        return self.format in ("iceberg", "delta") or self.catalog is not None or by_place
 
     @property
     def filters(self) -> Any:
@@ -75,22 +77,15 @@ class DataSource:
         """The inventory; with a filter whose effect statistics do not tell, counted by reading its columns.
 
         Raises:
-            ConfigError, DataError, StoreError: see scan_files and scan_iceberg.
+            ConfigError, DataError, StoreError: see scan_files, scan_iceberg and scan_delta.
         """
         if self.inventory_path is not None:
             found = self._saved_inventory(self.inventory_path)
         elif self.is_table:
-            from torch_dataloader_utils.datasets.iceberg import scan_iceberg
-
+            _, scan, options = self._table()
             with work_bar("data files") as on_progress:
-                return scan_iceberg(
-                    self.paths[0],
-                    self.catalog,
-                    columns=self.columns,
-                    filters=self.filters,
-                    snapshot_id=self.snapshot_id,
-                    storage_options=self.storage or None,
-                    on_progress=on_progress,
+                return scan(
+                    self.paths[0], columns=self.columns, filters=self.filters, on_progress=on_progress, **options
                 )
         else:
             from torch_dataloader_utils.discover import scan_files
@@ -112,16 +107,8 @@ class DataSource:
         """The data set with these options of `create_dataloader`, over an inventory of this source or a new one."""
         options = {"columns": self.columns, "filters": self.filters, **options}
         if self.is_table:
-            from torch_dataloader_utils.datasets.iceberg import IcebergDataset
-
-            return IcebergDataset(
-                self.paths[0],
-                self.catalog,
-                inventory=inventory,
-                storage_options=self.storage or None,
-                snapshot_id=self.snapshot_id,
-                **options,
-            )
+            kind, _, of_table = self._table()
+            return kind(self.paths[0], inventory=inventory, **of_table, **options)
         from torch_dataloader_utils.datasets.structured import StructuredDataset
 
         if inventory is None:
@@ -129,6 +116,18 @@ class DataSource:
         return StructuredDataset(
             list(self.paths), self.format, inventory=inventory, storage_options=self.storage or None, **options
         )
+
+    def _table(self) -> "tuple[Callable[..., TableDataset], Callable[..., Inventory], dict[str, Any]]":
+        """The data set of the table's format, its scan, and the options of both that say what is read."""
+        storage = {"storage_options": self.storage or None}
+        if self.format == "delta":
+            from torch_dataloader_utils.datasets.delta import DeltaDataset, scan_delta
+
+            return DeltaDataset, scan_delta, {"version": self.snapshot_id, **storage}
+        from torch_dataloader_utils.datasets.iceberg import IcebergDataset, scan_iceberg
+
+        options = {"catalog_config": self.catalog, "snapshot_id": self.snapshot_id, **storage}
+        return IcebergDataset, scan_iceberg, options
 
     def reader(self, inventory: "Inventory") -> "Reader":
         """A reader of the chosen columns."""

@@ -122,7 +122,8 @@ Examples:
   tdu tokens build db.documents s3://bucket/corpus --catalog prod --column tokens
 
 Writes corpus.bin and corpus.idx. After a failure the same command goes on with the parts that are done. A source may
-be an Iceberg table: its name with --catalog, or the place of its metadata.json.
+be an Iceberg table: its name with --catalog, or the place of its metadata.json. Of a Delta table it is the directory,
+with --format delta.
 """
 
 
@@ -145,12 +146,15 @@ def command() -> None:
 )
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
 @click.option(
-    "--format", "file_format", type=click.Choice(["parquet", "orc", "iceberg"]), help="Where names have no ending."
+    "--format",
+    "file_format",
+    type=click.Choice(["parquet", "orc", "iceberg", "delta"]),
+    help="Where names have no ending.",
 )
-@click.option("--filter", "filter_text", metavar="TEXT", help="Iceberg: only rows for which it is true.")
+@click.option("--filter", "filter_text", metavar="TEXT", help="Of tables: only rows for which it is true.")
 @click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; the source is a table.")
 @click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog.")
-@click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Iceberg snapshot; else the present one.")
+@click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Iceberg snapshot, or Delta version.")
 @click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
 @click.option(
     "--output-option", "output_storage", multiple=True, metavar="KEY=VALUE", help="For the output's, if others."
@@ -205,7 +209,7 @@ def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
         snapshot_id=options["snapshot_id"],
     )
     if not source.is_table and (source.filter_text is not None or source.snapshot_id is not None):
-        raise ConfigError("--filter and --snapshot are for Iceberg tables here; name one, or leave them out.")
+        raise ConfigError("--filter and --snapshot are for Iceberg and Delta tables here; name one, or leave them out.")
     return source
 
 

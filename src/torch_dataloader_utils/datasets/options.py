@@ -469,3 +469,30 @@ class IcebergPlainKeywords(IcebergKeywords, PlainKeywords, LoaderKeywords, total
 
 class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):
     """Keyword-only options of `IcebergDataset`."""
+
+
+class DeltaKeywords(TypedDict, total=False):
+    """The options of `DeltaSource` that are never passed by position, but for the inventory."""
+
+    from_version: int | None
+    allowed_roots: Sequence[str] | None
+    credentials: Credentials | None
+    remote: RemoteOptions | None
+    allow_empty: bool
+
+
+class DeltaLoaderKeywords(DeltaKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
+    """Keyword-only options of `DeltaDataset.create_dataloader`."""
+
+
+class DeltaPlainKeywords(DeltaKeywords, PlainKeywords, LoaderKeywords, total=False):
+    """The same and the options that come by position, but for those that the type of batches depends on."""
+
+    version: int | None
+    timestamp: int | datetime | None
+    storage_options: Mapping[str, Any] | None
+    inventory: Inventory | None
+
+
+class DeltaDatasetKeywords(DeltaKeywords, AllTableKeywords, total=False):
+    """Keyword-only options of `DeltaDataset`."""

@@ -24,8 +24,7 @@ _MOST_LEVELS = 4
 _MOST_LISTINGS = 16
 
 _ADVICE = {
-    _DELTA: "a Delta table. Pass the files of one version, as deltalake.DeltaTable(path).file_uris() lists them, if it "
-    "has no deletion vectors; else export it",
+    _DELTA: "a Delta table. Read it with DeltaDataset or scan_delta, or --format delta in the shell",
     _HUDI: "a Hudi table. Export a snapshot of it as Parquet files, or as an Iceberg table",
     _ICEBERG: "an Iceberg table. Read it with IcebergDataset or scan_iceberg, or --format iceberg in the shell",
 }

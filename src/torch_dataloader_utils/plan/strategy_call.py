@@ -293,7 +293,10 @@ def describe_files(inventory: Inventory) -> list[DataFileInfo]:
         size = int(inventory.files.sizes[file])
         info = DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups)
         extra = inventory.files.extras[file] if inventory.files.extras else None
-        files.append(_of_table(info, extra) if isinstance(extra, IcebergFile) else info)
+        # Delta tables have these extras too, and no snapshot.
+        if isinstance(extra, IcebergFile) and extra.table.snapshot_id is not None:
+            info = _of_table(info, extra)
+        files.append(info)
     return files
 
 

@@ -1,0 +1,110 @@
+"""What the statistics of a Delta log say of the rows of each file. Source: Delta protocol, "Per-file Statistics"."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime, timedelta
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.discover.delta.actions import AddedFile
+from torch_dataloader_utils.discover.delta.schema import scalar
+from torch_dataloader_utils.discover.file_scan import Verdict
+from torch_dataloader_utils.discover.prune import judge_guarantees, may_be_true_for_nan
+
+# Statistics cut times to milliseconds.
+_TIME_SLACK = timedelta(milliseconds=1)
+
+
+def judge_statistics(
+    row_filter: pc.Expression,
+    fields: Sequence[pa.Field],
+    physical: Mapping[str, str],
+    files: Sequence[AddedFile],
+    *,
+    is_widened: bool,
+) -> Int64s:
+    """OUT for each file that by its statistics has no row that the filter keeps, else MAYBE.
+
+    fields: the columns of the filter. physical: their names in the log. is_widened: whether types of columns may have
+        been widened: a double that was a float32 has bounds that were rounded.
+
+    Statistics of other types than numbers, texts, days and times are not used, nor those that do not fit their type:
+    that costs pruning, never rows.
+    """
+    uses_doubles = not is_widened and not may_be_true_for_nan(row_filter)
+    known = [field for field in fields if _has_bounds(field.type, uses_doubles=uses_doubles)]
+    guarantees = [_guarantee(file, known, physical) for file in files]
+    if any(each is not None for each in guarantees):
+        with suppress(pa.ArrowException):  # a filter that does not compare with them
+            return judge_guarantees(row_filter, pa.schema(fields), guarantees)
+    return np.full(len(files), Verdict.MAYBE, dtype=np.int64)
+
+
+def _has_bounds(data_type: pa.DataType, *, uses_doubles: bool) -> bool:
+    types = pa.types
+    if types.is_float64(data_type):
+        return uses_doubles
+    return any(is_kind(data_type) for is_kind in (types.is_integer, types.is_string, types.is_date, types.is_timestamp))
+
+
+def _guarantee(file: AddedFile, fields: Sequence[pa.Field], physical: Mapping[str, str]) -> pc.Expression | None:
+    statistics = _parsed(file.statistics)
+    terms = [_bounds(statistics, field, physical[field.name]) for field in fields]
+    found = [term for term in terms if term is not None]
+    return reduce(and_, found) if found else None
+
+
+def _parsed(statistics: Any) -> Mapping[str, Any]:
+    if isinstance(statistics, str):
+        try:
+            statistics = json.loads(statistics)
+        except (ValueError, RecursionError):
+            return {}
+    return statistics if isinstance(statistics, dict) else {}
+
+
+def _bounds(statistics: Mapping[str, Any], field: pa.Field, name: str) -> pc.Expression | None:
+    """What holds for a column in all rows. Bounds may be wide: rows were deleted since, or texts cut."""
+    nulls, rows = _entry(statistics, "nullCount", name), statistics.get("numRecords")
+    if nulls is not None and nulls == rows:
+        return pc.field(field.name).is_null()
+    try:
+        low = _value(_entry(statistics, "minValues", name), field.type)
+        high = _value(_entry(statistics, "maxValues", name), field.type)
+        if pa.types.is_timestamp(field.type):
+            low = pa.scalar(low.as_py() - _TIME_SLACK, field.type)
+            high = pa.scalar(high.as_py() + _TIME_SLACK, field.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None
+    column = pc.field(field.name)
+    within = (column >= low) & (column <= high)
+    return within if nulls == 0 else within | column.is_null()
+
+
+def _entry(statistics: Mapping[str, Any], kind: str, name: str) -> Any:
+    entries = statistics.get(kind)
+    return entries.get(name) if isinstance(entries, dict) else None
+
+
+def _value(value: Any, data_type: pa.DataType) -> pa.Scalar:
+    """A bound as a value of the column.
+
+    Raises:
+        ArrowException, ValueError, TypeError: none, or of another type.
+    """
+    types = pa.types
+    if isinstance(value, str) and not types.is_string(data_type):
+        value = scalar(value, data_type).as_py()
+    if isinstance(value, datetime):
+        return pa.scalar(value.replace(tzinfo=None)).cast(data_type)
+    wanted = {"string": (str,), "double": (int, float), "date32[day]": (date,)}.get(str(data_type), (int,))
+    if not isinstance(value, wanted) or isinstance(value, bool) or value != value:
+        raise TypeError(f"a bound is {value!r}")
+    return pa.scalar(value, data_type)

@@ -1,0 +1,250 @@
+"""`scan_table`: from the place of a Delta table to an inventory of one version."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._core.arguments import hold_flags
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.inventory import (
+    FileFormat,
+    FileTable,
+    Int64s,
+    Inventory,
+    PartitionColumn,
+    StringColumn,
+)
+from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
+from torch_dataloader_utils._runtime.parallel import OnProgress
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
+from torch_dataloader_utils.discover.decode_errors import corrupt
+from torch_dataloader_utils.discover.deleted_rows import check_positions, without_deleted_rows
+from torch_dataloader_utils.discover.delta.actions import AddedFile
+from torch_dataloader_utils.discover.delta.data_files import DataScanRequest, is_plain, scan_data_files
+from torch_dataloader_utils.discover.delta.log import VersionChoice
+from torch_dataloader_utils.discover.delta.paths import absolute_path
+from torch_dataloader_utils.discover.delta.schema import DeltaSchema, partition_scalars, read_schema
+from torch_dataloader_utils.discover.delta.snapshot import DeltaTable, Snapshot, read_snapshot
+from torch_dataloader_utils.discover.delta.statistics import judge_statistics
+from torch_dataloader_utils.discover.delta.vectors import read_vector
+from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
+from torch_dataloader_utils.discover.group_table import assemble_groups
+from torch_dataloader_utils.discover.prune import judge_partitions
+from torch_dataloader_utils.discover.schemas import check_columns
+from torch_dataloader_utils.errors import NoDataError
+
+_log = logging.getLogger(__name__)
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaScanOptions:
+    """The part of a table to read.
+
+    columns: names, None for all. filters: a pyarrow expression, for pruning here; rows are filtered when they are read.
+    allow_empty: an empty inventory instead of an error if there is nothing to read.
+    on_error: "skip" leaves out data files whose metadata does not decode.
+    """
+
+    columns: tuple[str, ...] | None = None
+    filters: pc.Expression | None = None
+    version: VersionChoice = field(default_factory=VersionChoice)
+    allow_empty: bool = False
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        hold_flags(self, "allow_empty")
+
+
+def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProgress | None = None) -> Inventory:
+    """The inventory of the data files of one version, sorted by path.
+
+    on_progress: called in the caller's thread after each data file with (files done, files to scan).
+
+    Live rows are without rows that deletion vectors delete. They are UNKNOWN, until they are counted, where statistics
+    do not decide the filter.
+
+    Raises:
+        NoDataError: no such table, or nothing to read (unless allow_empty).
+        ConfigError: a version, column or filter that does not fit.
+        DataError: files that are corrupt or use what is not supported. StoreError: the storage failed.
+    """
+    found = read_snapshot(table, options.version, with_statistics=options.filters is not None)
+    schema = read_schema(found.name, found.metadata, options.columns)
+    check_columns(options.columns or (), schema.schema)
+    used = () if options.filters is None else filter_columns(options.filters, schema.schema)
+    files = _resolved(table, found)
+    partitions = _partitions(found, schema, list(files.values()))
+    verdicts = _judged(found, options, schema, used, list(files.values()), partitions)
+    chosen = np.flatnonzero(verdicts != Verdict.OUT)
+    if not len(chosen) and not options.allow_empty:
+        raise _nothing_to_read(found, len(files))
+    request = _request(schema, options, used, is_decided=bool(used) and set(used) <= set(schema.partitions))
+    paths = [list(files)[number] for number in chosen.tolist()]
+    scans = scan_data_files(paths, request, table.files, on_progress)
+    bad = [(path, scan) for path, scan in zip(paths, scans, strict=True) if isinstance(scan, BadFile)]
+    notes = report_bad_files(bad, len(paths), found.name) if bad else ()
+    good = np.array([not isinstance(scan, BadFile) for scan in scans], dtype=np.bool_)
+    scanned = _Scanned(
+        paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
+        scans=[scan for scan in scans if isinstance(scan, FileScan)],
+        verdicts=verdicts[chosen][good],
+        partitions=tuple(_of_files(column, chosen[good]) for column in partitions),
+    )
+    positions = _deleted(table, scanned, files)
+    deleted = sum(map(len, positions))
+    inventory = Inventory(
+        files=_file_table(scanned, _extras(schema, scanned, positions)),
+        groups=_groups(scanned),
+        schema=schema.schema.serialize().to_pybytes(),
+        source=f"{found.name}, {found.described}",
+        row_filter=filter_text(options.filters),
+        projection=options.columns,
+        snapshot=found.identity,
+        notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *notes),
+    )
+    _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
+    return without_deleted_rows(inventory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Scanned:
+    """The data files that are read, sorted by path, with the verdict of each as a whole."""
+
+    paths: list[str]
+    scans: list[FileScan]
+    verdicts: Int64s
+    partitions: tuple[PartitionColumn, ...]
+
+
+def _resolved(table: DeltaTable, found: Snapshot) -> dict[str, AddedFile]:
+    """The files of a version by the path to open, sorted."""
+    files: dict[str, AddedFile] = {}
+    for file in found.files:
+        path = absolute_path(table.root, file.path)
+        table.files.roots.check(path, "the table's log")
+        if path in files:
+            raise corrupt(found.name, f"data file {redact(path)} is in {found.described} twice")
+        files[path] = file
+    return dict(sorted(files.items()))
+
+
+def _partitions(found: Snapshot, schema: DeltaSchema, files: Sequence[AddedFile]) -> tuple[PartitionColumn, ...]:
+    columns = []
+    for name in schema.partitions:
+        if name in schema.unreadable:
+            continue
+        texts = [file.partition.get(schema.physical[name]) for file in files]
+        distinct = list(dict.fromkeys(texts))
+        numbers = {text: number for number, text in enumerate(distinct)}
+        values = partition_scalars(found.name, schema.schema.field(name), distinct)
+        codes = np.array([numbers[text] for text in texts], dtype=np.int32)
+        columns.append(PartitionColumn(name=name, values=tuple(values), codes=codes))
+    return tuple(columns)
+
+
+def _of_files(column: PartitionColumn, numbers: Int64s) -> PartitionColumn:
+    return PartitionColumn(name=column.name, values=column.values, codes=column.codes[numbers])
+
+
+def _judged(
+    found: Snapshot,
+    options: DeltaScanOptions,
+    schema: DeltaSchema,
+    used: Sequence[str],
+    files: Sequence[AddedFile],
+    partitions: Sequence[PartitionColumn],
+) -> Int64s:
+    """One Verdict for each file, by the log alone."""
+    if options.filters is None or not files:
+        return np.full(len(files), Verdict.IN, dtype=np.int64)
+    by_partition = judge_partitions(options.filters, used, schema.schema, partitions, len(files))
+    left = np.flatnonzero(by_partition == Verdict.MAYBE)
+    fields = [schema.schema.field(name) for name in used]
+    by_partition[left] = judge_statistics(
+        options.filters,
+        fields,
+        schema.physical,
+        [files[number] for number in left.tolist()],
+        is_widened=found.is_widened,
+    )
+    return by_partition
+
+
+def _nothing_to_read(found: Snapshot, num_files: int) -> NoDataError:
+    why = f"the filters leave none of its {num_files} data files" if num_files else "it has no data files"
+    return NoDataError(
+        f"{found.name}, {found.described}: nothing to read; {why}. Pass allow_empty=True for an empty data set, or "
+        "choose another version or filter."
+    )
+
+
+def _request(
+    schema: DeltaSchema, options: DeltaScanOptions, used: Sequence[str], *, is_decided: bool
+) -> DataScanRequest:
+    """is_decided: whether the filter uses partition columns only, which decide it."""
+    return DataScanRequest(
+        table=schema,
+        projected=options.columns,
+        row_filter=None if is_decided else options.filters,
+        filter_columns=tuple(used),
+        on_error=options.on_error,
+    )
+
+
+def _deleted(table: DeltaTable, scanned: _Scanned, files: Mapping[str, AddedFile]) -> list[Int64s]:
+    """The rows of each file that its deletion vector deletes."""
+
+    def read(path: str) -> Int64s:
+        vector = files[path].vector
+        return _NO_ROWS if vector is None else read_vector(table.root, redact(path), vector, table.files)
+
+    positions = list(table.files.map(read, scanned.paths))
+    check_positions(scanned.paths, scanned.scans, positions)
+    return positions
+
+
+def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> tuple[IcebergFile | None, ...]:
+    """What a reader needs of each data file beside its path; () if all are plain."""
+    fields = TableFields(
+        schema=schema.stored.serialize().to_pybytes(),
+        keys=pa.schema([]).serialize().to_pybytes(),
+        names=() if schema.mode == "id" else schema.names,
+        is_by_name=schema.mode != "id",
+    )
+    extras = tuple(
+        None if not len(deleted) and is_plain(scan.schema, schema) else IcebergFile(table=fields, positions=deleted)
+        for scan, deleted in zip(scanned.scans, positions, strict=True)
+    )
+    return extras if any(extra is not None for extra in extras) else ()
+
+
+def _file_table(scanned: _Scanned, extras: tuple[Any, ...]) -> FileTable:
+    return FileTable(
+        paths=StringColumn.of(scanned.paths),
+        sizes=np.array([scan.size for scan in scanned.scans], dtype=np.int64),
+        identities=StringColumn.of(scan.identity for scan in scanned.scans),
+        formats=np.full(len(scanned.paths), FileFormat.PARQUET, dtype=np.uint8),
+        partitions=scanned.partitions,
+        extras=extras,
+    )
+
+
+def _groups(scanned: _Scanned) -> Any:
+    counts = [len(scan.groups) for scan in scanned.scans]
+    verdicts = [
+        np.full(len(scan.groups), verdict, dtype=np.int64) if scan.verdict is None else scan.verdict
+        for scan, verdict in zip(scanned.scans, scanned.verdicts.tolist(), strict=True)
+    ]
+    return assemble_groups(
+        np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+        np.concatenate([np.zeros((0, 4), dtype=np.int64), *(scan.groups for scan in scanned.scans)]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *verdicts]),
+    )
