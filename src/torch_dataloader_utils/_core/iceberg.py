@@ -1,6 +1,6 @@
 """How the columns of one Iceberg data file map to its table, and which of its rows are deleted.
 
-These values are the `extras` of a `FileTable`. `discover/iceberg/` makes them, `read/iceberg` uses them, and no
+These values are the `extras` of a `FileTable`, of Delta tables too. `discover/iceberg/` and `discover/delta/` make them, `read/iceberg` uses them, and no
 plan depends on them. Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
 """
 

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan
 from torch_dataloader_utils.discover.group_table import with_live_rows
+from torch_dataloader_utils.errors import MissingDependencyError
 
 _MAGIC = b"\xd1\xd3\x39\x64"
 
@@ -81,7 +82,12 @@ def decode_vector(path: str, body: bytes) -> Int64s:
 
 
 def _positions(vector: bytes) -> Int64s:
-    from pyroaring import BitMap
+    try:
+        from pyroaring import BitMap
+    except ImportError as error:
+        raise MissingDependencyError(
+            "the table has deletion vectors, which need pyroaring. Run: pip install pyroaring"
+        ) from error
 
     (count,) = struct.unpack_from("<Q", vector)
     position, last_key = 8, -1
