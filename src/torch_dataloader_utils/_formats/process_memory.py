@@ -33,6 +33,10 @@ class ProcessMemory:
         """See RecycledMemory.take."""
         return self._memory.take(num_bytes)
 
+    def span_of(self, address: int) -> range:
+        """See RecycledMemory.span_of."""
+        return self._memory.span_of(address)
+
 
 def private_bytes(num_bytes: int) -> Bytes:
     """New memory that no other process sees."""

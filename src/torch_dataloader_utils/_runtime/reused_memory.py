@@ -76,7 +76,7 @@ class RecycledMemory:
         self._allocate = allocate
         self._lock = threading.Lock()
         self._in_use: ArraysInUse[int] = ArraysInUse()
-        self._used: dict[int, Bytes] = {}
+        self._used: dict[int, tuple[int, Bytes]] = {}  # by key: address and buffer
         self._idle: dict[int, deque[Bytes]] = {}
         self._keys = itertools.count()
         self._peak_bytes = 0
@@ -95,12 +95,20 @@ class RecycledMemory:
             self.used_bytes += size
             self._peak_bytes = max(self.used_bytes, self._peak_bytes - size // _FORGETTING)
             key = next(self._keys)
-            self._used[key] = buffer
+            self._used[key] = (buffer.ctypes.data, buffer)
             return self._in_use.add(key, buffer)
+
+    def span_of(self, address: int) -> range:
+        """The addresses of the buffer in use that this one lies in; empty if it lies in none."""
+        with self._lock:
+            for start, buffer in self._used.values():
+                if start <= address < start + len(buffer):
+                    return range(start, start + len(buffer))
+        return range(0)
 
     def _collect(self) -> None:
         for key in self._in_use.take_dead():
-            buffer = self._used.pop(key)
+            _, buffer = self._used.pop(key)
             self.used_bytes -= len(buffer)
             self.idle_bytes += len(buffer)
             self._idle.setdefault(len(buffer), deque()).append(buffer)

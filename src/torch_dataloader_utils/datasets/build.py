@@ -4,6 +4,7 @@ StructuredDataset, IcebergDataset    all five
 RowDataset                           the first two
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -236,6 +237,8 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         check_has_lengths(schema, column, "token_batches")
         shaper = LengthShaper(shaper=shaper, column=column)
         columns = columns if column in columns else (*columns, column)
+    # Read side by side and in their order, the columns of a stack may be its matrix as they lie.
+    columns = tuple(dict.fromkeys(itertools.chain(*(options.stack or {}).values(), columns)))
     reader = make_reader(read_spec(inventory, options, access, columns))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         if options.on_error == "skip":

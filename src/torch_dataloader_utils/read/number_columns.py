@@ -8,6 +8,7 @@ rows, errors and verdicts do not depend on who decodes.
 Source: parquet-format, "Types" and "Logical Types".
 """
 
+import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -140,6 +141,8 @@ def read_numbers(
     """
     start, stop = rows.of(group_rows)
     num_rows = stop - start
+    # Side by side and at even distances, numbers of one kind are a matrix [columns, rows] as they lie.
+    columns = sorted(columns, key=lambda column: (column.stored, column.width, column.is_integer))
     taken = []
     known = {codec for codec in set(chunks[:, 0].tolist()) if _decoder.has_codec(codec)}
     of_columns = chunks[[column.leaf for column in columns]].tolist()
@@ -199,15 +202,16 @@ class _Place(NamedTuple):
 
 
 def _places(columns: Sequence[NumberColumn], num_rows: int) -> tuple[list[_Place], int]:
-    """A place for each column, one after the other, and the bytes of all of them."""
-    places, start = [], 0
-    for column in columns:
-        values_end = start + -(-num_rows * column.value_bits // 8)
-        validity = _aligned(values_end)
-        end = validity + (-(-num_rows // 8) if column.is_optional else 0)
-        places.append(_Place(start, values_end, validity, end))
-        start = _aligned(end)
-    return places, start
+    """A place for each column, one after the other, bits of nulls behind all values; and the bytes of all of them."""
+    bits_bytes = -(-num_rows // 8)
+    lengths = [-(-num_rows * column.value_bits // 8) for column in columns]
+    *starts, bits = itertools.accumulate(map(_aligned, lengths), initial=0)
+    places = []
+    for column, start, length in zip(columns, starts, lengths, strict=True):
+        end = bits + (bits_bytes if column.is_optional else 0)
+        places.append(_Place(start, start + length, bits, end))
+        bits = _aligned(end)
+    return places, bits
 
 
 def _aligned(number: int) -> int:

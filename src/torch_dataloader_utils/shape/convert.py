@@ -1,7 +1,8 @@
 """Converts Arrow columns to block columns, or into the matrix of a stack; checks text and applies the null policy."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -75,16 +76,18 @@ def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
 class StackBuilder:
     """Builds the matrix of a stack, from columns that are put there one by one as they come.
 
-    Each column is copied once: 8 to 11 times as fast as stacking tensors row by row, and faster still while a core has
-    the column in its cache.
+    Columns that lie in one buffer in their order, at even distances, are the matrix as they lie. Others are copied
+    once: 8 to 11 times as fast as stacking tensors row by row, and faster still while a core has the column in its
+    cache.
     """
 
     def __init__(self, spec: StackSpec, num_rows: int) -> None:
         self._spec = spec
-        shape = (len(spec.columns), num_rows)
-        self._numbers = new_tensor(shape, _raw_dtype(spec.columns[0]))
-        self._rows = self._numbers.numpy()
-        self._valid = np.ones(shape, np.bool_) if spec.has_mask else None
+        self._shape = (len(spec.columns), num_rows)
+        self._dtype = _raw_dtype(spec.columns[0])
+        self._in_place: list[pa.Array] = []
+        self._copies: Tensor | None = None
+        self._valid = np.ones(self._shape, np.bool_) if spec.has_mask else None
 
     def put(self, place: int, array: pa.Array) -> None:
         """Put a column at this place of the stack.
@@ -98,12 +101,48 @@ class StackBuilder:
             array = _filled(column, _nulls_become(column), numbers)
             if self._valid is not None and numbers.valid is not None:
                 self._valid[place] = numbers.valid
-        self._rows[place] = np.from_dlpack(array)
+        if place == len(self._in_place) and array.buffers()[1].parent is not None:
+            self._in_place.append(array)
+        else:
+            self._copy(place, array)
 
     def columns(self) -> tuple[Column, ...]:
         """The matrix of all columns, and its mask of the same shape if any column's nulls are masked."""
-        matrix = Matrix(_logical(self._numbers, self._spec.columns[0]))
+        is_complete = len(self._in_place) == self._shape[0]
+        numbers = _as_matrix(self._in_place, self._dtype) if is_complete else None
+        if numbers is None:
+            numbers = self._room()
+            for place, array in enumerate(self._in_place):
+                self._copy(place, array)
+        matrix = Matrix(_logical(numbers, self._spec.columns[0]))
         return (matrix,) if self._valid is None else (matrix, Matrix(torch.from_numpy(self._valid)))
+
+    def _copy(self, place: int, array: pa.Array) -> None:
+        self._room()[place].numpy()[...] = np.from_dlpack(array)
+
+    def _room(self) -> Tensor:
+        """Memory for the matrix, taken once a column has to be copied."""
+        if self._copies is None:
+            self._copies = new_tensor(self._shape, self._dtype)
+        return self._copies
+
+
+def _as_matrix(arrays: Sequence[pa.Array], dtype: torch.dtype) -> Tensor | None:
+    """Arrays of numbers as one tensor [arrays, rows], if they lie at even distances in one writable buffer."""
+    buffers, rows = [array.buffers()[1] for array in arrays], len(arrays[0])
+    wholes = {(buffer.parent.address, buffer.parent.size) for buffer in buffers}
+    starts = [buffer.address + array.offset * dtype.itemsize for array, buffer in zip(arrays, buffers, strict=True)]
+    pitches = {after - before for before, after in pairwise(starts)} or {rows * dtype.itemsize}
+    whole, pitch = buffers[0].parent, min(pitches)
+    if len(wholes) > 1 or len(pitches) > 1 or pitch % dtype.itemsize or not 0 < rows * dtype.itemsize <= pitch:
+        return None
+    if not whole.is_mutable:
+        return None
+    pitch //= dtype.itemsize
+    numbers = torch.frombuffer(
+        whole, dtype=dtype, count=pitch * (len(arrays) - 1) + rows, offset=starts[0] - whole.address
+    )
+    return numbers.as_strided((len(arrays), rows), (pitch, 1))
 
 
 def _convert_numbers(spec: ColumnSpec, kind: NumberType, array: pa.Array) -> tuple[Column, ...]:

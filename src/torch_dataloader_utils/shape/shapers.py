@@ -192,7 +192,8 @@ def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
 
 
 class ColumnCopies:
-    """Copies the columns of one block into recycled memory, each as it comes, while a core has it in its cache.
+    """Copies the columns of one block into recycled memory, each as it comes, while a core has it in its cache; those
+    that were decoded there stay where they are.
 
     For worker processes: there, recycled memory is shared with the trainer's process, so it is sent without another
     copy; and a few large regions are sent in less time than one for each column.
@@ -206,30 +207,41 @@ class ColumnCopies:
         self._least_bytes = least_bytes
         self._counts = Counter(number_dtype(spec) for spec in specs if _is_single(spec))
         self._counts[torch.bool] += sum(_has_single_mask(spec) for spec in specs)
-        self._row_bytes = {dtype: dtype.itemsize * count for dtype, count in self._counts.items()}
-        self._num_bytes = sum(pitch_bytes(num_rows * row_bytes) for row_bytes in self._row_bytes.values())
-        self._places: dict[torch.dtype, list[Tensor]] = {}
+        self._places: dict[torch.dtype, list[Tensor]] | None = None
+        self._recycled = range(0)  # addresses
 
     def copy(self, column: Column) -> Column:
         """The same rows in recycled memory; the column itself if it is small or is not dense numbers."""
         match column:
+            case Rows(values=values) if self._is_recycled(values):
+                if values.dim() == 1 and self._places is None:
+                    self._counts[values.dtype] -= 1  # needs no place
+                return column
             case Rows(values=values) if values.dim() == 1:
                 return self._copied_beside(column)
             case Rows(values=values):
                 return Rows(_copied(values)) if self._is_large(values) else column
             case Lists(values=values, offsets=offsets):
-                return Lists(_copied(values), _copied(offsets)) if self._is_large(values) else column
+                is_copied = self._is_large(values) and not self._is_recycled(values)
+                return Lists(_copied(values), _copied(offsets)) if is_copied else column
             case Matrix() | Objects():
                 return column
         assert_never(column)
 
+    def _is_recycled(self, values: Tensor) -> bool:
+        address = values.data_ptr()
+        if address not in self._recycled:
+            self._recycled = RECYCLED.span_of(address) or self._recycled
+        return address in self._recycled
+
     def _copied_beside(self, column: Rows) -> Rows:
         """The column in the next free place beside the others of its dtype; itself if all together are small."""
-        if self._num_bytes < self._least_bytes:
-            return column
-        if not self._places:
+        if self._places is None:
             self._places = self._make_places()
-        place = self._places[column.values.dtype].pop()
+        places = self._places.get(column.values.dtype)
+        if not places:
+            return column
+        place = places.pop()
         _copy(column.values, place)
         return Rows(place)
 
@@ -237,13 +249,17 @@ class ColumnCopies:
         return values.nbytes >= self._least_bytes and values.is_contiguous()
 
     def _make_places(self) -> dict[torch.dtype, list[Tensor]]:
-        memory, start = new_tensor((self._num_bytes,), torch.uint8), 0
+        """Room for all columns that are still to come, by their dtypes; none if together they are small."""
+        lengths = {dtype: self._num_rows * dtype.itemsize * count for dtype, count in self._counts.items()}
+        num_bytes = sum(map(pitch_bytes, lengths.values()))
+        if num_bytes < self._least_bytes:
+            return {}
+        memory, start = new_tensor((num_bytes,), torch.uint8), 0
         places = {}
-        for dtype, row_bytes in self._row_bytes.items():
-            num_bytes = self._num_rows * row_bytes
-            matrix = memory[start : start + num_bytes].view(dtype).view(self._counts[dtype], self._num_rows)
+        for dtype, length in lengths.items():
+            matrix = memory[start : start + length].view(dtype).view(self._counts[dtype], self._num_rows)
             places[dtype] = list(matrix.unbind())
-            start += pitch_bytes(num_bytes)
+            start += pitch_bytes(length)
         return places
 
 
