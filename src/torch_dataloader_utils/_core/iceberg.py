@@ -1,7 +1,8 @@
 """How the columns of one Iceberg data file map to its table, and which of its rows are deleted.
 
-These values are the `extras` of a `FileTable`, of Delta tables too. `discover/iceberg/` and `discover/delta/` make them, `read/iceberg` uses them, and no
-plan depends on them. Field ids, not names, say which column is which (Iceberg spec, "Column Projection").
+These values are the `extras` of a `FileTable`, of Delta tables too. `discover/iceberg/` and `discover/delta/` make
+them, `read/iceberg` uses them, and no plan depends on them. Field ids, not names, say which column is which (Iceberg
+spec, "Column Projection").
 """
 
 from dataclasses import dataclass, field

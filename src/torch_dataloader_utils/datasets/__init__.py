@@ -2,8 +2,8 @@
 
     inventory  →  rows  →  planner  →  stream  →  loader
 
-In: paths or a table, and options. Out: `StructuredDataset` (files), `IcebergDataset` and `DeltaDataset` (tables), `RowDataset` (rows by
-number), and loaders of the first two. `options.py` defines the options that they share, `files.py` and `iceberg.py`
-those of where data is, and find the inventory; `row_counts.py` counts and measures rows before the plan;
-`rank_agreement.py` is how ranks agree on all of it.
+In: paths or a table, and options. Out: `StructuredDataset` (files), `IcebergDataset` and `DeltaDataset` (tables),
+`RowDataset` (rows by number), and loaders of all but the last. `options.py` defines the options that they share,
+`files.py`, `iceberg.py` and `delta.py` those of where data is, and find the inventory; `row_counts.py` counts and
+measures rows before the plan; `rank_agreement.py` is how ranks agree on all of it.
 """

@@ -8,10 +8,10 @@ for: ranks, workers or order; that is `plan`.
 A file format is one module (`parquet`, `orc`, `arrow`, `text`) with a function from a `ScanItem` to a `FileScan`. A new
 one is a value of `FileFormat`, such a module, and a line in `formats`; `read/` has its decoder.
 
-A table format is one folder (`iceberg/`, `delta/`) with a function from a table to an `Inventory`, whose files carry `extras` for
-the reader. A new one (Delta, Hudi) is such a folder beside it. It shares `table_paths` (what metadata may name),
-the scans of the file formats, `prune` (statistics) and `group_table` (joining the scans), and a data set in `datasets/`
-calls it. `table_directories` refuses directories of tables that are read as plain files.
+A table format is one folder (`iceberg/`, `delta/`) with a function from a table to an `Inventory`, whose files carry
+`extras` for the reader. A new one (Hudi) is such a folder beside them. They share `table_paths` (what metadata may
+name), the scans of the file formats, `prune` (statistics) and `group_table` (joining the scans), and a data set in
+`datasets/` calls it. `table_directories` refuses directories of tables that are read as plain files.
 """
 
 from torch_dataloader_utils.discover.file_scan import TextOptions
