@@ -195,8 +195,35 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {printable(' '.join(str(message).split()))}", err=True)
 
 
+_VERSION_HELP = "Show the version, the compiled decoder and the store clients that are there."
+_STORE_CLIENTS = ("s3fs", "gcsfs", "adlfs", "obstore")
+_CODECS = {"zstd": 6, "lz4": 7}  # as parquet.thrift numbers them; their libraries are looked up on the machine
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if not value:
+        return
+    from importlib.metadata import PackageNotFoundError, version
+
+    from torch_dataloader_utils import _decoder
+
+    def find(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    codecs = [name for name, number in _CODECS.items() if _decoder.IS_BUILT and _decoder.has_codec(number)]
+    decoder = f"with {', '.join(['snappy', *codecs])}" if _decoder.IS_BUILT else "not built: there was no C compiler"
+    clients = [f"{name} {found}" for name in _STORE_CLIENTS if (found := find(name))]
+    click.echo(f"tdu, version {find('torch-dataloader-utils')}")
+    click.echo(f"compiled decoder  {decoder}")
+    click.echo(f"store clients     {', '.join(clients) or 'none: only local files and web servers'}")
+    ctx.exit()
+
+
 @click.group("tdu", cls=CommandGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="torch-dataloader-utils", prog_name="tdu")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_VERSION_HELP)
 def app() -> None:
     """Look at data sets, plans and loaders from the shell.
 

@@ -73,6 +73,7 @@ def command(
     bytes_per_row = int(inventory.groups.projected_bytes.sum()) / max(1, inventory.num_rows)
     limit = median(rate.rows_per_second for rate in limits)
     rows = [_row(setting, rates[setting], limit, bytes_per_row) for setting in settings]
+    decoders = rates[settings[0]][-1].metrics.describe_chunks()
     advice = recommend(rows)
     report = {
         "source": inventory.source,
@@ -88,7 +89,7 @@ def command(
     if as_json:
         emit_json(report)
     else:
-        _print(report)
+        _print(report, decoders)
 
 
 def measure(
@@ -149,6 +150,8 @@ def _row(setting: "Setting", runs: "list[Rate]", limit: float, bytes_per_row: fl
         "microseconds_per_batch": 1e6 * setting.batch_size / speed if speed else 0.0,
         "of_limit": speed / limit if limit else 0.0,
         "seconds": [run.seconds for run in runs],
+        "compiled_chunks": runs[-1].metrics.compiled_chunks,
+        "pyarrow_chunks": runs[-1].metrics.pyarrow_chunks,
     }
 
 
@@ -164,7 +167,7 @@ def _numbers(text: str, option: str, least: int) -> list[int]:
     return numbers
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any], decoders: str) -> None:
     limit = report["limit"]
     print_facts(
         [
@@ -174,6 +177,7 @@ def _print(report: dict[str, Any]) -> None:
                 f"{limit['of']}, {report['cores']} cores: {limit['rows_per_second']:,.0f} rows/s, "
                 f"{limit['mb_per_second']:,.0f} MB/s",
             ),
+            *([("decoded", decoders)] if decoders else []),
         ]
     )
     click.echo()

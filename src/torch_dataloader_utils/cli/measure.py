@@ -1,11 +1,12 @@
 """Measurements of `tdu bench`: passes of a loader, and bare reading of the same row groups, which limits its speed."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils._core.inventory import FileFormat, Inventory
+from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils.cli.source import DataSource
 
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """One timed run: rows delivered in so many seconds."""
+    """One timed run: rows delivered in so many seconds; metrics: of a loader."""
 
     rows: int
     seconds: float
+    metrics: Metrics = field(default_factory=Metrics)
 
     @property
     def rows_per_second(self) -> float:
@@ -59,7 +61,7 @@ def time_loader(loader: "TableDataLoader", epoch: int, most_seconds: float) -> R
     seconds = perf_counter() - begin
     did = loader.metrics() - before
     batches.close()  # type: ignore[attr-defined]  # a generator
-    return Rate(rows=did.rows, seconds=seconds)
+    return Rate(rows=did.rows, seconds=seconds, metrics=did)
 
 
 def time_bare_reader(inventory: Inventory, source: DataSource, threads: int, most_seconds: float) -> Rate:
