@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         RoundRobinSplitStrategy as RoundRobinSplitStrategy,
         SizeBalancedSplitStrategy as SizeBalancedSplitStrategy,
     )
+    from torch_dataloader_utils.shape.encode import Bytes as Bytes, Hash as Hash, Vocabulary as Vocabulary
     from torch_dataloader_utils.shape.padding import PadRagged as PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged as Ragged
     from torch_dataloader_utils.shape.tensor_batch import TensorBatch as TensorBatch
@@ -97,6 +98,7 @@ _HOMES = {
     "plan.epoch_plan": "EpochPlan",
     "plan.planner": "plan_epoch",
     "plan.strategies": "RoundRobinSplitStrategy SizeBalancedSplitStrategy",
+    "shape.encode": "Bytes Hash Vocabulary",
     "shape.padding": "PadRagged",
     "shape.ragged": "Ragged",
     "shape.tensor_batch": "TensorBatch",

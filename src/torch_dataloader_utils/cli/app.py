@@ -121,6 +121,7 @@ COMMANDS = {
     "verify": "Read everything once; check counts, checksums and the plan.",
     "bench": "Measure throughput on your data, and what to choose.",
     "head": "The first batches as a table.",
+    "vocabulary": "Count the values of a column; make a vocabulary of them.",
     "state": "A saved state in words: epoch, what is done, what remains.",
     "tokens": "Token corpora in the .bin/.idx format.",
 }
@@ -132,6 +133,7 @@ Examples:
   tdu verify data/ --ranks 8 --workers 4
   tdu bench data/ --columns x,y,label
   tdu head data/ --filter "x > 3 and label == 'a'"
+  tdu vocabulary data/ --columns city --save city.parquet
   tdu state checkpoint.json data/
   tdu scan db.events --catalog prod
 """

@@ -36,9 +36,11 @@ from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.shape.encode import EncodingShaper, encoded_schema
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
+from torch_dataloader_utils.shape.specs import select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -230,8 +232,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
     inventory = stored_inventory(inventory, None)
     schema = decode_schema(inventory.schema)
     columns = tuple(schema.names if options.columns is None else options.columns)
-    shaper = make_shaper(options.output_format, schema, columns=columns, stack=options.stack, nulls=options.nulls)
-    delivered = pa.schema([schema.field(name) for name in columns])
+    delivered, shaper = _encoded_rows(select_fields(schema, columns), options)
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
@@ -267,11 +268,19 @@ def _build_samples(
             good = leave_out_bad_groups(stored, rows, share, on_progress)
             inventory = inventory if good.num_groups == stored.num_groups else good
         packed = count_packed(inventory, reader, share, partial(read_lengths, on_progress=on_progress))
-    delivered = pa.schema([(field.name, field.data_type) for field in fields])
-    shaper = make_shaper(
+    delivered, shaper = _encoded_rows(pa.schema([(field.name, field.data_type) for field in fields]), options)
+    return TableRows(inventory=packed, delivered=delivered, reader=reader, shaper=shaper)
+
+
+def _encoded_rows(delivered: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shaper]:
+    """The delivered columns in the types that `encode` makes of them, and what shapes their rows."""
+    delivered = encoded_schema(delivered, options.encode)
+    shaper: Shaper = make_shaper(
         options.output_format, delivered, columns=delivered.names, stack=options.stack, nulls=options.nulls
     )
-    return TableRows(inventory=packed, delivered=delivered, reader=reader, shaper=shaper)
+    if options.encode:
+        shaper = EncodingShaper(shaper=shaper, encoders=options.encode)
+    return delivered, shaper
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:

@@ -42,6 +42,7 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
+from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
@@ -82,6 +83,17 @@ def _stack(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise ConfigTypeError(f'{name}={value!r}: pass a dict of lists of columns, such as {{"x": ["a", "b"]}}.')
     return value
+
+
+def _encode(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(column, str) and isinstance(encoder, Encoder) for column, encoder in value.items()
+    ):
+        raise ConfigTypeError(
+            f'{name}={value!r}: pass a dict of columns and encoders, such as {{"city": Hash(buckets=1_000_000)}}; '
+            "encoders are Hash, Vocabulary and Bytes."
+        )
+    return dict(sorted(value.items()))  # ranks compare it as a text
 
 
 def _packing(name: str, value: Any) -> TokenPacking:
@@ -202,6 +214,12 @@ class TableOptions(Checked):
         "matrix name -> columns of one number type, delivered as one [B, n] tensor.",
         _stack,
         is_of_rank=True,
+    )
+    encode: Mapping[str, Encoder] | None = option(
+        None,
+        "columns of text or categories -> what makes numbers of them: Hash(buckets), Vocabulary(values) or Bytes(). "
+        "Filters see the column as it is stored.",
+        _encode,
     )
     token_batches: TokenBatches | None = option(
         None,
@@ -380,6 +398,7 @@ class TableKeywords(TypedDict, total=False):
     count_rows: Literal["auto"] | bool
     nulls: Any
     stack: Mapping[str, Sequence[str]] | None
+    encode: Mapping[str, Encoder] | None
     token_batches: TokenBatches | None
     pack: TokenPacking | None
     on_error: OnError

@@ -28,6 +28,7 @@ from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.column_blocks import split_rows
+from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
@@ -65,6 +66,7 @@ class RowDataset(Dataset[Any]):
         length_column: str | None = None,
         nulls: Any = None,
         stack: Mapping[str, Sequence[str]] | None = None,
+        encode: Mapping[str, Encoder] | None = None,
         decoding: Decoding = _DECODING,
         **options: Unpack[FileKeywords],
     ) -> None:
@@ -73,7 +75,7 @@ class RowDataset(Dataset[Any]):
         Args:
             path: data files, paths, or a directory or pattern.
             format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
-                credentials, remote, nulls, stack and allow_bare_files.
+                credentials, remote, nulls, stack, encode and allow_bare_files.
             inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then it is what is read, and nothing is
                 listed. Deletes apply.
             output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python

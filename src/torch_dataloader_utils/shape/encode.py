@@ -1,0 +1,370 @@
+"""Text and categories as numbers, made by Arrow and numpy where row groups are decoded: no Python object a row.
+
+    Hash         a value's bucket           "Paris" -> 320,963          by XXH64, which never changes
+    Vocabulary   a value's number           "Paris" -> 17               by a list of values that was made before
+    Bytes        a text's UTF-8 bytes       "Paris" -> 80 97 114 105 115
+
+`EncodingShaper` replaces columns of record batches before they are shaped, so that `nulls=`, `stack=` and every output
+format work with the numbers as if they were stored so.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from torch_dataloader_utils._core.arguments import check_integer, check_seed, hold_integers
+from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.inventory import Int64s, short_digest
+from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.shape.arrow_types import decoded_type
+from torch_dataloader_utils.shape.raw_numbers import plain, validity
+from torch_dataloader_utils.shape.xxh64 import Words, byte_spans, hash_bytes, hash_integers
+
+_NUMBER = pa.int64()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hash:
+    """Each value becomes a bucket in [0, buckets), an int64: its XXH64 with `seed`, modulo `buckets`.
+
+        Hash(buckets=1_000_000)    "Paris" -> xxh64(b"Paris", 0) % 1_000_000 = 320963
+
+    Text is hashed as its UTF-8 bytes, binary values as they are, integers of every width as 8 bytes, little-endian.
+    XXH64 is specified, and there for every language: the buckets are the same on every platform, in every version of
+    this library, and where a model is served. Nulls stay nulls.
+
+    Attributes:
+        buckets: how many there are.
+        seed: taken modulo 2^64; other seeds put values together in other ways.
+    """
+
+    buckets: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        hold_integers(self, "buckets", least=1)
+        object.__setattr__(self, "seed", check_seed("seed", self.seed))
+
+    @property
+    def num_ids(self) -> int:
+        """The rows that an embedding of these numbers needs."""
+        return self.buckets
+
+    def numbers(self, values: pa.Array) -> Int64s:
+        """The bucket of each value; undefined for nulls."""
+        hashed = _integer_hashes(values, self.seed) if pt.is_integer(values.type) else _text_hashes(values, self.seed)
+        buckets: Int64s = (hashed % np.uint64(self.buckets)).astype(np.int64)
+        return buckets
+
+    def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
+        """The type that values of this type become; None if they cannot be hashed."""
+        return _NUMBER if _is_text(data_type) or pt.is_integer(data_type) else None
+
+
+class Vocabulary:
+    """Each value becomes its number, an int64: values are numbered in their order, from 0, leaving out `unknown`.
+
+        Vocabulary(["DE", "FR"], unknown=0)     DE 1, FR 2, all others 0
+        Vocabulary(["DE", "FR"], unknown=-1)    DE 0, FR 1, all others -1
+        Vocabulary(["DE", "FR"], unknown=2)     DE 0, FR 1, all others 2
+
+    Nulls stay nulls. `tdu vocabulary` makes a file of a column's values, which `Vocabulary.load` reads.
+
+    Args:
+        values: a list or Arrow array of texts, binary values or integers, each once.
+        unknown: the number of values that are not in the list.
+
+    Raises:
+        ConfigError: a null or a value that comes twice. ConfigTypeError: values of other types.
+    """
+
+    def __init__(self, values: Any, *, unknown: int = 0) -> None:
+        self.unknown = check_integer("unknown", unknown)
+        self._values = vocabulary_values(values, "The vocabulary")
+        self._seed, self._order = 0, np.zeros(0, np.int64)
+        # Values are found by their hashes; a seed under which all differ is found at once, or at the second try.
+        while True:
+            hashes = self._keys(self._values)
+            self._order = np.argsort(hashes, kind="stable")
+            self._sorted = hashes[self._order]
+            same = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
+            if not len(same):
+                break
+            self._check_once()
+            self._seed += 1
+        self._digest = short_digest(hashes.tobytes() + f"{self._values.type}".encode())
+
+    @classmethod
+    def load(cls, path: str, *, unknown: int = 0) -> "Vocabulary":
+        """The vocabulary of a Parquet file as `tdu vocabulary` writes it: the values of its first column, in order.
+
+        Raises:
+            ConfigError: no such file, or not a Parquet file with a column that can be one.
+        """
+        try:
+            column = pq.read_table(path, columns=[pq.read_schema(path).names[0]]).column(0)
+        except (OSError, pa.ArrowException, IndexError) as error:
+            raise ConfigError(
+                f"{path}: no vocabulary can be read from it ({error}). Pass a Parquet file that tdu vocabulary wrote."
+            ) from error
+        return cls(column, unknown=unknown)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary(<{len(self._values):,} values, {self._digest}>, unknown={self.unknown})"
+
+    def __len__(self) -> int:
+        """How many values it has."""
+        return len(self._values)
+
+    @property
+    def num_ids(self) -> int:
+        """The rows that an embedding of these numbers needs: one more than the largest number."""
+        known = len(self) - 1 + (0 <= self.unknown < len(self))
+        return max(known, self.unknown) + 1
+
+    def numbers(self, values: pa.Array) -> Int64s:
+        """The number of each value; undefined for nulls."""
+        if not len(self):
+            return np.full(len(values), self.unknown, dtype=np.int64)
+        keys = self._keys(values)
+        places = np.minimum(np.searchsorted(self._sorted, keys), len(self) - 1)
+        found, positions = self._sorted[places] == keys, self._order[places]
+        if pt.is_integer(values.type):
+            if pt.is_uint64(values.type):  # beyond int64, whose negative numbers have the same bits
+                found &= keys <= np.uint64(np.iinfo(np.int64).max)
+        else:
+            same = pc.equal(self._values.take(pa.array(positions)), values.cast(self._values.type))
+            found &= same.fill_null(False).to_numpy(zero_copy_only=False)
+        numbered = positions + (positions >= self.unknown) if self.unknown >= 0 else positions
+        return np.where(found, numbered, self.unknown)
+
+    def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
+        """The type that values of this type become; None if they are not of the kind of the vocabulary's."""
+        kinds = (pt.is_integer, _is_utf8, _is_binary)
+        return _NUMBER if any(kind(data_type) and kind(self._values.type) for kind in kinds) else None
+
+    def _keys(self, values: pa.Array) -> Words:
+        """A word for each value: integers are their own, of text its hash."""
+        return _integer_words(values) if pt.is_integer(values.type) else _text_hashes(values, self._seed)
+
+    def _check_once(self) -> None:
+        counted = pc.value_counts(self._values)
+        twice = counted.filter(pc.greater(counted.field("counts"), 1))
+        if len(twice):
+            raise ConfigError(
+                f"The vocabulary has {twice[0]['values'].as_py()!r} more than once: name each value once."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """A text becomes its UTF-8 bytes, a binary value its own: a list of uint8 a row, which is `Ragged` in tensors.
+
+    For those who tokenise on the device. Nothing is copied; nulls stay nulls.
+    """
+
+    def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
+        """The type that values of this type become; None if they are no text and no bytes."""
+        if not _is_text(data_type):
+            return None
+        is_large = pt.is_large_string(data_type) or pt.is_large_binary(data_type)
+        return pa.large_list(pa.uint8()) if is_large else pa.list_(pa.uint8())
+
+
+Encoder = Hash | Vocabulary | Bytes
+
+
+def encoded_schema(delivered: pa.Schema, encode: Mapping[str, Encoder] | None) -> pa.Schema:
+    """The delivered columns, those of `encode` in the types that they become.
+
+    Raises:
+        ConfigError: a column that is not delivered, or of a type that its encoder does not take.
+    """
+    for name, encoder in (encode or {}).items():
+        index = delivered.get_field_index(name)
+        if index < 0:
+            raise ConfigError(
+                f"encode= names column {name!r}, which batches do not have. They have {', '.join(delivered.names)}; "
+                "correct the name, or name it in columns= too."
+            )
+        column = delivered.field(index)
+        delivered = delivered.set(index, column.with_type(_encoded_type(column, encoder)))
+    return delivered
+
+
+def _encoded_type(column: pa.Field, encoder: Encoder) -> pa.DataType:
+    data_type = decoded_type(column.type)
+    if isinstance(encoder, Bytes):
+        found = encoder.encoded_type(data_type)
+        wanted = "text or binary values"
+    else:
+        found = _with_items(data_type, encoder)
+        kind = "" if isinstance(encoder, Hash) else f", as its values ({encoder._values.type}) are"
+        wanted = f"text, binary values, integers, or lists of them{kind}"
+    if found is None:
+        raise ConfigError(
+            f"encode={{{column.name!r}: {encoder!r}}}: the column is {column.type}, and {type(encoder).__name__} "
+            f"takes columns of {wanted}. Choose another encoder, or leave the column out of encode=."
+        )
+    return found
+
+
+def _with_items(data_type: pa.DataType, encoder: Hash | Vocabulary) -> pa.DataType | None:
+    """The type with its items encoded, at any depth of lists."""
+    data_type = decoded_type(data_type)
+    if not (pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type)):
+        return encoder.encoded_type(data_type)
+    item = _with_items(data_type.value_type, encoder)
+    if item is None:
+        return None
+    if pt.is_fixed_size_list(data_type):
+        return pa.list_(item, data_type.list_size)
+    return pa.large_list(item) if pt.is_large_list(data_type) else pa.list_(item)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingShaper:
+    """Wraps a shaper of encoded columns: encodes those of `encoders` first. Implements `_core.block.Shaper`."""
+
+    shaper: Shaper
+    encoders: Mapping[str, Encoder]
+
+    def use_memory(self, memory: RecycledMemory) -> None:
+        """See Shaper."""
+        self.shaper.use_memory(memory)
+
+    def with_copied_columns(self, least_bytes: int) -> "EncodingShaper":
+        """See Shaper."""
+        return replace(self, shaper=self.shaper.with_copied_columns(least_bytes))
+
+    def block(self, parts: Iterable[pa.RecordBatch]) -> Block:
+        """The block of the encoded rows."""
+        return self.shaper.block(self._encoded(parts))
+
+    def _encoded(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            names = part.schema.names
+            if self.encoders.keys().isdisjoint(names) or not part.num_columns:
+                yield part
+                continue
+            columns = [
+                encoded(column, self.encoders[name]) if name in self.encoders else column
+                for name, column in zip(names, part.columns, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, names)
+
+    def concat(self, blocks: Sequence[Block]) -> Block:
+        """The rows of all blocks, one after the other."""
+        return self.shaper.concat(blocks)
+
+    def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
+        """Row order[i] of the blocks' concatenation, for all i."""
+        return self.shaper.gather(blocks, order)
+
+
+def encoded(array: pa.Array, encoder: Encoder) -> pa.Array:
+    """The column as its encoder makes it; each distinct text is looked at once."""
+    if isinstance(encoder, Bytes):
+        return _as_bytes(plain(array))
+    if pt.is_run_end_encoded(array.type):
+        array = plain(array)
+    data_type = array.type
+    if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type):
+        return _encoded_lists(array, encoder)
+    if pt.is_dictionary(data_type):
+        return encoded(array.dictionary, encoder).take(array.indices)
+    if not _is_text(data_type):
+        return _numbered(array, encoder)
+    distinct = array.dictionary_encode()
+    return _numbered(distinct.dictionary, encoder).take(distinct.indices)
+
+
+def _numbered(values: pa.Array, encoder: Hash | Vocabulary) -> pa.Array:
+    valid = validity(values)
+    return pa.array(encoder.numbers(values), mask=None if valid is None else ~valid)
+
+
+def _encoded_lists(array: pa.Array, encoder: Hash | Vocabulary) -> pa.Array:
+    """The lists with their items encoded: those that the array's rows span, no others."""
+    if pt.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        items = encoded(array.values.slice(array.offset * size, len(array) * size), encoder)
+        valid = validity(array)
+        return pa.FixedSizeListArray.from_arrays(items, size, mask=None if valid is None else pa.array(~valid))
+    offsets = array.offsets
+    first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(array) else (0, 0)
+    items = encoded(array.values.slice(first, last - first), encoder)
+    valid = validity(array)
+    kind = pa.LargeListArray if pt.is_large_list(array.type) else pa.ListArray
+    shifted = pc.subtract(offsets, pa.scalar(first, offsets.type))
+    return kind.from_arrays(shifted, items, mask=None if valid is None else pa.array(~valid))
+
+
+def _as_bytes(array: pa.Array) -> pa.Array:
+    wanted = Bytes().encoded_type(array.type)
+    valid, offsets, data = array.buffers()
+    size = 0 if data is None else data.size
+    items = pa.Array.from_buffers(pa.uint8(), size, [None, pa.py_buffer(b"") if data is None else data])
+    return pa.Array.from_buffers(wanted, len(array), [valid, offsets], offset=array.offset, children=[items])
+
+
+def _text_hashes(values: pa.Array, seed: int) -> Words:
+    return hash_bytes(byte_spans(values), seed)
+
+
+def _integer_hashes(values: pa.Array, seed: int) -> Words:
+    return hash_integers(_integer_words(values), seed)
+
+
+def _integer_words(values: pa.Array) -> Words:
+    """64 bits each, shape [n]; 0 for nulls."""
+    filled = values.fill_null(0) if values.null_count else values
+    words: Words = (
+        filled.to_numpy().astype(np.dtype("i8" if pt.is_signed_integer(values.type) else "u8")).view(np.uint64)
+    )
+    return words
+
+
+def vocabulary_values(values: Any, what: str) -> pa.Array:
+    """The values as large_string, large_binary or int64, in one array; `what` has them, for messages.
+
+    Raises:
+        ConfigTypeError: they are of another type. ConfigError: a null, or an integer beyond int64.
+    """
+    try:
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ConfigTypeError(
+            f"values is {of_type(values)}: pass a list of texts, or of integers ({error})."
+        ) from error
+    array = plain(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
+    if array.null_count:
+        raise ConfigError(f"{what} has {array.null_count} nulls: leave them out (nulls= says what they become).")
+    kinds = {_is_utf8: pa.large_string(), _is_binary: pa.large_binary(), pt.is_integer: _NUMBER}
+    kinds[pt.is_null] = pa.large_string()  # no values at all
+    wanted = next((wanted for is_kind, wanted in kinds.items() if is_kind(array.type)), None)
+    if wanted is None:
+        raise ConfigTypeError(f"{what} has values of type {array.type}, and wants texts, binary values or integers.")
+    try:
+        return array.cast(wanted)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{what} has an integer beyond int64 ({error}). Leave it out.") from error
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    return _is_utf8(data_type) or _is_binary(data_type)
+
+
+def _is_utf8(data_type: pa.DataType) -> bool:
+    return bool(pt.is_string(data_type) or pt.is_large_string(data_type))
+
+
+def _is_binary(data_type: pa.DataType) -> bool:
+    return bool(pt.is_binary(data_type) or pt.is_large_binary(data_type))
