@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo quick test slow nightly lint docs bench clean
+.PHONY: demo quick test slow nightly lint docs bench package clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -66,6 +66,10 @@ bench: $(VENV)/.installed-test
 	@echo "benchmarks: $(BENCHMARKS)"
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	@echo "results: benchmarks/results/*.json; what they mean: docs/performance.md"
+
+# Source package and wheel in dist/, tested in an empty environment.
+package:
+	PYTHON=$(PYTHON) scripts/check_package.sh
 
 clean:
 	rm -rf $(VENV) .demo build dist site

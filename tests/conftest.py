@@ -15,6 +15,8 @@ from tests.effort import EFFORT
 
 # Footers of remote files are not kept on the host that runs the tests.
 os.environ.setdefault("TORCH_DATALOADER_UTILS_CACHE", "off")
+# gcsfs decides when it is imported whether it asks for a bucket's layout, by a protocol that no server of ours speaks.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that: `nohup make test &`. What is handled
 # here is at its default in the programs that tests start.

@@ -12,6 +12,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
+__version__ = "1.0.0.dev0"
+
 # Positioned reads, file locks and signals are POSIX's. A refusal here is better than an error in the middle of a job.
 if os.name != "posix":
     raise ImportError(

@@ -95,10 +95,7 @@ CLIENTS = ["s3fs", "gcsfs", "adlfs", "http", "obstore"]
 
 @pytest.mark.waits
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_reply_with_more_after_it_costs_no_row_and_prints_none(
-    client: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+def test_a_reply_with_more_after_it_costs_no_row_and_prints_none(client: str, caplog: pytest.LogCaptureFixture) -> None:
     if client != "http":
         pytest.importorskip(client, reason=f"{client} is not installed")
     caplog.set_level(logging.DEBUG, "torch_dataloader_utils")

@@ -304,9 +304,7 @@ def span_of(text: str) -> tuple[int, int]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_objects_of_google_cloud_storage_are_asked_for_by_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Its extended client asks by gRPC what kind of bucket this is, which the server here does not speak.
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+def test_objects_of_google_cloud_storage_are_asked_for_by_generation() -> None:
     pytest.importorskip("gcsfs", reason="gcsfs is not installed")
     generation = ["1760000000000001"]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import torch_dataloader_utils
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "torch_dataloader_utils"
 
@@ -30,15 +32,24 @@ heavy = sorted({"torch", "pyarrow", "numpy", "fsspec", "pyiceberg", "accelerate"
 print(torch_dataloader_utils.__file__, heavy)
 """
 
+FOLDERS = (".ci", ".github", "benchmarks", "docs", "examples", "scripts", "src", "tests")
+MADE = re.compile(r"__pycache__|\.egg-info|\.so$|^benchmarks/(\.data|results)/")
+# Paths of the tree, without what builds and runs leave there.
+SOURCES = sorted(
+    name
+    for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
+    if path.is_file() and not MADE.search(name := str(path.relative_to(ROOT))) and name != ".git"
+)
+
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the wheel and the sdist."""
     work = tmp_path_factory.mktemp("build")
     # A copy, because building writes into the tree it builds.
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, work)
-    shutil.copytree(ROOT / "src", work / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__", "*.so"))
+    for file in SOURCES:
+        (work / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, work / file)
     target = work / "dist"
     target.mkdir()
     command = [sys.executable, "-c", BUILD, str(target)]
@@ -63,11 +74,14 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
     assert "tdu = " in scripts
 
 
-def test_the_sdist_has_every_module_and_is_typed(dist: Path) -> None:
+def test_the_sdist_has_every_file_of_the_tree_so_that_its_tests_run(dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as sdist:
-        names = {name.partition("/src/")[2] for name in sdist.getnames()}
-    sources = {str(path.relative_to(PACKAGE.parent)) for path in (PACKAGE / "_decoder").glob("*.[ch]")}
-    assert names >= modules() | sources | {"torch_dataloader_utils/py.typed"}
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert set(SOURCES) - names == {".gitignore"}
+
+
+def test_the_version_is_that_of_the_wheel(dist: Path) -> None:
+    assert f"-{torch_dataloader_utils.__version__}-" in next(dist.glob("*.whl")).name
 
 
 def test_the_wheel_imports_without_torch_or_pyarrow(dist: Path) -> None:

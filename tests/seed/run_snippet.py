@@ -1,7 +1,7 @@
 """Runs one snippet as one rank of a job under torchrun: python -m tests.seed.run_snippet NAME DATA REPORTS.
 
-NCCL becomes gloo and the bucket a local directory; nothing else of the snippet is changed. The model notes what it
-was given, and writes it to REPORTS/rank<r>.json: a list of row ids for every step.
+NCCL becomes gloo and the bucket a local directory, and Horovod's snippet chooses no CUDA device; nothing else of a
+snippet is changed. The model notes what it was given, and writes it to REPORTS/rank<r>.json: lists of row ids, a step.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch.distributed.nn  # before the process group is made: docs/how-to/ddp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.seed import snippets
+from tests.seed import horovod_stand_in, snippets
 
 NUM_EPOCHS = 2
 
@@ -49,15 +49,19 @@ class WrappedWhenCalled:
 def main(name: str, data: str, reports: Path) -> None:
     """Run the snippet and write what the model was given."""
     text = getattr(snippets, name).replace('"nccl"', '"gloo"').replace("s3://bucket/training-data/", data)
+    text = text.replace("torch.cuda.set_device(hvd.local_rank())\n", "")
     model = Model()
-    # Accelerate wraps the model itself.
-    given = model if name == "ACCELERATE" else WrappedWhenCalled(model)
+    # Accelerate wraps the model itself, and Horovod the optimizer.
+    given = WrappedWhenCalled(model) if name == "PYTORCH_DDP" else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     program = compile(text, f"{name.lower()}.py", "exec")
     exec(program, {"__name__": "__main__", "model": given, "optimizer": optimizer, "num_epochs": NUM_EPOCHS})
+    horovod_stand_in.shutdown()
     (reports / f"rank{os.environ['RANK']}.json").write_text(json.dumps(model.steps))
 
 
 if __name__ == "__main__":
+    horovod_stand_in.install()
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -5,7 +5,6 @@ import pickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,8 @@ from tests.effort import EFFORT
 from torch_dataloader_utils import Bytes, Hash, RowDataset, StructuredDataset, Vocabulary, pack_tokens
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.encode import encoded
+
+xxhash = pytest.importorskip("xxhash")
 
 # Values that are written down here for ever: what was trained with a hash must be served with the same one.
 GOLDEN = [

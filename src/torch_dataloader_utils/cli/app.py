@@ -207,7 +207,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
         return
     from importlib.metadata import PackageNotFoundError, version
 
-    from torch_dataloader_utils import _decoder
+    from torch_dataloader_utils import __version__, _decoder
 
     def find(package: str) -> str | None:
         try:
@@ -218,7 +218,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
     codecs = [name for name, number in _CODECS.items() if _decoder.IS_BUILT and _decoder.has_codec(number)]
     decoder = f"with {', '.join(['snappy', *codecs])}" if _decoder.IS_BUILT else "not built: there was no C compiler"
     clients = [f"{name} {found}" for name in _STORE_CLIENTS if (found := find(name))]
-    click.echo(f"tdu, version {find('torch-dataloader-utils')}")
+    click.echo(f"tdu, version {__version__}")
     click.echo(f"compiled decoder  {decoder}")
     click.echo(f"store clients     {', '.join(clients) or 'none: only local files and web servers'}")
     ctx.exit()

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds the source package and, from it, the wheel, into dist/; then installs the wheel, with what it requires and nothing
+# else, and runs the quick tests of the source package with it.
+#
+#   scripts/check_package.sh        PYTHON chooses the interpreter, TESTS what is run
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$python" -m venv "$work/builder"
+"$work/builder/bin/python" -m pip install --quiet --disable-pip-version-check build
+rm -rf "$root/dist"
+"$work/builder/bin/python" -m build --outdir "$root/dist" "$root"
+
+"$python" -m venv "$work/empty"
+pip=("$work/empty/bin/python" -m pip --quiet --disable-pip-version-check)
+"${pip[@]}" install --constraint "$root/constraints.txt" "$root"/dist/*.whl "pytest>=8" "hypothesis>=6.100" "psutil>=5.9" \
+    "setuptools>=77"
+"$work/empty/bin/tdu" --version || true # says which package the shell lacks
+tar -xzf "$root"/dist/*.tar.gz -C "$work" --one-top-level=source --strip-components=1
+rm -rf "$work/source/src/torch_dataloader_utils" # what is tested is the wheel
+cd "$work/source"
+read -r -a tests <<<"${TESTS:-tests/plan tests/read tests/shape tests/stream tests/decoder tests/compat}"
+HYPOTHESIS_PROFILE=quick "$work/empty/bin/python" -m pytest -q -p no:cacheprovider --quick "${tests[@]}"
+ls -l "$root"/dist
