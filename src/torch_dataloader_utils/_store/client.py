@@ -14,6 +14,7 @@ import fsspec
 
 from torch_dataloader_utils._store.access import RemoteOptions, StoreAccess
 from torch_dataloader_utils._store.censor import censor
+from torch_dataloader_utils._store.hub import CLIENT as HUB_CLIENT
 from torch_dataloader_utils._store.obstore import open_obstore
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils._store.store_errors import store_error, unknown_scheme
@@ -83,6 +84,11 @@ def exclusive_use(filesystem: Any) -> AbstractContextManager[Any]:
 def is_s3(filesystem: Any) -> bool:
     """Whether this is s3fs, which supports uploads in parts."""
     return _package(filesystem) == _S3_CLIENT
+
+
+def is_hub(filesystem: Any) -> bool:
+    """Whether this is the client of the Hugging Face Hub, where revisions move and commits do not."""
+    return _package(filesystem) == HUB_CLIENT
 
 
 def has_buckets(filesystem: Any) -> bool:

@@ -94,8 +94,19 @@ _OBSTORE_WRONG_REPLY = re.compile(
     r"Received non-partial response|Requested \d+\.\.\d+, got|Content-(Range|Length) [Hh]eader"
 )
 # Classes of aiohttp, botocore, urllib3 and their like, whose names are all that they share.
-_TRANSIENT_NAMES = ("Connection", "Timeout", "Payload", "Disconnected", "IncompleteRead", "Streaming", "ClientOSError")
-_CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "gcsfs", "azure")
+_TRANSIENT_NAMES = (
+    "Connection",
+    "Timeout",
+    "Payload",
+    "Disconnected",
+    "IncompleteRead",
+    "Streaming",
+    "ClientOSError",
+    "ConnectError",
+    "ReadError",
+    "RemoteProtocolError",
+)
+_CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http", "httpx", "httpx2", "gcsfs", "azure")
 
 
 def diagnose(error: BaseException, *, handled: BaseException | None = None) -> Diagnosis:
@@ -120,7 +131,7 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
             return Diagnosis(kind=Kind.TRANSIENT)
         status = _status(each)
         if status:
-            headers = getattr(each, "headers", None)
+            headers = getattr(each, "headers", None) or getattr(getattr(each, "response", None), "headers", None)
             after = headers.get("Retry-After") if isinstance(headers, Mapping) else None
             return Diagnosis(kind=_kind(status, ""), status=status, retry_after_seconds=_seconds(after))
     return Diagnosis(kind=Kind.FINAL)
@@ -184,10 +195,12 @@ def _kind(status: int, code: str) -> Kind:
 
 
 def _status(error: BaseException) -> int:
-    for name in ("status", "status_code", "code"):
-        value = getattr(error, name, None)
-        if isinstance(value, int) and 400 <= value < 600:
-            return value
+    # Errors of httpx and requests have the status on their response.
+    for owner in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code", "code"):
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and 400 <= value < 600:
+                return value
     return 0
 
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from fsspec.asyn import get_loop
+
 from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store.cancellation import ask, run_on_loop
 from torch_dataloader_utils._store.conditional_reads import (
@@ -14,6 +16,7 @@ from torch_dataloader_utils._store.conditional_reads import (
     fetch_from_s3,
 )
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
+from torch_dataloader_utils._store.hub import fetch_from_hub
 from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils._store.obstore import fetch_from_obstore
 from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
@@ -27,6 +30,7 @@ _FETCHES: dict[str, Fetch] = {
     "fsspec.implementations.http": fetch_from_http,
     "gcsfs": fetch_from_gcs,
     "adlfs": fetch_from_azure,
+    "huggingface_hub": fetch_from_hub,
 }
 
 
@@ -71,7 +75,9 @@ class PendingReads:
                 errors = _sync(filesystem, key, missing)
             else:
                 works = _all(fetch(filesystem, key, reply, self._attempts.policy) for reply in missing)
-                errors = run_on_loop(filesystem.loop, works, self._left_seconds)
+                # The Hub's client has no loop of its own; it is given fsspec's.
+                loop = getattr(filesystem, "loop", None) or get_loop()
+                errors = run_on_loop(loop, works, self._left_seconds)
         finally:
             received = self._received_bytes()
             self._attempts.received(received)

@@ -13,10 +13,11 @@ from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.cancellation import ask, pause
 from torch_dataloader_utils._store.censor import censor
-from torch_dataloader_utils._store.client import clients, exclusive_use, open_client
+from torch_dataloader_utils._store.client import clients, exclusive_use, is_hub, open_client
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.host_cache import HostCache, footer_cache
+from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.pending_reads import PendingReads
@@ -273,6 +274,8 @@ def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
 
 def _find(filesystem: Any, key: str, *, directories_only: bool) -> tuple[str, Infos]:
     filesystem.invalidate_cache()
+    if is_hub(filesystem):
+        key = key_at_commit(filesystem, key)
     if is_pattern(key):
         return key, matching_files(filesystem, key, directories_only=directories_only)
     return key, files_at(filesystem, key)

@@ -35,6 +35,7 @@ _CLIENTS = {
     "abfss": "adlfs",
     "az": "adlfs",
     "adl": "adlfs",
+    "hf": "huggingface_hub",
 }
 
 # Letters of a client's own message.

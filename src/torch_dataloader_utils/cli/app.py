@@ -198,7 +198,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 _VERSION_HELP = "Show the version, the compiled decoder and the store clients that are there."
-_STORE_CLIENTS = ("s3fs", "gcsfs", "adlfs", "obstore")
+_STORE_CLIENTS = ("s3fs", "gcsfs", "adlfs", "obstore", "huggingface_hub")
 _CODECS = {"zstd": 6, "lz4": 7}  # as parquet.thrift numbers them; their libraries are looked up on the machine
 
 

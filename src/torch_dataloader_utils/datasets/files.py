@@ -108,11 +108,14 @@ class FileSource(Checked):
 
 
 def _check_place(inventory: Inventory, files: Files) -> None:
-    """Warns if files of the inventory lie outside of what the caller names, unless that is nothing, or a table."""
+    """Warns if files of the inventory lie outside of what the caller names, unless that is nothing, or a table.
+
+    What it was made of is right as it is: an `hf://` path, say, of which files have the commit in their names.
+    """
     given = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     named = [os.fspath(path) for path in map(_path, given) if isinstance(path, (str, os.PathLike)) and path]
     paths = inventory.files.paths
-    if not named or inventory.snapshot or not len(paths):
+    if not named or inventory.snapshot or not len(paths) or inventory.source in map(redact, named):
         return
     for end in (paths[0], paths[len(paths) - 1]):  # they are sorted
         if not any(lies_in(end, path) for path in named):
