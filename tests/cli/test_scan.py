@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.shell import one_line, tdu, tdu_json, write_parquet
@@ -63,6 +64,18 @@ def test_hive_partitions_are_columns(tmp_path):
     report = tdu_json("scan", tmp_path, "--partitioning", "hive", "--filter", "year == 2024")
     assert report["partitions"] == {"year": 2}
     assert report["num_rows"] == 10
+
+
+def test_files_may_lack_columns(tmp_path):
+    for name in ("x", "y"):
+        pq.write_table(pa.table({name: [1, 2]}), tmp_path / f"{name}.parquet")
+    assert "missing=" in one_line(tdu("scan", tmp_path, code=1))
+    report = tdu_json("scan", tmp_path, "--missing", "null", "--filter", "x > 1")
+    assert [column["name"] for column in report["schema"]] == ["x", "y"]
+    assert report["num_rows"] == 1
+    tdu("scan", tmp_path, "--missing", "null", "--save", tmp_path.parent / "saved.parquet")
+    refused = tdu("scan", "--inventory", tmp_path.parent / "saved.parquet", "--missing", "null", code=2)
+    assert "have their columns already" in one_line(refused)
 
 
 @pytest.mark.parametrize("format_name", ["csv", "arrow"])

@@ -37,6 +37,13 @@ _DATA = (
         is_flag=True,
         help="Read directories of Delta, Hudi and Iceberg tables as plain files, including removed rows.",
     ),
+    click.option(
+        "--missing",
+        type=click.Choice(["error", "null"]),
+        default="error",
+        show_default=True,
+        help="What columns are that some files lack.",
+    ),
     click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable."),
     click.option("--inventory", "inventory_path", metavar="FILE", help="What `tdu scan --save` wrote."),
     click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; PATHS is the table."),
@@ -114,6 +121,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
         catalog_options: tuple[str, ...],
         snapshot_id: int | None,
         allow_bare_files: bool,
+        missing: Literal["error", "null"],
         **others: Any,
     ) -> Any:
         if not (is_required or paths or inventory_path):
@@ -129,6 +137,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
             catalog=catalog_properties(catalog, catalog_options),
             snapshot_id=snapshot_id,
             allow_bare_files=allow_bare_files,
+            missing=missing,
         )
         return function(source=source, **others)
 

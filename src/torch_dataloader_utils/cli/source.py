@@ -32,6 +32,7 @@ class DataSource:
     catalog: Mapping[str, Any] | None = field(default=None, repr=False)
     snapshot_id: int | None = None
     allow_bare_files: bool = False
+    missing: Literal["error", "null"] = "error"
 
     def __post_init__(self) -> None:
         if not self.paths and self.inventory_path is None:
@@ -60,6 +61,10 @@ class DataSource:
             raise ConfigError(
                 f"--partitioning {self.partitioning} is for files: tables and saved inventories have their "
                 "partitions already. Leave it out."
+            )
+        if self.missing == "null" and (self.is_table or self.inventory_path is not None):
+            raise ConfigError(
+                "--missing null is for files: tables and saved inventories have their columns already. Leave it out."
             )
 
     @property
@@ -98,6 +103,7 @@ class DataSource:
                     filters=self.filters,
                     partitioning=self.partitioning,
                     allow_bare_files=self.allow_bare_files,
+                    missing=self.missing,
                     storage_options=self.storage or None,
                     on_progress=on_progress,
                 )

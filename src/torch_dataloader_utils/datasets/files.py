@@ -17,7 +17,7 @@ from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import compare_options, scanning_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import under_filter
 from torch_dataloader_utils.discover.bad_files import lies_in
-from torch_dataloader_utils.discover.file_scan import ScanRequest
+from torch_dataloader_utils.discover.file_scan import Missing, ScanRequest, check_missing
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
@@ -65,6 +65,13 @@ class FileSource(Checked):
         "instead of an UnsupportedFeatureError. Files that are named themselves are always read.",
         check_flag,
     )
+    missing: Missing = option(
+        "error",
+        '"null" takes files with different columns: one that a file lacks is null there (see nulls), one with narrower '
+        "types in some files (int32 beside int64) has the widest. All metadata is read for it, and CSV and JSON lines "
+        'need scan_files(schema=). "error": all files need the same columns and types.',
+        check_missing,
+    )
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory that was given, if it fits the filter, or that of the files; and how files are reached.
@@ -93,6 +100,7 @@ class FileSource(Checked):
             row_filter=options.filters,
             count_rows=options.count_rows is not False,
             on_error=options.on_error,
+            missing=self.missing,
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
             scan = partial(

@@ -40,6 +40,7 @@ from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.option_fields import Checked, option
+from torch_dataloader_utils.discover.file_scan import Missing
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.shape.encode import Encoder
@@ -441,6 +442,7 @@ class FileKeywords(TypedDict, total=False):
     remote: RemoteOptions | None
     inventory: Inventory | None
     allow_bare_files: bool
+    missing: Missing
 
 
 class FileLoaderKeywords(FileKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):

@@ -11,8 +11,21 @@ from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._store import FileEntry
+from torch_dataloader_utils.errors import ConfigError
 
 Int96Unit = Literal["ns", "us"]
+Missing = Literal["error", "null"]
+
+
+def check_missing(name: str, value: Any) -> Missing:
+    """The word that says what columns are that some files lack.
+
+    Raises:
+        ConfigError: none of the two.
+    """
+    if value not in ("error", "null"):
+        raise ConfigError(f'{name}={value!r}: pass "error" or "null".')
+    return value  # type: ignore[no-any-return]  # one of the two
 
 
 class Verdict(IntEnum):
@@ -45,7 +58,8 @@ class ScanRequest:
     """The part of a scan that is the same for every file.
 
     columns: the projection, None for all. row_filter: not bound to a schema yet. filter_columns: the names it uses.
-    text_schema: the schema of text files, which carry none; None until it is inferred from the first file.
+    schema: the columns of all files, None until they are known; that of text files may be given, since they carry none.
+    missing: "null" takes files that lack some of the columns, or have them in narrower types.
     on_error: "skip" gives a BadFile for a file whose metadata does not decode. int96_unit: of timestamps in Parquet.
     """
 
@@ -55,7 +69,8 @@ class ScanRequest:
     filter_columns: tuple[str, ...] = ()
     count_rows: bool = True
     text: TextOptions = TextOptions()
-    text_schema: pa.Schema | None = None
+    schema: pa.Schema | None = None
+    missing: Missing = "error"
     on_error: OnError = "raise"
     int96_unit: Int96Unit = "ns"
 

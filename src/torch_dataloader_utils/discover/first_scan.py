@@ -1,4 +1,4 @@
-"""Learns columns, types and partitions of all files before the scan: from one file, paths, or `_metadata`."""
+"""Learns columns, types and partitions of all files before the scan: from one file, `_metadata`, or all files."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
 from torch_dataloader_utils._formats.parquet_trailer import check_footer
+from torch_dataloader_utils._runtime.parallel import OnProgress, watched
+from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -19,7 +21,8 @@ from torch_dataloader_utils.discover.formats import format_hint, named_format, s
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
 from torch_dataloader_utils.discover.parquet import group_rows, projected_leaves, read_footer, with_uuids
 from torch_dataloader_utils.discover.paths import DataFiles
-from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema
+from torch_dataloader_utils.discover.scan_many import is_text, scanned
+from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema, unified_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 
 _log = logging.getLogger(__name__)
@@ -66,10 +69,10 @@ def scan_sidecar(
 class FirstScan:
     """The facts about all files that the first scan gives.
 
-    file_schema: the schema that all files must have, from the file `path`. schema: the same with partition columns.
-    partitions, fields: the partition columns and their Arrow fields.
+    path: the first good file. file_schema: its schema, or with missing="null" the columns of all files.
+    schema: the same with partition columns. partitions, fields: the partition columns and their Arrow fields.
     scans: scans made so far, by number of the file: of the files up to the first good one, or of all if there is a
-        sidecar. They count no lines and judge no filter.
+        sidecar or with missing="null". They count no lines and judge no filter.
     hint: for a name that is no column, advice for the error.
     """
 
@@ -81,9 +84,28 @@ class FirstScan:
     scans: Mapping[int, FileScan | BadFile]
     hint: Callable[[str], str]
 
+    @property
+    def bad(self) -> dict[int, FileScan | BadFile]:
+        """The files among those scanned so far whose metadata does not decode."""
+        return {file: scan for file, scan in self.scans.items() if isinstance(scan, BadFile)}
 
-def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None) -> FirstScan:
-    """Scan files in their order until one is good: neither bad nor blank.
+    def wanted(self, file: int) -> tuple[pa.Schema, str]:
+        """The schema that a file must have: that of its own first scan, or else of the file `path`; and that path."""
+        scan = self.scans.get(file)
+        return (scan.schema if scan is not None and _is_good(scan) else self.file_schema), self.path
+
+
+def scan_first(
+    store: Store,
+    files: DataFiles,
+    request: ScanRequest,
+    partitioning: str | None,
+    executor: Executor | None = None,
+    on_progress: OnProgress | None = None,
+) -> FirstScan:
+    """Scan files in their order until one is good (neither bad nor blank), or with missing="null" all of them.
+
+    executor, on_progress: for a scan of all files; see `scan_files`.
 
     Raises:
         NoDataError: none is. ConfigError: a projected name that is no column, or files that are named as another
@@ -91,7 +113,11 @@ def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitionin
         do not fit the files' own column. DataError, StoreError: see `scan_files`.
     """
     try:
-        return _scan_first(store, files, request, partitioning)
+        if request.missing == "null" and not is_text(request.file_format):
+            scans = _scan_all(store, files, request, executor, on_progress)
+        else:
+            scans = _probe(store, files, request)
+        return _learn(scans, files, request, partitioning)
     except DataError as error:
         hint = format_hint(files.entries[0].path, request.file_format)
         # If other files have the right ending, the format is right and this file is wrong.
@@ -103,24 +129,27 @@ def scan_first(store: Store, files: DataFiles, request: ScanRequest, partitionin
         ) from error
 
 
-def _scan_first(store: Store, files: DataFiles, request: ScanRequest, partitioning: str | None) -> FirstScan:
-    scans = _probe(store, files, request)
-    number, first = next(((i, scan) for i, scan in enumerate(scans) if _is_good(scan)), (0, None))
-    if first is None:
+def _learn(
+    scans: Sequence[FileScan | BadFile], files: DataFiles, request: ScanRequest, partitioning: str | None
+) -> FirstScan:
+    good = [(entry.path, scan.schema) for entry, scan in zip(files.entries, scans, strict=False) if _is_good(scan)]
+    if not good:
         raise _nothing_good(scans, files.source)
-    path = files.entries[number].path
-    check_distinct_names(first.schema, path)
+    path, file_schema = good[0]
+    check_distinct_names(file_schema, path)
+    if request.missing == "null":
+        file_schema = unified_schema(good)
     partitions: tuple[PartitionColumn, ...] = ()
     fields: tuple[pa.Field, ...] = ()
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
-        partitions, fields = type_partitions(texts, first.schema, path)
-    schema = dataset_schema(first.schema, fields, keeps_required=request.text_schema is not None)
+        partitions, fields = type_partitions(texts, file_schema, path)
+    schema = dataset_schema(file_schema, fields, keeps_required=request.schema is not None)
     hint = partial(hive_hint, [path] if partitioning is None else [], files.root)
     check_columns(request.columns or (), schema, hint)
     return FirstScan(
         path=path,
-        file_schema=first.schema,
+        file_schema=file_schema,
         schema=schema,
         partitions=partitions,
         fields=fields,
@@ -135,9 +164,21 @@ def _probe(store: Store, files: DataFiles, request: ScanRequest) -> Sequence[Fil
         scans = scan_sidecar(store, files.sidecar, files.root, files.entries, request)
         if scans is not None:
             return scans
-    # Filter and line counts need the schema, which is not known yet.
-    probe = replace(request, count_rows=False, row_filter=None)
+    probe = _of_schema(request)
     return _up_to_good(scan_file(store, probe, ScanItem(entry=entry)) for entry in files.entries)
+
+
+def _scan_all(
+    store: Store, files: DataFiles, request: ScanRequest, executor: Executor | None, on_progress: OnProgress | None
+) -> Sequence[FileScan | BadFile]:
+    items = [ScanItem(entry=entry) for entry in files.entries]
+    with scanned(store, _of_schema(request), items, executor) as scans:
+        return list(watched(scans, len(items), on_progress))
+
+
+def _of_schema(request: ScanRequest) -> ScanRequest:
+    """The request without filter and line counts, which need the schema, which is not known yet."""
+    return replace(request, count_rows=False, row_filter=None)
 
 
 def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]:

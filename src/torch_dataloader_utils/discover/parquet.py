@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._formats.arrow_schema import all_nullable
 from torch_dataloader_utils._formats.parquet_trailer import check_metadata, checked_footer_length, chunk_start
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
@@ -37,9 +39,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         fragment = None
         if request.row_filter is not None:
             # The fragment gives the statistics too, without another parse.
-            file = pa.BufferReader(tail.data)
-            file_format = ds.ParquetFileFormat(coerce_int96_timestamp_unit=request.int96_unit)
-            fragment = file_format.make_fragment(file, partition_expression=guarantee(item.partition))
+            fragment = _fragment(tail, request, item.partition)
             metadata, schema = fragment.metadata, fragment.physical_schema
         else:
             # Not a ParquetFile, which looks at every column: that takes half of the time of small files.
@@ -52,9 +52,34 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         rows = group_rows(metadata, leaves)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
-        if fragment is not None:
-            verdict = judge_groups(fragment, item.partition, request.row_filter, request.filter_columns)
+        if fragment is not None and (known := _known_values(schema, item, request)) is not None:
+            if len(known) > len(item.partition):
+                fragment = _fragment(tail, request, known)
+            verdict = judge_groups(fragment, known, request.row_filter, request.filter_columns)
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
+
+
+def _fragment(tail: Tail, request: ScanRequest, known: Sequence[tuple[pa.Field, Any]]) -> ds.ParquetFileFragment:
+    file_format = ds.ParquetFileFormat(coerce_int96_timestamp_unit=request.int96_unit)
+    return file_format.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(known))
+
+
+def _known_values(schema: pa.Schema, item: ScanItem, request: ScanRequest) -> tuple[tuple[pa.Field, Any], ...] | None:
+    """What is known of the filter's columns without statistics: partition values, and nulls where the file lacks one.
+
+    None if the file has one of them in another type than the data set, which its statistics are not compared with.
+    """
+    of_path = {field.name for field, _ in item.partition}
+    known = list(item.partition)
+    for name in request.filter_columns:
+        if name in of_path or request.schema is None:
+            continue
+        wanted, index = request.schema.field(name), schema.get_field_index(name)
+        if index < 0:
+            known.append((wanted, None))
+        elif all_nullable(schema.field(index).type) != all_nullable(wanted.type):
+            return None
+    return tuple(known)
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:

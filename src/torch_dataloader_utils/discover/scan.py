@@ -1,14 +1,14 @@
 """`scan_files`: from a path to an inventory.
 
 list the files  →  scan the first  →  judge all by their partition values  →  scan those that are left  →  assemble
+
+With missing="null" the first scan is one of all files, since each may have columns of its own.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -27,28 +27,33 @@ from torch_dataloader_utils._core.inventory import (
 )
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, shown_filter
-from torch_dataloader_utils._runtime.parallel import OnProgress, map_in_order, map_quick, threads_for, watched
-from torch_dataloader_utils._runtime.threads import Executor, available_cpus
+from torch_dataloader_utils._runtime.parallel import OnProgress, watched
+from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
-from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, TextOptions, Verdict
+from torch_dataloader_utils.discover.file_scan import (
+    FileScan,
+    Int96Unit,
+    Missing,
+    ScanItem,
+    ScanRequest,
+    TextOptions,
+    Verdict,
+    check_missing,
+)
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
-from torch_dataloader_utils.discover.formats import file_format_of, scan_file
+from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.hive import partition_values
-from torch_dataloader_utils.discover.paths import REMOTE_THREADS, DataFiles, PathLike, find_files, other_files_named
+from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.discover.prune import judge_partitions
+from torch_dataloader_utils.discover.scan_many import is_text, scanned
 from torch_dataloader_utils.discover.schemas import check_same_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 
 _log = logging.getLogger(__name__)
 
 CountRows = Literal["auto"] | bool
-
-_TEXT_FORMATS = (FileFormat.CSV, FileFormat.JSON)
-
-# A local footer takes 0.2 ms, mostly to decode; more threads do not help.
-_MOST_LOCAL_THREADS = 8
 
 
 def scan_files(
@@ -69,6 +74,7 @@ def scan_files(
     on_error: OnError = "raise",
     allow_bare_files: bool = False,
     int96_unit: Int96Unit = "ns",
+    missing: Missing = "error",
 ) -> Inventory:
     """The inventory of the files at `path`, from metadata alone.
 
@@ -91,6 +97,8 @@ def scan_files(
         allow_bare_files: see `StructuredDataset.create_dataloader`.
         int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
             not; what is finer is cut.
+        missing: "null" takes files that lack some of the columns, or have them in narrower types: the data set has the
+            columns of all files, each in the widest type, and is null where a file lacks one. Text needs a schema then.
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -110,9 +118,10 @@ def scan_files(
         row_filter=filters,
         count_rows=check_count_rows(count_rows),
         text=text or TextOptions(),
-        text_schema=schema,
+        schema=schema,
         on_error=on_error,
         int96_unit=_checked_unit(int96_unit),
+        missing=check_missing("missing", missing),
     )
     access = StoreAccess.of(storage_options, credentials, remote)
     return scan_paths(
@@ -138,7 +147,14 @@ def scan_paths(
 ) -> Inventory:
     """As `scan_files`, with an access that readers of the files use later too, so that they share a client."""
     _check_partitioning(partitioning)
-    store, files = find_files(path, access, empty_has_no_rows=_is_text(request), allow_bare_files=allow_bare_files)
+    if request.missing == "null" and is_text(request.file_format) and request.schema is None:
+        raise ConfigError(
+            'missing="null" needs a schema for CSV and JSON lines, which carry none: pass inventory=scan_files(path, '
+            'format, schema=..., missing="null").'
+        )
+    store, files = find_files(
+        path, access, empty_has_no_rows=is_text(request.file_format), allow_bare_files=allow_bare_files
+    )
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 
@@ -153,7 +169,7 @@ def scan_listed(
 ) -> Inventory:
     """The inventory of files that are listed already; otherwise as `scan_files`.
 
-    request: with `text_schema` None, it is inferred from the first file.
+    request: with `schema` None, it is learned from the first file.
     """
     with other_files_named(files, request.file_format):
         return _scan_listed(store, files, request, partitioning, executor, on_progress)
@@ -169,14 +185,15 @@ def _scan_listed(
 ) -> Inventory:
     filters = request.row_filter
     paths = _path_column(files.entries)
-    first = scan_first(store, files, request, partitioning)
+    first = scan_first(store, files, request, partitioning, executor, on_progress)
     request, verdicts = _judge_files(request, first, len(files.entries))
     chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
-    ready = first.scans if _is_answered_by_first(request) else {}
-    missing = [file for file in chosen if file not in ready]
-    with _scanned(store, request, _items(files, first, missing), executor) as scans:
+    ready = first.scans if _is_answered_by_first(request) else first.bad
+    left = [file for file in chosen if file not in ready]
+    with scanned(store, request, _items(files, first, left), executor) as scans:
         in_order = (ready[file] if file in ready else next(scans) for file in chosen)
-        stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), on_progress), verdicts)
+        heard = on_progress if left or request.missing == "error" else None
+        stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(paths, stats, request.file_format, first.partitions),
@@ -194,7 +211,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
 
     The filter stays in the request only if it uses columns of the files.
     """
-    request = replace(request, text_schema=first.file_schema)
+    request = replace(request, schema=first.file_schema)
     row_filter = request.row_filter
     if row_filter is None:
         return request, np.full(num_files, Verdict.IN, dtype=np.int64)
@@ -207,31 +224,13 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
 
 def _is_answered_by_first(request: ScanRequest) -> bool:
     """Whether the scans of `scan_first` serve this request too; they count no lines and judge no row group."""
-    return not _is_text(request) and request.row_filter is None
-
-
-def _is_text(request: ScanRequest) -> bool:
-    return request.file_format in _TEXT_FORMATS
+    has_statistics = request.file_format is FileFormat.PARQUET
+    return not is_text(request.file_format) and (request.row_filter is None or not has_statistics)
 
 
 def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterator[ScanItem]:
     for file in numbers:
         yield ScanItem(entry=files.entries[file], partition=partition_values(first.partitions, first.fields, file))
-
-
-@contextmanager
-def _scanned(
-    store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
-) -> Iterator[Iterator[FileScan | BadFile]]:
-    """The scans of the items in their order, made in the executor or, without one, in threads that end here."""
-    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else REMOTE_THREADS
-    # `map_quick` is for short work: not for remote stores, counting lines, or an executor that the user passed.
-    map_scans = map_in_order if executor is not None or _is_text(request) or not store.is_local else map_quick
-    pool: AbstractContextManager[Executor] = (
-        threads_for(threads, "tdu-scan") if executor is None else nullcontext(executor)
-    )
-    with pool as runs:
-        yield map_scans(partial(scan_file, store, request), items, runs, 4 * threads)
 
 
 def _collect(
@@ -252,7 +251,7 @@ def _collect(
         if isinstance(scan, BadFile):
             bad.append((paths[file], scan))
             continue
-        check_same_schema(first.file_schema, first.path, scan.schema, paths[file])
+        check_same_schema(*first.wanted(file), scan.schema, paths[file])
         stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
@@ -282,7 +281,7 @@ def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
         raise ConfigTypeError(f"schema is {of_type(schema)}: pass a pyarrow.schema([...]).")
     if text is not None and not isinstance(text, TextOptions):
         raise ConfigTypeError(f"text is {of_type(text)}: pass TextOptions(...).")
-    if schema is not None and file_format_of(file_format) not in _TEXT_FORMATS:
+    if schema is not None and not is_text(file_format_of(file_format)):
         raise ConfigError(
             f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "
             "says what is read."

@@ -1,7 +1,8 @@
 """Checks that all files have one schema, and makes the data set's schema of it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import combinations
 
 import pyarrow as pa
 
@@ -26,6 +27,93 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
     for name in seen_types:
         if name not in wanted_types:
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
+
+
+def unified_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+    """The columns of all files, as they first appear, each in that of its types which holds the values of the others.
+
+    schemas: path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
+
+        a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
+
+    Raises:
+        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file.
+    """
+    found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
+    known: pa.Schema | None = None
+    for path, schema in schemas:
+        if known is not None and schema.equals(known):
+            continue
+        known = schema
+        check_distinct_names(schema, path)
+        for field in schema:
+            plain = with_change(field, _plain)
+            found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
+    return pa.schema([_widest(name, of_types) for name, of_types in found.items()])
+
+
+def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> pa.Field:
+    for data_type, (_, field) in of_types.items():
+        if all(holds(data_type, other) for other in of_types):
+            return field
+    one, other = next(
+        pair for pair in combinations(of_types, 2) if not holds(*pair) and not holds(*reversed(pair))
+    )  # of types that hold each other, one would hold all
+    raise SchemaError(
+        f"{redact(of_types[other][0])} has column {name!r} as {other}; {redact(of_types[one][0])} as {one}. Neither "
+        "holds all values of the other. Write one of the files again, or scan them as two data sets."
+    )
+
+
+def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether a column of type `narrow` may be read as `wide`: every value stays the same, or reading raises.
+
+    Integers and floats of more bits (integers in floats of more bits too), decimals with more digits on both sides of
+    the point, dates in timestamps, timestamps in finer units (raises for years that these do not hold), text and bytes
+    in their large types, nothing but nulls in anything; and the same inside of lists, structs of the same fields, and
+    maps.
+
+        int64, int32     float64, int32      decimal(12, 2), decimal(10, 2)                True
+        float64, int64   string, int32       decimal(12, 4), decimal(12, 2)                False
+    """
+    types = pa.types
+    if wide == narrow or types.is_null(narrow):
+        return True
+    if types.is_integer(narrow):
+        is_kind = types.is_floating(wide) or types.is_signed_integer(wide)
+        is_kind |= types.is_unsigned_integer(wide) and types.is_unsigned_integer(narrow)
+        return bool(is_kind) and wide.bit_width > narrow.bit_width
+    if types.is_floating(narrow):
+        return bool(types.is_floating(wide)) and wide.bit_width > narrow.bit_width
+    if types.is_decimal(narrow):
+        if not types.is_decimal(wide) or wide.scale < narrow.scale:
+            return False
+        return bool(wide.precision - wide.scale >= narrow.precision - narrow.scale)
+    if types.is_date32(narrow):
+        return bool(types.is_timestamp(wide)) and wide.tz is None
+    if types.is_timestamp(narrow) and types.is_timestamp(wide):
+        return bool(wide.tz == narrow.tz) and _UNITS.index(wide.unit) > _UNITS.index(narrow.unit)
+    if types.is_string(narrow) or types.is_binary(narrow):
+        return bool(wide == (pa.large_string() if types.is_string(narrow) else pa.large_binary()))
+    return _nested_holds(wide, narrow)
+
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def _nested_holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_struct(narrow) and types.is_struct(wide):
+        same_names = [field.name for field in wide] == [field.name for field in narrow]
+        return same_names and all(holds(a.type, b.type) for a, b in zip(wide, narrow, strict=True))
+    if types.is_map(narrow) and types.is_map(wide):
+        return holds(wide.key_type, narrow.key_type) and holds(wide.item_type, narrow.item_type)
+    is_kind = (types.is_list(narrow) and (types.is_list(wide) or types.is_large_list(wide))) or (
+        types.is_large_list(narrow) and types.is_large_list(wide)
+    )
+    if types.is_fixed_size_list(narrow) and types.is_fixed_size_list(wide):
+        is_kind = wide.list_size == narrow.list_size
+    return bool(is_kind) and holds(wide.value_type, narrow.value_type)
 
 
 def dataset_schema(
@@ -119,7 +207,8 @@ def check_distinct_names(schema: pa.Schema, path: str) -> None:
 def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:
     return SchemaError(
         f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
-        "one of them again, or scan them as two data sets."
+        'one of them again, scan them as two data sets, or pass missing="null" to read columns that a file lacks as '
+        "nulls, and narrower types as wider ones."
     )
 
 

@@ -134,8 +134,8 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     has no blocks.
 
     Raises:
-        SchemaError: a CSV header that differs from the schema's names; only the order may. Or columns of JSON lines
-        that have no one type. UnsupportedFeatureError: a JSON array.
+        SchemaError: a CSV header that differs from the schema's names; only the order may, and with missing="null" some
+        may be missing. Or columns of JSON lines that have no one type. UnsupportedFeatureError: a JSON array.
     """
     entry = item.entry
     is_csv = request.file_format is FileFormat.CSV
@@ -158,7 +158,7 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
         groups=np.zeros((0, 4), dtype=np.int64),
         size=entry.stat.size,
         identity=entry.stat.identity,
-        schema=request.text_schema or pa.schema([]),
+        schema=request.schema or pa.schema([]),
         is_blank=True,
     )
 
@@ -234,26 +234,30 @@ def _rows_in_blocks(stream: pa.NativeFile, column: str, parse_bytes: int) -> int
         stream,
         read_options=pa_csv.ReadOptions(block_size=parse_bytes),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-        convert_options=pa_csv.ConvertOptions(include_columns=[column], column_types={column: pa.binary()}),
+        convert_options=pa_csv.ConvertOptions(
+            include_columns=[column], column_types={column: pa.binary()}, include_missing_columns=True
+        ),
     )
     return sum(batch.num_rows for batch in reader)
 
 
 def _schema(path: str, head: bytes, request: ScanRequest, *, is_csv: bool, is_cut: bool) -> pa.Schema:
     if not is_csv:
-        return request.text_schema or _json_schema(path, _whole_lines(head) if is_cut else head)
-    if request.text_schema is None:
+        return request.schema or _json_schema(path, _whole_lines(head) if is_cut else head)
+    if request.schema is None:
         return _csv_schema(head, is_cut=is_cut)
     header = _header(head)
     is_line = header.endswith(b"\n") and _closes(header)
     names = (_csv_schema(header, is_cut=False) if is_line else _csv_schema(head, is_cut=is_cut)).names
-    wanted = request.text_schema.names
-    if sorted(names) != sorted(wanted):
+    wanted = request.schema.names
+    is_part = request.missing == "null" and len(set(names)) == len(names) and set(names) <= set(wanted)
+    if not is_part and sorted(names) != sorted(wanted):
         raise SchemaError(
             f"{redact(path)}: the CSV header is {', '.join(names)}; wanted {', '.join(wanted)}, as in the first file "
-            "or the schema. Write it again with the same columns, or scan it alone."
+            "or the schema. Write it again with the same columns, scan it alone, or pass a schema with all columns and "
+            'missing="null" to scan_files.'
         )
-    return request.text_schema
+    return request.schema
 
 
 def _json_schema(path: str, head: bytes) -> pa.Schema:
