@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# TorchRec asks for a torchmetrics that Lightning's excludes, and for FBGEMM's build for CUDA; what we test needs neither.
+TORCHREC = torchrec fbgemm-gpu-cpu pyre-extensions pyvers tensordict typing-inspect
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
 .PHONY: demo quick test slow nightly lint docs bench package clean
@@ -24,6 +26,7 @@ $(VENV)/.installed-demo: $(VENV)/.installed
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(INSTALL) --editable ".[test,lint]"
+	$(INSTALL) --no-deps $(foreach name,$(TORCHREC),"$(name); platform_system == 'Linux' and platform_machine == 'x86_64'")
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -4,6 +4,7 @@ accelerate.py     `prepare`: as `Accelerator.prepare`, and gathering of batches 
 grain.py          `for_grain`: a data set as an IterDataset of Grain, with its checkpoints
 lightning.py      `TableDataModule`: builds loaders when the ranks are known
 torchdata.py      `for_torchdata`: a data set with the states that a StatefulDataLoader needs
+torchrec.py       `to_keyed_jagged_tensor`: the sparse features of a batch as TorchRec takes them
 transformers.py   `LoaderStateCallback`: the loader's place in the Trainer's checkpoints, resumed without replay
 
 A loader of this package works in all trainers without these: it is sharded already, and nothing shards it again. Ranks

@@ -1,0 +1,115 @@
+"""TorchRec: the sparse features of a batch as a KeyedJaggedTensor.
+
+Source: torchrec 1.8, `torchrec.sparse.jagged_tensor.KeyedJaggedTensor`.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.shape.ragged import Ragged
+
+
+def to_keyed_jagged_tensor(
+    batch: Mapping[str, Any], keys: Sequence[str], *, weights: Sequence[str] | None = None
+) -> KeyedJaggedTensor:
+    """Columns of a batch as one KeyedJaggedTensor: the values of all rows of the first key, then those of the next.
+
+        tags [[7, 8], [], [9]], city [3, 4, 3]
+
+        to_keyed_jagged_tensor(batch, ["tags", "city"])
+            values    7 8 9 | 3 4 3
+            lengths   2 0 1 | 1 1 1
+
+    A list column has as many values in a row as the list, a plain number is one value, a list of fixed length n is n of
+    them. Values are copied once, into one tensor on the device of the batch; nothing waits for the device. So move the
+    batch first, which is one transfer: `to_keyed_jagged_tensor(batch.to(device), keys)`.
+
+    Args:
+        batch: a TensorBatch, or another mapping of names to `Ragged` and tensors, all of as many rows.
+        keys: columns of integers, in the order that the tensor has them. Text becomes integers by `encode=`.
+        weights: a column of numbers for each key, with a weight for each of its values. They become float32, as
+            embedding bags take them. A model that weighs only some keys takes two tensors.
+
+    Returns:
+        int32 if all keys are, else int64. Lengths are int64.
+
+    Raises:
+        KeyError: no such column. ConfigError: no keys, one of them twice, weights that are not one for each value, or
+            columns of different numbers of rows. ConfigTypeError: a column that is no tensor of numbers.
+    """
+    keys = _names("keys", keys)
+    if not keys or len(set(keys)) < len(keys):
+        raise ConfigError(f"keys={keys}: name at least one column, and each only once.")
+    columns = [_jagged(name, batch[name]) for name in keys]
+    rows = [len(lengths) for _, lengths in columns]
+    if len(set(rows)) > 1:
+        raise ConfigError(f"keys={keys} have {rows} rows; take columns of one batch.")
+    values = [_integers(name, numbers) for name, (numbers, _) in zip(keys, columns, strict=True)]
+    counts = [len(numbers) for numbers in values]
+    lengths = [of_key for _, of_key in columns]
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=_joined(values),
+        weights=None if weights is None else _joined(_weights(batch, keys, columns, weights)),
+        lengths=_joined(lengths),
+        stride=rows[0],
+        length_per_key=counts,
+        offset_per_key=[sum(counts[:number]) for number in range(len(counts) + 1)],
+    )
+
+
+def _names(option: str, names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        raise ConfigTypeError(f"{option}={names!r} is one text: pass a list of names, [{names!r}].")
+    return list(names)
+
+
+def _jagged(name: str, column: Any) -> tuple[Tensor, Tensor]:
+    """The values of all rows of a column, and how many each row has."""
+    if isinstance(column, Ragged) and column.values.dim() == 1:
+        return column.values, column.lengths
+    if isinstance(column, Tensor) and column.dim() >= 1:
+        in_row = prod(column.shape[1:])
+        return column.flatten(), torch.full((len(column),), in_row, dtype=torch.int64, device=column.device)
+    raise ConfigTypeError(
+        f"column {name!r} is {of_type(column)}: pass numbers or lists of numbers. Where it is text, encode= of the "
+        "loader makes numbers of it."
+    )
+
+
+def _integers(name: str, values: Tensor) -> Tensor:
+    if values.dtype in (torch.int64, torch.int32):
+        return values
+    if values.dtype in (torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32):
+        return values.to(torch.int64)
+    raise ConfigTypeError(
+        f"column {name!r} holds {values.dtype}, and keys are columns of integers up to 64 bits, with sign. Name floats "
+        "in weights=, or give encode= to the loader."
+    )
+
+
+def _weights(
+    batch: Mapping[str, Any], keys: Sequence[str], columns: Sequence[tuple[Tensor, Tensor]], weights: Sequence[str]
+) -> list[Tensor]:
+    """The weights of all values of each key, float32."""
+    names = _names("weights", weights)
+    if len(names) != len(keys):
+        raise ConfigError(f"weights={names} for keys={keys}: name one column for each key, in their order.")
+    found = []
+    for key, (values, lengths), name in zip(keys, columns, names, strict=True):
+        numbers, of_row = _jagged(name, batch[name])
+        # Where rows end is compared on the CPU only: on a device the comparison would wait for it.
+        if numbers.shape != values.shape or (lengths.is_cpu and not torch.equal(of_row, lengths)):
+            raise ConfigError(f"column {name!r} has not one weight for each value of {key!r} in every row.")
+        found.append(numbers.to(torch.float32))
+    return found
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
