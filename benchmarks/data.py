@@ -12,7 +12,7 @@ FOLDER = Path(os.environ.get("BENCH_DATA", Path(__file__).parent / ".data"))
 GROUP_ROWS = 65_536
 
 
-def _made_once(name: str, write: Callable[[Path], None]) -> Path:
+def made_once(name: str, write: Callable[[Path], None]) -> Path:
     """The folder of this name, which `write` fills if it is not there yet."""
     folder = FOLDER / name
     if not folder.exists():
@@ -35,7 +35,7 @@ def tabular(gib: float = 1.0) -> Path:
                 for _ in range(file, groups, 8):
                     writer.write_table(_tabular(rng, GROUP_ROWS), row_group_size=GROUP_ROWS)
 
-    return _made_once(f"tabular-{gib:g}", write)
+    return made_once(f"tabular-{gib:g}", write)
 
 
 def _tabular(rng: np.random.Generator, rows: int) -> pa.Table:
@@ -68,7 +68,7 @@ def tokens(millions: int = 200) -> Path:
                     writer.write_table(pa.table([column], schema=schema), row_group_size=4096)
                     left -= int(lengths.sum())
 
-    return _made_once(f"tokens-{millions}", write)
+    return made_once(f"tokens-{millions}", write)
 
 
 def small_files(count: int = 2000, rows: int = 500) -> Path:
@@ -80,7 +80,7 @@ def small_files(count: int = 2000, rows: int = 500) -> Path:
             table = pa.table({f"c{i}": rng.random(rows, dtype=np.float32) for i in range(10)})
             pq.write_table(table, folder / f"part-{file:05}.parquet")
 
-    return _made_once(f"small-{count}x{rows}", write)
+    return made_once(f"small-{count}x{rows}", write)
 
 
 def large_groups(megabytes: int = 256, groups: int = 6) -> Path:
@@ -95,4 +95,4 @@ def large_groups(megabytes: int = 256, groups: int = 6) -> Path:
                 table = pa.table({name: rng.random(rows) for name in schema.names}, schema=schema)
                 writer.write_table(table, row_group_size=rows)
 
-    return _made_once(f"groups-{megabytes}x{groups}", write)
+    return made_once(f"groups-{megabytes}x{groups}", write)

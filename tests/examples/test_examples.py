@@ -72,6 +72,13 @@ def test_packed_training(home: Path) -> None:
     assert [line.split()[:2] for line in lines] == [["step", str(step)] for step in range(0, 20, 4)]
 
 
+@needs("PIL")
+@pytest.mark.parametrize("arguments", [[], ["--threads"]])
+def test_images(home: Path, arguments: list[str]) -> None:
+    lines = run(home, "images", None, *arguments)
+    assert lines == [f"epoch {epoch}: 600 images, each once, with its own row" for epoch in range(2)]
+
+
 @needs("accelerate")
 def test_accelerate(home: Path) -> None:
     lines = run(home, "accelerate_train")
