@@ -75,7 +75,7 @@ class RowDataset(Dataset[Any]):
         Args:
             path: data files, paths, or a directory or pattern.
             format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
-                credentials, remote, nulls, stack, encode and allow_bare_files.
+                credentials, remote, nulls, stack, encode, allow_bare_files and missing.
             inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then it is what is read, and nothing is
                 listed. Deletes apply.
             output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
