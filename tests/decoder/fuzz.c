@@ -2,11 +2,12 @@
  *
  *     fuzz SEEDS SECONDS RANDOM_SEED
  *
- * SEEDS: a file of seeds, one after the other, each 11 int64 (codec, stored, width, is_integer, is_optional, num_values,
- * first, count, most_page_bytes, checks_pages, length) and the pages; or FOOTER, 0, 0, 0, 0, row groups, leaves, 0, 0, 0,
- * length, and a footer. A mutation flips bits, sets bytes, cuts, doubles or
- * exchanges spans, or takes a number at random for one of the arguments. Buffers are allocated for each run with the
- * exact size, so that one byte too far is found. Prints how many runs there were and how many decoded.
+ * SEEDS: a file of seeds, one after the other, each 12 int64 (codec, stored, width, is_integer, is_optional, num_values,
+ * first, count, most_page_bytes, checks_pages, lists, length) and the pages; or FOOTER, 0, 0, 0, 0, row groups, leaves, 0,
+ * 0, 0, 0, length, and a footer. lists: 0 for flat chunks, 1 for lists, 2 for those that may be null. A mutation flips
+ * bits, sets bytes, cuts, doubles or exchanges spans, or takes a number at random for one of the arguments. Buffers are
+ * allocated for each run with the exact size, so that one byte too far is found. Offsets of a chunk that decoded must
+ * ascend to no more than its values. Prints how many runs there were and how many decoded.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +16,7 @@
 
 #include "decoder.h"
 
-enum { FIELDS = 11, FOOTER = 100 };
+enum { FIELDS = 12, LENGTH = 11, FOOTER = 100 };
 typedef struct {
     int64_t fields[FIELDS];
     uint8_t *pages;
@@ -46,7 +47,7 @@ static size_t mutate(uint8_t *bytes, size_t length, const Seed *other) {
             case 4: memset(bytes + at, interesting[below(sizeof interesting)], span); break;
             case 5: memmove(bytes + at, bytes + below(length - span + 1), span); break;
             default: {
-                size_t most = (size_t)other->fields[10], from = below(most);
+                size_t most = (size_t)other->fields[LENGTH], from = below(most);
                 size_t some = most - from < span ? most - from : span;
                 memcpy(bytes + at, other->pages + from, some);
             }
@@ -63,7 +64,7 @@ int main(int count, char **arguments) {
     size_t num_seeds = 0, room = 0;
     Seed *seeds = NULL, seed;
     while (fread(seed.fields, sizeof seed.fields, 1, file) == 1) {
-        size_t length = (size_t)seed.fields[10];
+        size_t length = (size_t)seed.fields[LENGTH];
         seed.pages = malloc(length + 1);
         if (fread(seed.pages, 1, length, file) != length) return 2;
         if (num_seeds == room) seeds = realloc(seeds, (room = 2 * room + 16) * sizeof *seeds);
@@ -77,7 +78,7 @@ int main(int count, char **arguments) {
         const Seed *from = &seeds[below(num_seeds)];
         int64_t fields[FIELDS];
         memcpy(fields, from->fields, sizeof fields);
-        size_t length = (size_t)fields[10];
+        size_t length = (size_t)fields[LENGTH];
         uint8_t *copy = malloc(length + 1);
         memcpy(copy, from->pages, length);
         if (below(8)) length = mutate(copy, length, &seeds[below(num_seeds)]);
@@ -98,23 +99,35 @@ int main(int count, char **arguments) {
         if (!below(4)) fields[6] = (int64_t)below((size_t)fields[5] + 1);
         if (fields[6] > fields[5]) fields[6] = fields[5];
         if (!below(4) || fields[7] > fields[5] - fields[6]) fields[7] = (int64_t)below((size_t)(fields[5] - fields[6]) + 1);
-        size_t rows = (size_t)fields[7], width = (size_t)fields[2];
-        uint8_t *exact = malloc(length == 0 ? 1 : length), *validity = malloc(rows / 8 + 1);
+        if (!below(16)) fields[10] = (int64_t)below(3);
+        size_t rows = (size_t)fields[7], width = (size_t)fields[2], room = fields[10] ? (size_t)fields[5] : rows;
+        uint8_t *exact = malloc(length == 0 ? 1 : length), *validity = malloc((room + 7) / 8);
         memcpy(exact, copy, length);
-        uint8_t *values = malloc(fields[1] == 0 ? rows / 8 + 1 : rows * width + 1);
+        uint8_t *values = malloc(fields[1] == 0 ? (room + 7) / 8 : room * width);
+        int32_t *offsets = fields[10] ? malloc((rows + 1) * sizeof *offsets) : NULL;
+        uint8_t *list_validity = malloc((rows + 7) / 8);
         Chunk chunk = {.pages = {exact, exact + length}, .codec = (int)fields[0],
                        .layout = {(int)fields[1], (int)fields[2], fields[3] != 0}, .is_optional = fields[4] != 0,
                        .num_values = fields[5], .first = fields[6], .count = fields[7],
                        .most_page_bytes = (size_t)fields[8], .checks_pages = fields[9] != 0, .values = values,
-                       .validity = validity};
+                       .validity = validity, .room = (int64_t)room,
+                       .lists = {.offsets = offsets, .validity = list_validity, .is_optional = fields[10] == 2}};
         Work work;
         memset(&work, 0, sizeof work);
-        decoded += decode_chunk(&chunk, &work) == DECODED;
+        bool is_decoded = decode_chunk(&chunk, &work) == DECODED;
+        if (is_decoded && offsets != NULL) {
+            if (offsets[0] != 0 || (size_t)offsets[rows] > room) abort();
+            for (size_t i = 0; i < rows; i++)
+                if (offsets[i] > offsets[i + 1]) abort();
+        }
+        decoded += is_decoded;
         pages += (uint64_t)chunk.pages_decoded;
         free_work(&work);
         free(exact);
         free(validity);
         free(values);
+        free(offsets);
+        free(list_validity);
         free(copy);
     }
     for (size_t i = 0; i < num_seeds; i++) free(seeds[i].pages);

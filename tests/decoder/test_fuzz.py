@@ -12,17 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.decoder.test_decoder import numbers
+
 ROOT = Path(__file__).parents[2]
 DECODER = ROOT / "src" / "torch_dataloader_utils" / "_decoder"
 SECONDS = 60
 FOOTER = 100  # see fuzz.c
 CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "ZSTD": 6, "LZ4": 7}
 STORED = {"BOOLEAN": 0, "INT32": 4, "FLOAT": 4}
+ITEMS = "l.list.element"
 ENCODINGS = {
     "dictionary": {"use_dictionary": True},
     "plain": {"use_dictionary": False},
-    "split": {"use_dictionary": False, "column_encoding": dict.fromkeys("fdij", "BYTE_STREAM_SPLIT")},
-    "delta": {"use_dictionary": False, "column_encoding": dict.fromkeys("ijbh", "DELTA_BINARY_PACKED")},
+    "split": {"use_dictionary": False, "column_encoding": dict.fromkeys(["f", "d", ITEMS], "BYTE_STREAM_SPLIT")},
+    "delta": {"use_dictionary": False, "column_encoding": dict.fromkeys(["i", "b", ITEMS], "DELTA_BINARY_PACKED")},
 }
 
 
@@ -37,7 +40,15 @@ def table(nulls: bool, rng: np.random.Generator) -> pa.Table:
         "h": rng.integers(0, 500, 300).astype(np.uint16),
         "o": rng.random(300) < 0.5,
     }
-    return pa.table({name: pa.array(values, mask=mask) for name, values in columns.items()})
+    arrays = {name: pa.array(values, mask=mask) for name, values in columns.items()}
+    lengths = rng.choice([0, 1, 2, 70], 300) if nulls else rng.integers(1, 9, 300)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    items = numbers(pa.int32(), int(offsets[-1]), 9, 0.2 if nulls else 0, rng)
+    bits = numbers(pa.bool_(), int(offsets[-1]), 1, 0.2 if nulls else 0, rng)
+    empty = pa.array((lengths == 0) & (rng.random(300) < 0.5))
+    for name, each in (("l", items), ("m", bits)):
+        arrays[name] = pa.ListArray.from_arrays(offsets, each, mask=empty if nulls else None)
+    return pa.table(arrays)
 
 
 def seeds() -> bytes:
@@ -57,15 +68,17 @@ def seeds() -> bytes:
         pq.write_table(content, file, write_page_checksum=checksums, **options, **ENCODINGS[encoding])
         footer_bytes = int.from_bytes(file.getvalue()[-8:-4], "little")
         footer = file.getvalue()[-8 - footer_bytes : -8]
-        found.append(struct.pack("<11q", FOOTER, 0, 0, 0, 0, 1, len(content.schema), 0, 0, 0, len(footer)) + footer)
+        found.append(struct.pack("<12q", FOOTER, 0, 0, 0, 0, 1, len(content.schema), 0, 0, 0, 0, len(footer)) + footer)
         for index, field in enumerate(content.schema):
             chunk = pq.read_metadata(file).row_group(0).column(index)
             start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
             pages = file.getvalue()[start : start + chunk.total_compressed_size]
             stored = STORED.get(chunk.physical_type, 8)
-            layout = (stored, max(1, field.type.bit_width // 8), chunk.physical_type in ("INT32", "INT64"))
-            numbers = (CODECS[chunk.compression], *layout, 1, 300, 0, 300, 1 << 20, checksums, len(pages))
-            found.append(struct.pack("<11q", *map(int, numbers)) + pages)
+            is_list = pa.types.is_list(field.type)
+            width = max(1, (field.type.value_type if is_list else field.type).bit_width // 8)
+            layout = (stored, width, chunk.physical_type in ("INT32", "INT64"), 1)
+            rest = (chunk.num_values, 0, 300, 1 << 20, checksums, 2 * is_list, len(pages))
+            found.append(struct.pack("<12q", *map(int, (CODECS[chunk.compression], *layout, *rest))) + pages)
     return b"".join(found)
 
 

@@ -162,7 +162,8 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
                 parts = list(reader.read_columns(task, rows))
             assert sorted(name for part in parts for name in part.schema.names) == sorted(names)
             whole = table.slice(task.first_row, task.physical_rows).to_pylist()[slice(*rows)]
-            assert len(parts) >= (len(columns) if bytes_at_once == 1 and whole else 1)
+            alone = {"word", "pair"} & set(columns)  # numbers and lists of them come together, if compiled
+            assert len(parts) >= (len(alone) + 1 if bytes_at_once == 1 and whole else 1)
             for part in parts:
                 wanted = [{"lost": None, "day": "monday", **row} for row in whole]
                 assert part.to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]

@@ -2,8 +2,9 @@
  *
  *     header  [levels] [values]  header  [levels] [values] ...       a dictionary page may come first
  *
- * Pages outside of the wanted rows are passed over by their headers. A page whose rows are all wanted, without nulls, is
- * decoded to where the rows shall lie; else it is decoded into scratch memory and copied from there.
+ * Pages outside of the wanted rows are passed over by their headers, but for lists, whose rows only levels tell. A page
+ * whose items are all wanted, without nulls, is decoded to where they shall lie; else it is decoded into scratch memory
+ * and copied from there.
  *
  * Source: parquet-format, "parquet.thrift" (PageHeader), "Data Pages"; Thrift compact protocol.
  */
@@ -31,20 +32,22 @@ void free_work(Work *work) {
     free(work->values.bytes);
     free(work->present.bytes);
     free(work->expanded.bytes);
+    free(work->definitions.bytes);
+    free(work->repetitions.bytes);
 }
 
 enum { DATA_PAGE = 0, INDEX_PAGE = 1, DICTIONARY_PAGE = 2, DATA_PAGE_V2 = 3 };
 
 /* Numbers that a header lacks are -1. */
 typedef struct {
-    int64_t type, size, stored_size, crc, count, encoding, level_encoding;
+    int64_t type, size, stored_size, crc, count, encoding, level_encoding, repetition_encoding;
     int64_t nulls, rows, level_bytes, repetition_bytes;
     bool has_crc, is_compressed;
     int64_t kind; /* the page's type, by which of the structs of the types is there */
 } Header;
 
 static bool read_header(Bytes *in, Header *header) {
-    *header = (Header){-1, -1, -1, 0, -1, -1, -1, -1, -1, -1, -1, false, true, -1};
+    *header = (Header){-1, -1, -1, 0, -1, -1, -1, -1, -1, -1, -1, -1, false, true, -1};
     int64_t number = 0;
     int type;
     while (read_field(in, &number, &type)) {
@@ -59,8 +62,9 @@ static bool read_header(Bytes *in, Header *header) {
         } else if (number == 4 && type == I32) {
             good = header->has_crc = read_number(in, &header->crc);
         } else if (number == 5 && type == STRUCT) {
-            int64_t *fields[] = {NULL, &header->count, &header->encoding, &header->level_encoding};
-            good = read_numbers(in, fields, 4, NULL, 0);
+            int64_t *fields[] = {NULL, &header->count, &header->encoding, &header->level_encoding,
+                                 &header->repetition_encoding};
+            good = read_numbers(in, fields, 5, NULL, 0);
             header->kind = DATA_PAGE;
         } else if (number == 7 && type == STRUCT) {
             int64_t *fields[] = {NULL, &header->count, &header->encoding};
@@ -105,23 +109,45 @@ static Reason read_dictionary(const Chunk *chunk, const Header *header, Bytes st
     return reason;
 }
 
+static bool has_lists(const Chunk *chunk) { return chunk->lists.offsets != NULL; }
+
+/* Takes `length` bytes from the front. */
+static Reason take(Bytes *in, int64_t length, Bytes *front) {
+    if (!is_within(length, left_of(*in))) return DAMAGED;
+    *front = (Bytes){in->at, in->at + length};
+    in->at = front->end;
+    return DECODED;
+}
+
+/* Levels of a page of version 1, behind their length. */
+static Reason take_levels(Bytes *in, int64_t encoding, Bytes *levels) {
+    if (encoding != RLE) return ENCODING;
+    uint32_t length;
+    if (left_of(*in) < 4) return DAMAGED;
+    memcpy(&length, in->at, 4);
+    in->at += 4;
+    return take(in, length, levels);
+}
+
 /* The levels and values of a data page. `direct`: where its values may be decompressed to, if they are plain and a copy
  * would be all there is to do; NULL for nowhere. `is_direct`: whether they were. */
 static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, Work *work, uint8_t *direct,
-                        Bytes *levels, Bytes *values, bool *is_direct) {
-    size_t size = (size_t)header->size, level_bytes = 0;
-    *levels = (Bytes){NULL, NULL};
+                        Bytes *repetitions, Bytes *definitions, Bytes *values, bool *is_direct) {
+    size_t size = (size_t)header->size;
+    bool has_definitions = chunk->is_optional || has_lists(chunk);
+    Reason reason;
+    *repetitions = *definitions = (Bytes){NULL, NULL};
     *is_direct = false;
     if (header->type == DATA_PAGE_V2) {
-        if (header->repetition_bytes != 0) return ENCODING;
-        if (!is_within(header->level_bytes, left_of(stored))) return DAMAGED;
-        level_bytes = (size_t)header->level_bytes;
-        if (level_bytes > size) return DAMAGED;
-        *levels = (Bytes){stored.at, stored.at + level_bytes};
-        stored.at += level_bytes;
-        size -= level_bytes;
-        if (!chunk->is_optional && level_bytes != 0) return ENCODING;
+        if ((header->repetition_bytes > 0 && !has_lists(chunk)) || (header->level_bytes > 0 && !has_definitions))
+            return ENCODING;
+        /* Lengths that a header lacks are refused. */
+        if ((reason = take(&stored, header->repetition_bytes, repetitions)) != DECODED) return reason;
+        if ((reason = take(&stored, header->level_bytes, definitions)) != DECODED) return reason;
+        if ((uint64_t)header->repetition_bytes + (uint64_t)header->level_bytes > size) return DAMAGED;
+        size -= (size_t)header->repetition_bytes + (size_t)header->level_bytes;
     }
+    bool has_levels_inside = header->type == DATA_PAGE && has_definitions;
     bool is_compressed = chunk->codec != UNCOMPRESSED && header->is_compressed;
     if (!is_compressed) {
         if (left_of(stored) != size) return DAMAGED;
@@ -129,30 +155,22 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
     } else if (size == 0 && header->type == DATA_PAGE_V2) {
         *values = (Bytes){stored.at, stored.at}; /* a page of nulls: writers differ in what they compress it to */
     } else {
-        bool has_levels_inside = header->type == DATA_PAGE && chunk->is_optional;
         bool fits = size == (size_t)header->count * (size_t)chunk->layout.width;
         *is_direct = direct != NULL && !has_levels_inside && fits && header->encoding == PLAIN &&
                      chunk->layout.stored == chunk->layout.width;
         uint8_t *page = *is_direct ? direct : scratch_of(&work->page, size);
         if (page == NULL) return NO_MEMORY;
-        Reason reason = decompress(chunk->codec, stored, page, size);
+        reason = decompress(chunk->codec, stored, page, size);
         if (reason != DECODED) return reason;
         *values = (Bytes){page, page + size};
     }
-    if (header->type == DATA_PAGE && chunk->is_optional) {
-        if (header->level_encoding != RLE) return ENCODING;
-        uint32_t length;
-        if (left_of(*values) < 4) return DAMAGED;
-        memcpy(&length, values->at, 4);
-        values->at += 4;
-        if (length > left_of(*values)) return DAMAGED;
-        *levels = (Bytes){values->at, values->at + length};
-        values->at += length;
-    }
-    return DECODED;
+    if (!has_levels_inside) return DECODED;
+    if (has_lists(chunk) && (reason = take_levels(values, header->repetition_encoding, repetitions)) != DECODED)
+        return reason;
+    return take_levels(values, header->level_encoding, definitions);
 }
 
-static void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count) {
+void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         int64_t at = from + i;
         uint8_t bit = (uint8_t)(1 << at % 8);
@@ -179,76 +197,104 @@ static void spread(const uint8_t *packed, const uint8_t *present, size_t count, 
     }
 }
 
-/* Decodes a data page that begins at row `begin` of the chunk, and keeps its wanted rows. */
+/* Of a page whose items are rows, and that begins at row `begin` of the chunk. */
+static Items rows_of(const Chunk *chunk, int64_t begin, int64_t count) {
+    int64_t stop = chunk->first + chunk->count;
+    Items items = {.count = (size_t)count, .num_values = (size_t)count};
+    items.first = begin < chunk->first ? (size_t)(chunk->first - begin) : 0;
+    items.last = begin + count > stop ? (size_t)(stop - begin) : (size_t)count;
+    items.place = begin + (int64_t)items.first - chunk->first;
+    return items;
+}
+
+static Reason read_rows(Bytes definitions, Work *work, Items *items) {
+    uint8_t *present = scratch_of(&work->present, items->count);
+    bool all_present;
+    if (present == NULL) return NO_MEMORY;
+    Reason reason = decode_levels(definitions, items->count, 1, present, &all_present);
+    if (reason != DECODED || all_present) return reason;
+    items->present = present;
+    for (size_t i = items->num_values = 0; i < items->count; i++) items->num_values += present[i];
+    return DECODED;
+}
+
+/* Where the values of a page lie in the end, if it can be decoded to there. */
+static uint8_t *goal_of(const Chunk *chunk, const Items *items) {
+    if (chunk->layout.stored == 0 || items->first != 0 || items->last != items->count) return NULL;
+    return chunk->values + (size_t)items->place * (size_t)chunk->layout.width;
+}
+
+/* Decodes a data page that begins at value `begin` of the chunk, and keeps what is wanted. */
 static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_t begin, Work *work,
                         const Dictionary *dictionary) {
-    size_t count = (size_t)header->count, width = (size_t)chunk->layout.width;
-    int64_t first = begin < chunk->first ? chunk->first - begin : 0; /* of the page's rows, those from here on ... */
-    int64_t last = begin + header->count > chunk->first + chunk->count ? chunk->first + chunk->count - begin : header->count;
-    int64_t place = begin + first - chunk->first;                    /* ... go here */
-    bool is_boolean = chunk->layout.stored == 0, is_whole = first == 0 && last == header->count;
-    uint8_t *goal = is_whole && !is_boolean ? chunk->values + (size_t)place * width : NULL;
-    Bytes levels, values;
-    bool is_direct, all_present = true;
-    Reason reason = open_page(chunk, header, stored, work, goal, &levels, &values, &is_direct);
+    size_t width = (size_t)chunk->layout.width;
+    Items items = {0};
+    if (!has_lists(chunk)) items = rows_of(chunk, begin, header->count);
+    Bytes repetitions, definitions, values;
+    bool is_direct;
+    uint8_t *direct = has_lists(chunk) ? NULL : goal_of(chunk, &items);
+    Reason reason = open_page(chunk, header, stored, work, direct, &repetitions, &definitions, &values, &is_direct);
     if (reason != DECODED) return reason;
-    uint8_t *present = NULL;
-    size_t num_values = count;
-    if (chunk->is_optional) {
-        present = scratch_of(&work->present, count);
-        if (present == NULL) return NO_MEMORY;
-        reason = decode_levels(levels, count, present, &all_present);
-        if (reason != DECODED) return reason;
-        if (!all_present)
-            for (size_t i = num_values = 0; i < count; i++) num_values += present[i];
-    }
-    if (header->type == DATA_PAGE_V2 && header->nulls != (int64_t)(count - num_values)) return DAMAGED;
-    if (is_direct && !all_present) return DAMAGED; /* as many values as rows, and nulls among them */
-    if (is_direct) return DECODED;
-    uint8_t *decoded = goal;
-    if (goal == NULL || !all_present) {
-        decoded = scratch_of(&work->values, (num_values + 1) * width);
+    if (has_lists(chunk))
+        reason = read_lists(chunk, repetitions, definitions, (size_t)header->count, header->rows, work, &items);
+    else if (chunk->is_optional)
+        reason = read_rows(definitions, work, &items);
+    if (reason != DECODED) return reason;
+    if (header->type == DATA_PAGE_V2 && header->nulls != header->count - (int64_t)items.num_values) return DAMAGED;
+    if (is_direct) return items.present == NULL ? DECODED : DAMAGED; /* as many values as rows, and nulls among them */
+    uint8_t *goal = goal_of(chunk, &items), *decoded = goal;
+    if (goal == NULL || items.present != NULL) {
+        decoded = scratch_of(&work->values, (items.num_values + 1) * width);
         if (decoded == NULL) return NO_MEMORY;
     }
-    reason = decode_values((int)header->encoding, values, num_values, chunk->layout, dictionary, decoded);
+    reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary, decoded);
     if (reason != DECODED) return reason;
-    if (!all_present) {
-        memset(decoded + num_values * width, 0, width);
-        uint8_t *expanded = goal != NULL ? goal : scratch_of(&work->expanded, count * width);
+    int64_t wanted = (int64_t)(items.last - items.first);
+    if (items.present != NULL) {
+        memset(decoded + items.num_values * width, 0, width);
+        uint8_t *expanded = goal != NULL ? goal : scratch_of(&work->expanded, items.count * width);
         if (expanded == NULL) return NO_MEMORY;
-        spread(decoded, present, count, chunk->layout.width, expanded);
+        spread(decoded, items.present, items.count, chunk->layout.width, expanded);
         decoded = expanded;
-        if (chunk->nulls == 0) memset(chunk->validity, 255, (size_t)(chunk->count + 7) / 8);
-        set_bits(chunk->validity, place, present + first, last - first);
-        for (int64_t i = first; i < last; i++) chunk->nulls += !present[i];
+        if (chunk->nulls == 0) memset(chunk->validity, 255, (size_t)(chunk->room + 7) / 8);
+        set_bits(chunk->validity, items.place, items.present + items.first, wanted);
+        for (size_t i = items.first; i < items.last; i++) chunk->nulls += !items.present[i];
     }
-    if (is_boolean) {
-        set_bits(chunk->values, place, decoded + first, last - first);
+    if (chunk->layout.stored == 0) {
+        set_bits(chunk->values, items.place, decoded + items.first, wanted);
     } else if (goal == NULL) {
-        memcpy(chunk->values + (size_t)place * width, decoded + (size_t)first * width, (size_t)(last - first) * width);
+        memcpy(chunk->values + (size_t)items.place * width, decoded + items.first * width, (size_t)wanted * width);
     }
     return DECODED;
 }
 
-int64_t count_rows(Bytes pages) {
-    int64_t rows = 0;
+int64_t count_values(Bytes pages) {
+    int64_t values = 0;
     Header header;
     while (pages.at < pages.end && read_header(&pages, &header)) {
         if (!is_within(header.stored_size, left_of(pages))) break;
         pages.at += header.stored_size;
         if (header.type != DATA_PAGE && header.type != DATA_PAGE_V2) continue;
-        if (!is_within(header.count, INT32_MAX) || rows > INT64_MAX - header.count) break;
-        rows += header.count;
+        if (!is_within(header.count, INT32_MAX) || values > INT64_MAX - header.count) break;
+        values += header.count;
     }
-    return rows;
+    return values;
+}
+
+/* Whether a wanted row may still lie in pages from value `at` on; a list may go on in the next page. */
+static bool goes_on(const Chunk *chunk, int64_t at) {
+    int64_t stop = chunk->first + chunk->count;
+    if (!has_lists(chunk)) return at < stop;
+    return chunk->count > 0 && at < chunk->num_values && chunk->lists.rows <= stop;
 }
 
 Reason decode_chunk(Chunk *chunk, Work *work) {
     Dictionary dictionary = {NULL, 0};
     Bytes in = chunk->pages;
-    int64_t row = 0, stop = chunk->first + chunk->count;
-    chunk->nulls = chunk->pages_decoded = 0;
-    while (row < stop) {
+    Lists *lists = &chunk->lists;
+    int64_t at = 0;
+    chunk->nulls = chunk->pages_decoded = lists->nulls = lists->rows = lists->items = 0;
+    while (goes_on(chunk, at)) {
         Header header;
         if (!read_header(&in, &header)) return DAMAGED;
         if (!is_within(header.stored_size, left_of(in))) return DAMAGED;
@@ -258,24 +304,28 @@ Reason decode_chunk(Chunk *chunk, Work *work) {
         Reason reason = DECODED;
         switch (header.type) {
             case DICTIONARY_PAGE:
-                if (row > 0) return ENCODING;
+                if (at > 0) return ENCODING;
                 reason = check_page(chunk, &header, stored);
                 if (reason == DECODED) reason = read_dictionary(chunk, &header, stored, work, &dictionary);
                 break;
             case DATA_PAGE:
             case DATA_PAGE_V2:
-                if (!is_within(header.count, (uint64_t)(chunk->num_values - row))) return DAMAGED;
-                if (header.type == DATA_PAGE_V2 && header.rows != header.count) return DAMAGED;
-                if (row + header.count > chunk->first && header.count > 0) {
+                if (!is_within(header.count, (uint64_t)(chunk->num_values - at))) return DAMAGED;
+                if (header.type == DATA_PAGE_V2 && header.rows < 0) return DAMAGED;
+                if (header.type == DATA_PAGE_V2 && !has_lists(chunk) && header.rows != header.count) return DAMAGED;
+                if (header.count > 0 && (has_lists(chunk) || at + header.count > chunk->first)) {
                     reason = check_page(chunk, &header, stored);
-                    if (reason == DECODED) reason = read_page(chunk, &header, stored, row, work, &dictionary);
+                    if (reason == DECODED) reason = read_page(chunk, &header, stored, at, work, &dictionary);
                     chunk->pages_decoded++;
                 }
-                row += header.count;
+                at += header.count;
                 break;
             default: return ENCODING;
         }
         if (reason != DECODED) return reason;
     }
+    if (!has_lists(chunk)) return DECODED;
+    if (chunk->count > 0 && lists->rows < chunk->first + chunk->count) return DAMAGED;
+    lists->offsets[chunk->count] = (int32_t)lists->items;
     return DECODED;
 }

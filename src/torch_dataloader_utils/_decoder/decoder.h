@@ -1,6 +1,7 @@
-/* Decodes flat Parquet column chunks of numbers into memory of the caller.
+/* Decodes Parquet column chunks of numbers, and of lists of numbers, into memory of the caller.
  *
- *     chunk.c    page headers, levels, which rows of a page are wanted
+ *     chunk.c    page headers, which rows of a page are wanted
+ *     lists.c    levels of lists
  *     values.c   encodings: PLAIN, dictionary, RLE, BYTE_STREAM_SPLIT, DELTA_BINARY_PACKED
  *     codecs.c   compression, checksums
  *     footer.c   the numbers of a footer: where chunks lie, and how they are compressed
@@ -78,35 +79,72 @@ typedef enum {
 /* Writes exactly `count` values to `out`. */
 Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, uint8_t *out);
 
-/* Reads `count` levels of one bit; `present` gets a byte of 0 or 1 each, unless all are 1: *all_present then. */
-Reason decode_levels(Bytes in, size_t count, uint8_t *present, bool *all_present);
+/* A reader of the RLE / bit-packing hybrid: one run at a time. */
+typedef struct {
+    Bytes in;
+    int bits;
+    bool is_packed;
+    uint64_t count;         /* numbers of the present run */
+    uint32_t repeated;      /* of a run that is not packed */
+    const uint8_t *packed;  /* of a packed run: count * bits / 8 bytes */
+} Runs;
+
+bool next_run(Runs *runs);
+
+/* Reads `count` levels of 0 to `most` (1 to 3); `levels` gets a byte each, unless all are `most`: *are_most then. */
+Reason decode_levels(Bytes in, size_t count, int most, uint8_t *levels, bool *are_most);
 
 bool read_varint(Bytes *in, uint64_t *value);
+
+/* Where the lists of a chunk go, and how far they are there. Their items are the values of the chunk. */
+typedef struct {
+    int32_t *offsets;    /* rows + 1; NULL where each row is one value */
+    uint8_t *validity;   /* a bitmap of the rows, written only if there are null lists */
+    bool is_optional;
+    int64_t nulls;       /* result: how many of the wanted rows are null lists */
+    int64_t rows, items; /* rows that have begun, and wanted items */
+} Lists;
 
 /* chunk.c */
 typedef struct {
     Bytes pages;
     int codec;
     Layout layout;
-    bool is_optional;
-    int64_t num_values;       /* of the whole chunk, by the footer */
+    bool is_optional;         /* whether values, or items of lists, may be null */
+    int64_t num_values;       /* of the whole chunk, by the footer; of lists: levels, which are no fewer than items */
     int64_t first, count;     /* the rows that are wanted */
     size_t most_page_bytes;   /* no page may be larger, stored or decompressed */
     bool checks_pages;        /* whether checksums are checked, where pages have them */
-    uint8_t *values;          /* count * width bytes, or a bitmap of booleans */
-    uint8_t *validity;        /* a bitmap of `count` bits, written only if there are nulls */
-    int64_t nulls;            /* result: how many of the wanted rows are null */
+    uint8_t *values;          /* room for all values: `room` of `width` bytes, or a bitmap of booleans */
+    uint8_t *validity;        /* a bitmap of as many bits, written only if there are nulls */
+    int64_t room;             /* `count`; of lists: num_values */
+    int64_t nulls;            /* result: how many of the wanted values are null */
     int64_t pages_decoded;    /* result */
+    Lists lists;
 } Chunk;
 
 typedef struct {
-    Scratch page, dictionary_page, dictionary, values, present, expanded;
+    Scratch page, dictionary_page, dictionary, values, present, expanded, definitions, repetitions;
 } Work;
+
+/* The items of a data page: rows, or what lists hold. */
+typedef struct {
+    size_t count, num_values; /* all of them, and those that are not null */
+    const uint8_t *present;   /* a byte of 0 or 1 each; NULL: none is null */
+    size_t first, last;       /* those that are wanted ... */
+    int64_t place;            /* ... go here */
+} Items;
+
+/* lists.c: from the levels of a page, its rows (put into `chunk->lists`) and its items. `num_rows`: that it must have; -1
+ * if its header does not say. */
+Reason read_lists(Chunk *chunk, Bytes repetitions, Bytes definitions, size_t count, int64_t num_rows, Work *work,
+                  Items *items);
+void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 
 Reason decode_chunk(Chunk *chunk, Work *work);
 
-/* The rows of the data pages that are there, by their headers. */
-int64_t count_rows(Bytes pages);
+/* The values (of lists: levels) of the data pages that are there, by their headers. */
+int64_t count_values(Bytes pages);
 void free_work(Work *work);
 
 /* footer.c: for each row group and leaf column CHUNK_NUMBERS numbers, in the order of the enum; -1 for none. False if the

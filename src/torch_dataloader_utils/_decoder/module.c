@@ -11,7 +11,7 @@ static const char *const reasons[] = {"", "damaged", "codec", "encoding", "check
 
 typedef struct {
     Chunk chunk;
-    Py_buffer pages, values, validity;
+    Py_buffer pages, values, validity, offsets, list_validity;
     Reason reason;
 } Job;
 
@@ -20,6 +20,8 @@ static void release(Job *jobs, Py_ssize_t count) {
         PyBuffer_Release(&jobs[i].pages);
         PyBuffer_Release(&jobs[i].values);
         PyBuffer_Release(&jobs[i].validity);
+        PyBuffer_Release(&jobs[i].offsets);
+        PyBuffer_Release(&jobs[i].list_validity);
     }
     free(jobs);
 }
@@ -30,40 +32,55 @@ static int is_layout(Layout layout) {
            layout.width <= layout.stored && layout.stored <= 8;
 }
 
-/* Fills a job from (pages, codec, stored, width, is_integer, is_optional, num_values, first, count, values, validity). */
+/* Whether the buffers of lists fit their rows; true for flat columns. */
+static int fits_lists(const Job *job) {
+    const Chunk *chunk = &job->chunk;
+    if (job->offsets.obj == NULL) return 1;
+    return chunk->num_values <= INT32_MAX && chunk->count < job->offsets.len / (Py_ssize_t)sizeof(int32_t) &&
+           (uintptr_t)job->offsets.buf % sizeof(int32_t) == 0 &&
+           (!chunk->lists.is_optional || (chunk->count + 7) / 8 <= job->list_validity.len);
+}
+
+/* Fills a job from (pages, codec, stored, width, is_integer, is_optional, num_values, first, count, values, validity), and
+ * for lists (..., offsets, list_validity, list_is_optional). */
 static int parse(PyObject *arguments, Job *job) {
     Chunk *chunk = &job->chunk;
     long long num_values, first, count;
-    int is_integer, is_optional;
-    if (!PyArg_ParseTuple(arguments, "y*iiippLLLw*w*", &job->pages, &chunk->codec, &chunk->layout.stored,
+    int is_integer, is_optional, list_is_optional = 0;
+    if (!PyArg_ParseTuple(arguments, "y*iiippLLLw*w*|w*w*p", &job->pages, &chunk->codec, &chunk->layout.stored,
                           &chunk->layout.width, &is_integer, &is_optional, &num_values, &first, &count, &job->values,
-                          &job->validity))
+                          &job->validity, &job->offsets, &job->list_validity, &list_is_optional))
         return 0;
-    int64_t most = INT64_MAX / 16;
-    size_t bits = chunk->layout.stored == 0 ? 1 : 8 * (size_t)chunk->layout.width;
-    if (!is_layout(chunk->layout) || num_values < 0 || num_values > most || first < 0 || count < 0 ||
-        first > num_values || count > num_values - first || ((size_t)count * bits + 7) / 8 > (size_t)job->values.len ||
-        (is_optional && (count + 7) / 8 > job->validity.len) || (uintptr_t)job->values.buf % (size_t)chunk->layout.width) {
-        PyErr_SetString(PyExc_ValueError, "rows, layout and buffers do not fit each other");
-        return 0;
-    }
     chunk->pages = (Bytes){job->pages.buf, (const uint8_t *)job->pages.buf + job->pages.len};
     chunk->layout.is_integer = is_integer;
     chunk->is_optional = is_optional;
     chunk->num_values = num_values;
     chunk->first = first;
     chunk->count = count;
+    chunk->room = job->offsets.obj == NULL ? count : num_values;
     chunk->values = job->values.buf;
     chunk->validity = job->validity.buf;
+    chunk->lists.offsets = job->offsets.buf;
+    chunk->lists.validity = job->list_validity.buf;
+    chunk->lists.is_optional = list_is_optional;
+    int64_t most = INT64_MAX / 128;
+    size_t bits = chunk->layout.stored == 0 ? 1 : 8 * (size_t)chunk->layout.width;
+    if (!is_layout(chunk->layout) || num_values < 0 || num_values > most || first < 0 || count < 0 ||
+        first > num_values || count > num_values - first || ((size_t)chunk->room * bits + 7) / 8 > (size_t)job->values.len ||
+        (is_optional && (chunk->room + 7) / 8 > job->validity.len) ||
+        (uintptr_t)job->values.buf % (size_t)chunk->layout.width || !fits_lists(job)) {
+        PyErr_SetString(PyExc_ValueError, "rows, layout and buffers do not fit each other");
+        return 0;
+    }
     return 1;
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(chunks, most_page_bytes, checks_pages) -> list of (nulls, pages, reason)\n\n"
+             "decode(chunks, most_page_bytes, checks_pages) -> list of (nulls, pages, reason, null_lists)\n\n"
              "Decodes column chunks, without the interpreter's lock.\n\n"
              "chunks: tuples of (pages, codec, stored, width, is_integer, is_optional, num_values, first, count, values,\n"
-             "validity), see decoder.h. reason: '' where the chunk was decoded; else why not, and what the buffers hold\n"
-             "then is not defined.");
+             "validity), of lists also offsets, list_validity, list_is_optional; see decoder.h. reason: '' where the chunk was\n"
+             "decoded; else why not, and what the buffers hold then is not defined.");
 
 static PyObject *decode(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -98,24 +115,25 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     PyObject *results = PyList_New(count);
     for (Py_ssize_t i = 0; results != NULL && i < count; i++) {
         const Chunk *chunk = &jobs[i].chunk;
-        PyObject *result = Py_BuildValue("LLs", (long long)chunk->nulls, (long long)chunk->pages_decoded,
-                                         reasons[jobs[i].reason]);
+        PyObject *result = Py_BuildValue("LLsL", (long long)chunk->nulls, (long long)chunk->pages_decoded,
+                                         reasons[jobs[i].reason], (long long)chunk->lists.nulls);
         if (result == NULL || PyList_SetItem(results, i, result) < 0) Py_CLEAR(results);
     }
     release(jobs, count);
     return results;
 }
 
-PyDoc_STRVAR(count_rows_doc, "count_rows(pages) -> the rows of the data pages that are there, by their headers.");
+PyDoc_STRVAR(count_values_doc,
+             "count_values(pages) -> the values (of lists: levels) of the data pages that are there, by their headers.");
 
-static PyObject *count_page_rows(PyObject *module, PyObject *arguments) {
+static PyObject *count_page_values(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_buffer pages;
     if (!PyArg_ParseTuple(arguments, "y*", &pages)) return NULL;
     Bytes bytes = {pages.buf, (const uint8_t *)pages.buf + pages.len};
-    PyObject *rows = PyLong_FromLongLong(count_rows(bytes));
+    PyObject *values = PyLong_FromLongLong(count_values(bytes));
     PyBuffer_Release(&pages);
-    return rows;
+    return values;
 }
 
 PyDoc_STRVAR(has_codec_doc, "has_codec(codec) -> whether pages of this codec, as parquet.thrift numbers it, can be decoded.");
@@ -154,7 +172,7 @@ static PyObject *read_chunks(PyObject *module, PyObject *arguments) {
 static PyMethodDef functions[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
     {"read_chunks", read_chunks, METH_VARARGS, read_chunks_doc},
-    {"count_rows", count_page_rows, METH_VARARGS, count_rows_doc},
+    {"count_values", count_page_values, METH_VARARGS, count_values_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -162,7 +180,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_numbers",
-    .m_doc = "Decodes flat Parquet column chunks of numbers into memory of the caller.",
+    .m_doc = "Decodes Parquet column chunks of numbers, and of lists of numbers, into memory of the caller.",
     .m_size = 0,
     .m_methods = functions,
 };

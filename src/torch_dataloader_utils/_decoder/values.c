@@ -39,17 +39,7 @@ typedef void (*Unpack)(const uint8_t *, uint32_t *);
 #define NAME(W) unpack_##W,
 static const Unpack unpackers[] = {NULL, EACH_WIDTH(NAME)};
 
-/* A reader of the RLE / bit-packing hybrid: one run at a time. */
-typedef struct {
-    Bytes in;
-    int bits;
-    bool is_packed;
-    uint64_t count;         /* numbers of the present run */
-    uint32_t repeated;      /* of a run that is not packed */
-    const uint8_t *packed;  /* of a packed run: count * bits / 8 bytes */
-} Runs;
-
-static bool next_run(Runs *runs) {
+bool next_run(Runs *runs) {
     uint64_t header;
     if (!read_varint(&runs->in, &header) || header > UINT32_MAX) return false;
     runs->is_packed = header & 1;
@@ -153,17 +143,22 @@ static Reason decode_dictionary(Bytes in, size_t count, int width, const Diction
     return DECODED;
 }
 
-/* Numbers of one bit as bytes of 0 and 1. */
-static Reason decode_bits(Bytes in, size_t count, uint8_t *out) {
-    Runs runs = {.in = in, .bits = 1};
+/* Numbers of one bit (most: 1) or two, none of them larger than `most`, as bytes. */
+static Reason decode_bits(Bytes in, size_t count, int most, uint8_t *out) {
+    Runs runs = {.in = in, .bits = most > 1 ? 2 : 1};
     while (count > 0) {
         if (!next_run(&runs)) return DAMAGED;
         size_t wanted = runs.count < count ? (size_t)runs.count : count;
-        if (runs.is_packed) {
+        if (!runs.is_packed) {
+            if (runs.repeated > (uint32_t)most) return DAMAGED;
+            memset(out, (int)runs.repeated, wanted);
+        } else if (runs.bits == 1) {
             for (size_t i = 0; i < wanted; i++) out[i] = runs.packed[i / 8] >> i % 8 & 1;
         } else {
-            if (runs.repeated > 1) return DAMAGED;
-            memset(out, (int)runs.repeated, wanted);
+            uint8_t largest = 0;
+            for (size_t i = 0; i < wanted; i++) out[i] = runs.packed[i / 4] >> i % 4 * 2 & 3;
+            for (size_t i = 0; i < wanted; i++) largest = out[i] > largest ? out[i] : largest;
+            if (largest > most) return DAMAGED;
         }
         out += wanted;
         count -= wanted;
@@ -171,13 +166,16 @@ static Reason decode_bits(Bytes in, size_t count, uint8_t *out) {
     return DECODED;
 }
 
-Reason decode_levels(Bytes in, size_t count, uint8_t *present, bool *all_present) {
-    Runs runs = {.in = in, .bits = 1};
-    *all_present = count == 0 || (next_run(&runs) && !runs.is_packed && runs.repeated == 1 && runs.count >= count);
-    if (*all_present) return DECODED;
-    Reason reason = decode_bits(in, count, present);
-    *all_present = reason == DECODED && memchr(present, 0, count) == NULL;
-    return reason;
+Reason decode_levels(Bytes in, size_t count, int most, uint8_t *levels, bool *are_most) {
+    Runs runs = {.in = in, .bits = most > 1 ? 2 : 1};
+    *are_most = count == 0 || (next_run(&runs) && !runs.is_packed && runs.repeated == (uint32_t)most && runs.count >= count);
+    if (*are_most) return DECODED;
+    Reason reason = decode_bits(in, count, most, levels);
+    if (reason != DECODED) return reason;
+    uint8_t least = (uint8_t)most;
+    for (size_t i = 0; i < count; i++) least = levels[i] < least ? levels[i] : least;
+    *are_most = least == most;
+    return DECODED;
 }
 
 static Reason decode_plain(Bytes in, size_t count, Layout layout, uint8_t *out) {
@@ -280,7 +278,7 @@ static Reason decode_rle_booleans(Bytes in, size_t count, Layout layout, uint8_t
     in.at += 4;
     if (length > left_of(in)) return DAMAGED;
     in.end = in.at + length;
-    return decode_bits(in, count, out);
+    return decode_bits(in, count, 1, out);
 }
 
 Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, uint8_t *out) {

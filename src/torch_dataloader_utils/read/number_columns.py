@@ -1,4 +1,4 @@
-"""Columns of plain numbers, which the compiled decoder reads into memory that is used again.
+"""Columns of numbers, or of lists of them, which the compiled decoder reads into memory that is used again.
 
     row group → bytes of its chunks of numbers → one call of the decoder → one RecordBatch over one piece of memory
 
@@ -12,6 +12,7 @@ import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,9 @@ from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s, RowRange
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
+from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
 from torch_dataloader_utils._observe.counters import count_chunks
+from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -35,9 +38,10 @@ _PAGES = ProcessMemory()
 
 
 class NumberColumn(NamedTuple):
-    """A top-level column of one number a row.
+    """A top-level column of one number a row, or of one list of numbers.
 
     leaf: its number among the leaf columns. stored, width: bytes of a value in the file, and in memory; a bit: 0, 1.
+    is_optional: whether values, or items of lists, may be null; the field says whether lists may.
     """
 
     leaf: int
@@ -46,6 +50,7 @@ class NumberColumn(NamedTuple):
     width: int
     is_integer: bool
     is_optional: bool
+    is_list: bool
 
     @property
     def value_bits(self) -> int:
@@ -63,21 +68,47 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
     found = {}
     for leaf in range(metadata.num_columns):
         column = metadata.schema.column(leaf)
-        if column.max_repetition_level or column.max_definition_level > 1 or schema.get_field_index(column.path) < 0:
+        field = _field_of(column, schema)
+        stored = None if field is None else _stored_type(column)
+        if field is None or stored is None or not _is_same(stored, _value_field(field).type):
             continue
-        stored = _stored_type(column)
-        field = schema.field(column.path)
-        if stored is None or not _is_same(stored, field.type):
-            continue
-        found[column.path] = NumberColumn(
+        found[field.name] = NumberColumn(
             leaf=leaf,
             field=field,
             stored={"BOOLEAN": 0, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": 2}.get(column.physical_type, 8),
             width=max(1, stored.bit_width // 8),
             is_integer=column.physical_type in ("INT32", "INT64"),
-            is_optional=column.max_definition_level == 1,
+            is_optional=_value_field(field).nullable,
+            is_list=bool(column.max_repetition_level),
         )
     return found
+
+
+def _field_of(column: Any, schema: pa.Schema) -> pa.Field | None:
+    """The field of a leaf column, if it holds one value a row, or one list of values that are no lists or structs.
+
+    Levels say which: of lists one for each of what may be null, and one more.
+    """
+    if not column.max_repetition_level:
+        names = [column.path] if column.max_definition_level <= 1 else []
+    else:  # "a.list.element", and other forms; a name may itself hold dots
+        names = list(accumulate(column.path.split("."), "{}.{}".format))
+    fields = [schema.field(name) for name in names if schema.get_field_index(name) >= 0]
+    if len(fields) != 1 or not column.max_repetition_level:
+        return fields[0] if fields else None
+    (field,) = fields
+    is_one = _is_list(field.type) and column.max_repetition_level == 1
+    return (
+        field if is_one and column.max_definition_level == 1 + field.nullable + _value_field(field).nullable else None
+    )
+
+
+def _is_list(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_list(data_type) or pa.types.is_large_list(data_type))
+
+
+def _value_field(field: pa.Field) -> pa.Field:
+    return field.type.value_field if _is_list(field.type) else field
 
 
 def _stored_type(column: Any) -> pa.DataType | None:
@@ -142,76 +173,114 @@ def read_numbers(
     start, stop = rows.of(group_rows)
     num_rows = stop - start
     # Side by side and at even distances, numbers of one kind are a matrix [columns, rows] as they lie.
-    columns = sorted(columns, key=lambda column: (column.stored, column.width, column.is_integer))
-    taken = []
+    columns = sorted(columns, key=lambda column: (column.is_list, column.stored, column.width, column.is_integer))
+    taken, room_bytes = [], source.max_row_group_bytes
     known = {codec for codec in set(chunks[:, 0].tolist()) if _decoder.has_codec(codec)}
     of_columns = chunks[[column.leaf for column in columns]].tolist()
     for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
         begin = chunk_start(data, dictionary)
         is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size
-        if not is_there or values != group_rows:
+        fits = group_rows <= values <= MAX_OFFSET if column.is_list else values == group_rows
+        # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
+        num_bytes = values * column.value_bits // 8
+        if not is_there or not fits:
             count_chunks("damaged")
         elif codec not in known:
             count_chunks("codec")
+        elif num_bytes > room_bytes:
+            count_chunks("too large")
         else:
-            taken.append((column, codec, (begin, length)))
-    pages = _read_pages(source, [span for *_, span in taken]) if taken else []
-    # A footer may claim any number of rows: memory is taken only for those that pages say they have.
-    if not taken or min(map(_decoder.count_rows, pages)) < group_rows:
+            room_bytes -= num_bytes
+            taken.append(_Chunk(column, codec, values, (begin, length)))
+    pages = _read_pages(source, [chunk.span for chunk in taken]) if taken else []
+    # A footer may claim any number of values: memory is taken only for those that pages say they have.
+    if not taken or any(map(_lacks_values, taken, pages)):
         count_chunks("damaged", len(taken))
         return None
-    places, num_bytes = _places([column for column, *_ in taken], num_rows)
+    places, num_bytes = _places(taken, num_rows)
     memory = RECYCLED.take(num_bytes)
-    jobs = [
-        (
-            part,
-            codec,
-            column.stored,
-            column.width,
-            column.is_integer,
-            column.is_optional,
-            group_rows,
-            start,
-            num_rows,
-            memory[place.values : place.values_end],
-            memory[place.validity : place.end],
-        )
-        for (column, codec, _), part, place in zip(taken, pages, places, strict=True)
-    ]
+    jobs = [_job(*each, memory, start, num_rows) for each in zip(taken, pages, places, strict=True)]
     results = _decoder.decode(jobs, source.max_row_group_bytes, source.page_checksums)
     buffer, arrays, fields = pa.py_buffer(memory), [], []
-    for (column, *_), place, (nulls, _, reason) in zip(taken, places, results, strict=True):
+    for chunk, place, result in zip(taken, places, results, strict=True):
+        nulls, _, reason, null_lists = result
         if reason:
             count_chunks(reason)
             continue
-        validity = buffer[place.validity : place.end] if nulls else None
-        content = [validity, buffer[place.values : place.values_end]]
-        arrays.append(pa.Array.from_buffers(column.field.type, num_rows, content, null_count=nulls))
-        fields.append(column.field)
+        arrays.append(_array(chunk.column, place, buffer, num_rows, nulls, null_lists))
+        fields.append(chunk.column.field)
     count_chunks("compiled", len(arrays))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
 
 
-class _Place(NamedTuple):
-    """Where a column lies in memory: values in [values, values_end), which bits are no nulls in [validity, end)."""
+class _Chunk(NamedTuple):
+    """A chunk that is decoded; values: by the footer, of lists levels."""
 
+    column: NumberColumn
+    codec: int
     values: int
-    values_end: int
-    validity: int
-    end: int
+    span: Span
 
 
-def _places(columns: Sequence[NumberColumn], num_rows: int) -> tuple[list[_Place], int]:
-    """A place for each column, one after the other, bits of nulls behind all values; and the bytes of all of them."""
-    bits_bytes = -(-num_rows // 8)
-    lengths = [-(-num_rows * column.value_bits // 8) for column in columns]
-    *starts, bits = itertools.accumulate(map(_aligned, lengths), initial=0)
+def _lacks_values(chunk: _Chunk, pages: memoryview) -> bool:
+    return _decoder.count_values(pages) < chunk.values
+
+
+class _Place(NamedTuple):
+    """Where a column lies in memory; `offsets` and `list_validity` are empty for columns that are no lists."""
+
+    values: slice
+    validity: slice
+    offsets: slice
+    list_validity: slice
+
+
+def _places(chunks: Sequence[_Chunk], num_rows: int) -> tuple[list[_Place], int]:
+    """A place for each column, one after the other, what is not values behind all values; and the bytes of all."""
+    # How many items the lists have is known only once they are decoded: no more than there are levels.
+    rooms = [chunk.values if chunk.column.is_list else num_rows for chunk in chunks]
+    lengths = [-(-room * chunk.column.value_bits // 8) for room, chunk in zip(rooms, chunks, strict=True)]
+    *starts, end = itertools.accumulate(map(_aligned, lengths), initial=0)
     places = []
-    for column, start, length in zip(columns, starts, lengths, strict=True):
-        end = bits + (bits_bytes if column.is_optional else 0)
-        places.append(_Place(start, start + length, bits, end))
-        bits = _aligned(end)
-    return places, bits
+    for chunk, room, start, length in zip(chunks, rooms, starts, lengths, strict=True):
+        column, slices = chunk.column, [slice(start, start + length)]
+        for num_bits in (
+            room * column.is_optional,
+            (num_rows + 1) * 32 * column.is_list,
+            num_rows * (column.is_list and column.field.nullable),
+        ):
+            slices.append(slice(end, end + -(-num_bits // 8)))
+            end = _aligned(slices[-1].stop)
+        places.append(_Place(*slices))
+    return places, end
+
+
+def _job(chunk: _Chunk, pages: memoryview, place: _Place, memory: Bytes, start: int, num_rows: int) -> tuple[Any, ...]:
+    column = chunk.column
+    layout = (column.stored, column.width, column.is_integer, column.is_optional)
+    job = (pages, chunk.codec, *layout, chunk.values, start, num_rows, memory[place.values], memory[place.validity])
+    if not column.is_list:
+        return job
+    return (*job, memory[place.offsets], memory[place.list_validity], column.field.nullable)
+
+
+def _array(
+    column: NumberColumn, place: _Place, memory: pa.Buffer, num_rows: int, nulls: int, null_lists: int
+) -> pa.Array:
+    """The array over what the decoder wrote."""
+
+    def values(value_type: pa.DataType, count: int) -> pa.Array:
+        validity = memory[place.validity] if nulls else None
+        return pa.Array.from_buffers(value_type, count, [validity, memory[place.values]], null_count=nulls)
+
+    list_type = column.field.type
+    if not column.is_list:
+        return values(list_type, num_rows)
+    ends = np.frombuffer(memory[place.offsets], np.int32)
+    items = values(list_type.value_type, int(ends[num_rows]))
+    offsets = pa.py_buffer(ends.astype(np.int64)) if pa.types.is_large_list(list_type) else memory[place.offsets]
+    content = [memory[place.list_validity] if null_lists else None, offsets]
+    return pa.Array.from_buffers(list_type, num_rows, content, null_count=null_lists, children=[items])
 
 
 def _aligned(number: int) -> int:
