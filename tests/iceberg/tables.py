@@ -63,6 +63,8 @@ class TableWriter:
     format_version: int = 2
     path_prefix: str | None = None  # how the metadata spells the root
     with_manifest_metadata: bool = False  # many writers leave out what readers can find by id
+    with_row_ids: bool = False  # row lineage, of format version 3
+    next_row_id: int = 0
     schemas: list[Schema] = field(default_factory=list)
     specs: list[PartitionSpec] = field(default_factory=lambda: [PartitionSpec(spec_id=0)])
     live: list[LiveFile] = field(default_factory=list)
@@ -123,6 +125,32 @@ class TableWriter:
         schema: Schema | None = None,
     ) -> str:
         """One data file; its path as the metadata spells it."""
+        entry = self.new_file(
+            rows,
+            partition=partition,
+            rows_per_group=rows_per_group,
+            file_format=file_format,
+            without_ids=without_ids,
+            without_columns=without_columns,
+            with_split_offsets=with_split_offsets,
+            schema=schema,
+        )
+        self.commit("append", [entry])
+        return entry.path
+
+    def new_file(
+        self,
+        rows: list[dict[str, Any]],
+        *,
+        partition: tuple[Any, ...] = (),
+        rows_per_group: int = 1000,
+        file_format: str = "parquet",
+        without_ids: bool = False,
+        without_columns: tuple[str, ...] = (),
+        with_split_offsets: bool = True,
+        schema: Schema | None = None,
+    ) -> LiveFile:
+        """A data file that is in no snapshot yet."""
         arrow = small_types(schema_to_pyarrow(schema or self.schema, file_format=_format(file_format)))
         arrow = pa.schema([each for each in arrow if each.name not in without_columns])
         table = pa.Table.from_pylist([{k: v for k, v in row.items() if k in arrow.names} for row in rows], arrow)
@@ -133,13 +161,12 @@ class TableWriter:
         arguments = self._facts(path, len(rows), file_format) | _statistics(schema or self.schema, table)
         if with_split_offsets and offsets:
             arguments["split_offsets"] = offsets
-        self._commit("append", [self._entry(DataFileContent.DATA, path, arguments, partition)])
-        return path
+        return self._entry(DataFileContent.DATA, path, arguments, partition)
 
     def remove(self, *paths: str) -> None:
         """A snapshot without these data files."""
         self.live = [each for each in self.live if each.path not in paths]
-        self._commit("overwrite", [])
+        self.commit("overwrite", [])
 
     # -- deletes
 
@@ -163,7 +190,7 @@ class TableWriter:
         arguments = self._facts(path, len(deletes), file_format)
         if referenced is not None:
             arguments["referenced_data_file"] = referenced
-        self._commit("delete", [self._entry(DataFileContent.POSITION_DELETES, path, arguments, partition)])
+        self.commit("delete", [self._entry(DataFileContent.POSITION_DELETES, path, arguments, partition)])
         return path
 
     def delete_equal(
@@ -184,7 +211,7 @@ class TableWriter:
         write_file(pa.Table.from_pylist(rows, arrow), self._local(path), file_format, 1000)
         arguments = self._facts(path, len(rows), file_format) | {"equality_ids": key_ids}
         entry = self._entry(DataFileContent.EQUALITY_DELETES, path, arguments, partition)
-        self._commit("delete", [replace(entry, spec_id=entry.spec_id if spec_id is None else spec_id)])
+        self.commit("delete", [replace(entry, spec_id=entry.spec_id if spec_id is None else spec_id)])
         return path
 
     def delete_vectors(
@@ -208,7 +235,7 @@ class TableWriter:
             entries.append(self._entry(DataFileContent.POSITION_DELETES, path, arguments, partition))
         gone = set(deletes)
         self.live = [each for each in self.live if each.arguments.get("referenced_data_file") not in gone]
-        self._commit("delete", entries)
+        self.commit("delete", entries)
         return path
 
     # -- metadata
@@ -241,7 +268,8 @@ class TableWriter:
             snapshot_id=0,
         )
 
-    def _commit(self, operation: str, added: list[LiveFile]) -> None:
+    def commit(self, operation: str, added: list[LiveFile]) -> None:
+        """A snapshot with these files too."""
         sequence_number = len(self.snapshots) + 1
         snapshot_id = 1000 + sequence_number
         self.live += [replace(each, snapshot_id=snapshot_id) for each in added]
@@ -251,6 +279,8 @@ class TableWriter:
             for spec in self.specs
             for part in self._parts(spec, snapshot_id, is_delete=is_delete)
         ]
+        first_row_id = self.next_row_id if self.with_row_ids else None
+        self._count_row_ids(snapshot_id)
         self.snapshots.append(
             {
                 "snapshot-id": snapshot_id,
@@ -260,9 +290,18 @@ class TableWriter:
                 "manifest-list": self._write_list(manifests, snapshot_id),
                 "summary": {"operation": operation},
                 "schema-id": self.schema.schema_id,
+                "first-row-id": first_row_id,
             }
         )
         self.write_metadata()
+
+    def _count_row_ids(self, snapshot_id: int) -> None:
+        """Keep the row ids that readers infer for new data files; later snapshots write them down."""
+        for each in self.live if self.with_row_ids else ():
+            if each.content == DataFileContent.DATA and "first_row_id" not in each.arguments:
+                assert each.snapshot_id == snapshot_id
+                each.arguments["first_row_id"] = self.next_row_id
+                self.next_row_id += each.arguments["record_count"]
 
     def _parts(self, spec: PartitionSpec, snapshot_id: int, *, is_delete: bool) -> list[list[LiveFile]]:
         """New and existing live files of one spec and kind, each a manifest of its own."""
@@ -318,6 +357,7 @@ class TableWriter:
             content=ManifestContent.DELETES if is_delete else ManifestContent.DATA,
             sequence_number=sequence_number,
             min_sequence_number=min(each.sequence_number or 0 for each in part),
+            **({"first_row_id": self.next_row_id} if self.with_row_ids and not is_delete else {}),
             added_snapshot_id=snapshot_id,
             added_files_count=sum(each.snapshot_id == snapshot_id for each in part),
             existing_files_count=sum(each.snapshot_id != snapshot_id for each in part),
@@ -373,7 +413,7 @@ class TableWriter:
         if current is not None:
             metadata["current-snapshot-id"] = current
         if self.format_version == 3:
-            metadata["next-row-id"] = 0
+            metadata["next-row-id"] = self.next_row_id
         Path(self.metadata).write_text(json.dumps(metadata))
 
 

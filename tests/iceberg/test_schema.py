@@ -296,8 +296,6 @@ def test_unknown_columns_are_named_with_near_ones(tmp_path: Path) -> None:
     table.append([{"price": 1.0}])
     with pytest.raises(ConfigError, match="did you mean 'price'"):
         scan_iceberg(table.metadata, columns=["prise"])
-    with pytest.raises(ConfigError, match=r"'_row_id', which is no column.*Metadata columns are not read"):
-        scan_iceberg(table.metadata, columns=["price", "_row_id"])
     with pytest.raises(ConfigTypeError, match=r"one string 'price'"):
         scan_iceberg(table.metadata, columns="price")
 

@@ -76,6 +76,8 @@ class IcebergFile:
     positions: physical rows that position deletes or a deletion vector delete; ascending, each once.
     equality_deletes: those that apply to this file (sequence number and partition fit), sorted by path.
     partition: (name of a partition field, value as stored) for all fields of the file's spec.
+    first_row_id: the id of its first row, for rows that hold none; None where rows have no ids.
+    sequence_number: its data sequence number, in tables that have row lineage (Iceberg, version 3); else None.
     """
 
     table: TableFields
@@ -83,3 +85,5 @@ class IcebergFile:
     positions: Int64s = field(default_factory=_no_rows)
     equality_deletes: tuple[EqualityDeleteFile, ...] = ()
     partition: tuple[tuple[str, Any], ...] = ()
+    first_row_id: int | None = None
+    sequence_number: int | None = None

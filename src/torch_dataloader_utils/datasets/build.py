@@ -15,6 +15,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.metadata_columns import check_lineage, metadata_columns
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
@@ -34,6 +35,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
+from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.encode import EncodingShaper, encoded_schema
@@ -232,6 +234,8 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
     inventory = stored_inventory(inventory, None)
     schema = decode_schema(inventory.schema)
     columns = tuple(schema.names if options.columns is None else options.columns)
+    check_lineage(metadata_columns(columns, frozenset(schema.names)), inventory)
+    schema = with_metadata_columns(schema, columns)
     delivered, shaper = _encoded_rows(select_fields(schema, columns), options)
     if options.token_batches is not None:
         column = options.token_batches.column

@@ -133,8 +133,9 @@ class TableOptions(Checked):
     batch_size: int = option(1024, "rows of a batch on this rank.", _COUNT)
     columns: Sequence[str] | None = option(
         None,
-        "names to deliver, in this order; None for all. Only these (and the filter's) are read. With `pack` they come "
-        "beside the fields of the samples; None for no more.",
+        "names to deliver, in this order; None for all. Only these (and the filter's) are read. `_file` and `_pos` say "
+        "where a row lies, `_row_id` and `_last_updated_sequence_number` are its lineage (Iceberg). With `pack` they "
+        "come beside the fields of the samples; None for no more.",
         _columns,
     )
     filters: pc.Expression | None = option(

@@ -26,11 +26,13 @@ from torch_dataloader_utils.datasets.option_fields import arguments_of, check_na
 from torch_dataloader_utils.datasets.options import FileKeywords, TableOptions
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.column_blocks import split_rows
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.shapers import OutputFormat
+from torch_dataloader_utils.shape.specs import select_fields
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
@@ -102,7 +104,7 @@ class RowDataset(Dataset[Any]):
         self._threads = chosen_options.threads
         self._cache_bytes = cache_bytes
         names = schema.names if columns is None else chosen_options.columns or ()
-        self._schema = pa.schema([schema.field(name) for name in names])
+        self._schema = select_fields(with_metadata_columns(schema, names), names)
         self._length_reader: Reader | None = None
         if length_column is not None:
             check_has_lengths(schema, length_column, "length_column")

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import pyarrow as pa
 
+from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils._formats.arrow_schema import all_nullable, with_change
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError
@@ -146,12 +147,12 @@ def _without_view(field: pa.Field) -> pa.Field:
 
 
 def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str], str] | None = None) -> None:
-    """Raises ConfigError, naming near matches, unless every name is a column of the schema.
+    """Raises ConfigError, naming near matches, unless every name is a column of the schema or a metadata column.
 
     hint: gives, for a name that is no column, more about what to do.
     """
     # Asked for once: pyarrow makes the list anew each time, and thousands of columns would take seconds.
-    known = set(schema.names)
+    known = {*schema.names, *METADATA_COLUMNS}
     for name in names:
         if name not in known:
             near = get_close_matches(name, schema.names, n=3, cutoff=0.6)

@@ -18,6 +18,7 @@ from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.iceberg_deletes import deleted_by_keys, key_fields
 from torch_dataloader_utils.read.iceberg_fields import FileColumn, check_distinct, identify, names_key, project_columns
+from torch_dataloader_utils.read.metadata_columns import with_lineage
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
@@ -64,6 +65,7 @@ def decode_table_rows(
         # Decoders give an empty row group without its columns.
         batch = pa.RecordBatch.from_pylist([], schema=asked)
     arrays = project_columns(source.task, batch, fields, columns, extra)
+    arrays = with_lineage(source.task, extra, fields, arrays, rows.start)
     stored = _named(arrays, fields, batch.num_rows)
     deleted = np.zeros(0, dtype=np.int64)
     if keys:

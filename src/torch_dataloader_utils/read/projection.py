@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
 from torch_dataloader_utils._formats.arrow_schema import decode_schema, type_holds
 from torch_dataloader_utils._formats.row_filter import filter_columns
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.checks import repeated_names
+from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
 
 # The largest that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
 MAX_ROW_GROUP_BYTES = (2 << 30) - 1
@@ -23,7 +25,8 @@ class ReadSpec:
     """The rows and columns that a reader delivers; frozen and picklable.
 
     schema: the data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
-    columns: names of the columns delivered, in their order; () delivers row counts alone; None is all of them.
+    columns: names of the columns delivered, in their order, metadata columns too; () delivers row counts alone; None is
+        all columns of the schema.
     row_filter: a pyarrow.compute.Expression over any columns of the schema, delivered or not; rows for which it
         is false or null are dropped.
     partition_columns: columns that no file holds; their values come with the task.
@@ -50,14 +53,15 @@ class Projection:
 
     stored: the pyarrow Schema that is decoded: all delivered and filtered columns that lie in the files.
     delivered: names of the output, in order. filtered: names in the row filter.
-    partitions: fields, of both, whose values come with the task. row_filter: the expression, or None.
+    made: fields, of both, that no file holds: partition columns, and `_file` and `_pos`.
+    row_filter: the expression, or None.
     has_categories: whether a type, or one inside it, is dictionary-encoded.
     """
 
     stored: pa.Schema
     delivered: tuple[str, ...]
     filtered: tuple[str, ...]
-    partitions: tuple[pa.Field, ...]
+    made: tuple[pa.Field, ...]
     row_filter: pc.Expression | None
     has_categories: bool
 
@@ -74,7 +78,8 @@ def project(spec: ReadSpec) -> Projection:
     Raises:
         ConfigError: a column is not in the schema, or asked twice; a filter that does not fit the schema.
     """
-    schema = decode_schema(spec.schema)
+    of_data = decode_schema(spec.schema)
+    schema = with_metadata_columns(of_data, spec.columns or ())
     names = tuple(schema.names) if spec.columns is None else spec.columns
     # Counted once: to search for each of thousands of columns takes seconds.
     known = Counter(schema.names)
@@ -84,13 +89,15 @@ def project(spec: ReadSpec) -> Projection:
     twice = sorted(repeated_names(names))
     if twice:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
-    filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, schema)
+    filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, of_data)
     fields = {name: schema.field(name) for name in (*names, *filtered)}
+    places = {FILE, POSITION}.intersection(metadata_columns(names, frozenset(of_data.names)))
+    made = places.union(spec.partition_columns)
     return Projection(
-        stored=pa.schema([field for name, field in fields.items() if name not in spec.partition_columns]),
+        stored=pa.schema([field for name, field in fields.items() if name not in made]),
         delivered=names,
         filtered=filtered,
-        partitions=tuple(field for name, field in fields.items() if name in spec.partition_columns),
+        made=tuple(field for name, field in fields.items() if name in made),
         row_filter=spec.row_filter,
         has_categories=any(type_holds(field.type, pa.types.is_dictionary) for field in fields.values()),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat
 from torch_dataloader_utils._formats.record_batches import for_take, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
-from torch_dataloader_utils.errors import ConfigError, InternalError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.arrow import decode_arrow
 from torch_dataloader_utils.read.checks import (
     check_live_rows,
@@ -25,6 +25,7 @@ from torch_dataloader_utils.read.checks import (
 from torch_dataloader_utils.read.conform import conform, constant
 from torch_dataloader_utils.read.deletes import group_deletes, has_unplaced_deletes, live_mask, stored_range
 from torch_dataloader_utils.read.iceberg import decode_table_rows
+from torch_dataloader_utils.read.metadata_columns import place_column
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, list_items, parquet_columns
 from torch_dataloader_utils.read.parquet_together import JoinedRowGroups
@@ -101,9 +102,9 @@ class Reader:
         parts = list(self._conformed(tasks[0], groups.decode()))
         for task, rows in zip(tasks, groups.rows, strict=True):
             check_live_rows(task, rows)
-        if self.projection.partitions:
-            of_tasks = list(zip(tasks, groups.rows, strict=True))
-            parts.append(_with_partitions(of_tasks, self.projection, rows_only(sum(groups.rows))))
+        if self.projection.made:
+            of_tasks = [(task, 0, rows) for task, rows in zip(tasks, groups.rows, strict=True)]
+            parts.append(_with_made(of_tasks, self.projection, rows_only(sum(groups.rows))))
         return JoinedRows(parts, groups.rows, by_one_call=True)
 
     def _is_stored(self, task: RowGroupTask) -> bool:
@@ -135,7 +136,10 @@ class Reader:
             if decoded == ALL_ROWS:
                 check_stored_rows(task, stored.num_rows)
             is_live = None if deleted is None else live_mask(decoded.start, stored.num_rows, deleted)
-            live = _select(task, projection, stored, is_live)
+            made = _with_made(
+                [(task, decoded.start, stored.num_rows)], projection, conform(task, stored, projection.stored)
+            )
+            live = _select(task, projection, made, is_live)
         if decoded != ALL_ROWS:
             _check_planned(task, deleted)
             return live
@@ -151,8 +155,8 @@ class Reader:
                 num_rows = part.num_rows
                 yield part
         _check_planned(task)
-        if self.projection.partitions:
-            yield _with_partitions([(task, num_rows)], self.projection, rows_only(num_rows))
+        if self.projection.made:
+            yield _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
 
     def _conformed(self, task: RowGroupTask, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The parts (at least one) in the schema's types, and one more with the columns that the file lacks."""
@@ -219,10 +223,9 @@ def _decode(source: TaskSource, fields: pa.Schema, rows: RowRange) -> pa.RecordB
 
 
 def _select(
-    task: RowGroupTask, projection: Projection, stored: pa.RecordBatch, is_live: npt.NDArray[np.bool_] | None
+    task: RowGroupTask, projection: Projection, rows: pa.RecordBatch, is_live: npt.NDArray[np.bool_] | None
 ) -> pa.RecordBatch:
     """The delivered columns of the rows that are neither deleted nor filtered out."""
-    rows = _with_partitions([(task, stored.num_rows)], projection, conform(task, stored, projection.stored))
     mask = None if is_live is None else pa.array(is_live)
     if projection.row_filter is not None:
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
@@ -233,25 +236,25 @@ def _select(
     return for_take(live).filter(mask) if projection.delivered else rows_only(mask.true_count)
 
 
-def _with_partitions(
-    tasks: Sequence[tuple[RowGroupTask, int]], projection: Projection, stored: pa.RecordBatch
+def _with_made(
+    tasks: Sequence[tuple[RowGroupTask, int, int]], projection: Projection, stored: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """The stored rows with their partition columns; tasks: each with its number of rows."""
-    if not projection.partitions:
+    """The stored rows with the columns that files do not hold; tasks: each with its first row and number of rows."""
+    if not projection.made:
         return stored
-    constants = []
-    for item in projection.partitions:
-        pieces = [constant(_partition_value(task, item.name), item, rows) for task, rows in tasks]
-        constants.append(pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces))
-    schema = pa.schema([*stored.schema, *projection.partitions])
-    return pa.RecordBatch.from_arrays([*stored.columns, *constants], schema=schema)
+    columns = []
+    for item in projection.made:
+        pieces = [_made_column(task, item, first_row, rows) for task, first_row, rows in tasks]
+        columns.append(pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces))
+    schema = pa.schema([*stored.schema, *projection.made])
+    return pa.RecordBatch.from_arrays([*stored.columns, *columns], schema=schema)
 
 
-def _partition_value(task: RowGroupTask, name: str) -> Any:
+def _made_column(task: RowGroupTask, item: pa.Field, first_row: int, num_rows: int) -> pa.Array:
     for known, value in task.partition_values:
-        if known == name:
-            return value
-    raise InternalError(f"{task.where} carries no value of partition column {name}; please report this.")
+        if known == item.name:
+            return constant(value, item, num_rows)
+    return place_column(task, item.name, first_row, num_rows)
 
 
 def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -211,7 +211,7 @@ def _ids_within(field: pa.Field) -> Iterator[int | None]:
 def _names_in_file(request: DataScanRequest, ids: Mapping[int, str]) -> tuple[str, ...] | None:
     if request.projected is None:
         return None
-    wanted = [field_id(request.fields.field(name)) for name in request.projected]
+    wanted = [field_id(request.fields.field(name)) for name in request.projected if name in request.fields.names]
     return tuple(ids[number] for number in wanted if number in ids)
 
 
@@ -221,7 +221,9 @@ def _field_ids(schema: pa.Schema) -> dict[int, str]:
 
 
 def _projected_part(request: DataScanRequest, num_columns: int) -> float:
-    return 1.0 if request.projected is None else min(1.0, len(request.projected) / max(1, num_columns))
+    if request.projected is None:
+        return 1.0
+    return min(1.0, len(set(request.projected).intersection(request.fields.names)) / max(1, num_columns))
 
 
 def _weighed(scan: FileScan, part: float) -> FileScan:

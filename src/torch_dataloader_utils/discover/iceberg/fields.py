@@ -8,6 +8,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import FIELD_ID
+from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -15,15 +16,11 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import IcebergType, NestedField
 
-# Iceberg spec, "Reserved Field IDs": columns that engines make up, or that files have and no schema names.
-_METADATA_COLUMNS = (
-    "_file",
-    "_pos",
+# Iceberg spec, "Reserved Field IDs": columns that engines make up, and that are not read.
+_OTHER_METADATA_COLUMNS = (
     "_deleted",
     "_spec_id",
     "_partition",
-    "_row_id",
-    "_last_updated_sequence_number",
     "_change_type",
     "_change_ordinal",
     "_commit_snapshot_id",
@@ -56,7 +53,9 @@ def arrow_schema(schema: "Schema", wanted: Sequence[str] | None = None) -> pa.Sc
 
 def metadata_column_hint(name: str) -> str:
     """Advice about a name that is no column of the table."""
-    return " Metadata columns are not read; leave it out." if name in _METADATA_COLUMNS else ""
+    if name not in _OTHER_METADATA_COLUMNS:
+        return ""
+    return f" Of metadata columns, {', '.join(METADATA_COLUMNS)} are read; leave the others out."
 
 
 def _arrow_field(field: "NestedField", column: str, *, nullable: bool = True) -> pa.Field:

@@ -112,6 +112,7 @@ class _ListRecord(NamedTuple):
     sequence_number: Annotated[int | None, 515]
     added_snapshot_id: Annotated[int | None, 503]
     partitions: Annotated[Sequence[Any] | None, 507]
+    first_row_id: Annotated[int | None, 520]
 
 
 class _EntryRecord(NamedTuple):
@@ -136,6 +137,7 @@ class _FileRecord(NamedTuple):
     referenced_data_file: Annotated[str | None, 143]
     content_offset: Annotated[int | None, 144]
     content_size_in_bytes: Annotated[int | None, 145]
+    first_row_id: Annotated[int | None, 142]
     value_counts: Annotated[dict[int, int] | None, 109] = None
     null_value_counts: Annotated[dict[int, int] | None, 110] = None
     nan_value_counts: Annotated[dict[int, int] | None, 137] = None
@@ -170,6 +172,7 @@ class Manifest:
     sequence_number: int
     snapshot_id: int | None
     partitions: tuple[Any, ...] | None
+    first_row_id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,6 +182,7 @@ class ManifestEntry:
     partition: (partition field id, value) in the file's spec, values as stored (days, microseconds).
     sequence_number: the data sequence number, inherited where the entry has none.
     referenced_data_file, content_offset, content_size: of deletion vectors.
+    first_row_id: of data files, inherited where the entry has none; None in snapshots without row ids.
     """
 
     content: Content
@@ -200,6 +204,7 @@ class ManifestEntry:
     referenced_data_file: str | None
     content_offset: int | None
     content_size: int | None
+    first_row_id: int | None
 
 
 def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
@@ -219,6 +224,7 @@ def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
                 sequence_number=record.sequence_number or 0,
                 snapshot_id=record.added_snapshot_id,
                 partitions=None if record.partitions is None else _summaries(schema, record.partitions),
+                first_row_id=record.first_row_id,
             )
             for record in map(_ListRecord._make, records)
         ]
@@ -250,6 +256,7 @@ def _check_plain(path: str, data: Buffer) -> None:
 
 
 def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], records: Iterator[Any]) -> Iterator[Any]:
+    next_row_id = manifest.first_row_id
     for entry in map(_EntryRecord._make, records):
         if entry.status == _DELETED:
             continue
@@ -259,6 +266,9 @@ def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], record
             sequence_number = manifest.sequence_number
         if sequence_number is None:
             raise corrupt(path, f"the entry of {redact(file.file_path)} has no sequence number")
+        first_row_id = file.first_row_id
+        if first_row_id is None and next_row_id is not None:
+            first_row_id, next_row_id = next_row_id, next_row_id + file.record_count
         yield ManifestEntry(
             content=Content(file.content or 0),
             path=file.file_path,
@@ -279,6 +289,7 @@ def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], record
             referenced_data_file=file.referenced_data_file,
             content_offset=file.content_offset,
             content_size=file.content_size_in_bytes,
+            first_row_id=None if next_row_id is None else first_row_id,
         )
 
 

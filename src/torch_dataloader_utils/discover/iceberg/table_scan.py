@@ -54,6 +54,9 @@ from torch_dataloader_utils.errors import NoDataError
 _log = logging.getLogger(__name__)
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
+# The first format version in which rows have ids.
+_LINEAGE_VERSION = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergScanOptions:
@@ -106,7 +109,9 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         equality = _equality_index(table, listed)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
     check_positions([file.path for file in scanned.files], scanned.scans, positions)
-    extras = _extras(_table_fields(table, target, schema, equality.key_ids), scanned.files, positions, equality)
+    fields = _table_fields(table, target, schema, equality.key_ids)
+    has_lineage = table.metadata.format_version >= _LINEAGE_VERSION
+    extras = _extras(fields, scanned.files, positions, equality, has_lineage=has_lineage)
     inventory = Inventory(
         files=_file_table(scanned.files, scanned.scans, extras),
         groups=_groups(scanned.scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
@@ -218,7 +223,12 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
 
 
 def _extras(
-    fields: TableFields, data: Sequence[DataFile], positions: Sequence[Int64s], equality: EqualityIndex
+    fields: TableFields,
+    data: Sequence[DataFile],
+    positions: Sequence[Int64s],
+    equality: EqualityIndex,
+    *,
+    has_lineage: bool,
 ) -> tuple[IcebergFile, ...]:
     """The facts that a reader needs of each data file beside its path, in the order of `data`."""
     return tuple(
@@ -228,6 +238,8 @@ def _extras(
             positions=deleted,
             equality_deletes=equality.of(file.entry),
             partition=file.partition,
+            first_row_id=file.entry.first_row_id,
+            sequence_number=file.entry.sequence_number if has_lineage else None,
         )
         for file, deleted in zip(data, positions, strict=True)
     )
