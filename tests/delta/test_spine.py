@@ -52,6 +52,15 @@ def live_ids() -> list[int]:
     return [100 * file + i for file in range(4) for i in range(60) if 100 * file + i not in GONE]
 
 
+def test_rows_say_where_they_lie(table: HandTable) -> None:
+    rows = read_rows(str(table.root), num_ranks=2, batch_size=7, columns=["_pos", "id", "_file"])
+    assert sorted(row["id"] for row in rows) == live_ids()
+    assert all(row["_pos"] == row["id"] % 100 for row in rows)
+    assert len({(row["_file"], row["id"] // 100) for row in rows}) == 4
+    with pytest.raises(ConfigError, match="'_row_id', which only rows of Iceberg tables"):
+        read_rows(str(table.root), columns=["_row_id"])
+
+
 OPTIONS: dict[str, Any] = {
     "columns": ["id"],
     "batch_size": 7,

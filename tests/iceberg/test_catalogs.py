@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ from torch_dataloader_utils.errors import (
 
 EVENTS = Schema(field_of(1, "region_id", "int"), field_of(2, "v", "long"))
 CANARY = "canary-5ecret-v4lue"
-NEWER_TYPE = {"id": 1, "name": "id", "type": "quaternion", "required": False}
 
 
 def events() -> pa.Table:
@@ -218,11 +217,6 @@ def test_a_catalog_that_accepts_and_says_nothing_is_given_up() -> None:
     ("change", "error", "message"),
     [
         ({"format-version": 4}, UnsupportedFeatureError, r"format version 4.*newer pyiceberg"),
-        (
-            {"schemas": [{"type": "struct", "schema-id": 0, "fields": [NEWER_TYPE]}]},
-            UnsupportedFeatureError,
-            "quaternion",
-        ),
         ({"current-schema-id": CANARY}, CorruptFileError, "does not parse"),
     ],
 )
@@ -239,77 +233,6 @@ def test_metadata_newer_than_pyiceberg_are_unsupported_and_others_damaged(
         with pytest.raises(error, match=message) as raised:
             scan_iceberg(place, config)
         assert CANARY not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda table: table["snapshots"][0].pop("manifest-list"), "a snapshot without a manifest list"),
-        (lambda table: table["partition-specs"][0]["fields"][0].pop("field-id"), "partition fields without ids"),
-    ],
-)
-def test_what_version_1_may_leave_out_is_named_and_is_damage_in_version_2(
-    tmp_path: Path, rest: RestCatalog, change: Callable[[dict[str, Any]], None], message: str
-) -> None:
-    table = TableWriter(tmp_path)
-    table.evolve(field_of(1, "id", "long"))
-    table.partition_by((1, "identity"))
-    table.append([{"id": 1}], partition=(1,))
-    path = Path(table.metadata)
-    metadata = json.loads(path.read_text())
-    change(metadata)
-    fields = {"schema": metadata["schemas"][0], "partition-spec": metadata["partition-specs"][0]["fields"]}
-    rest.tables["ns.old"] = table.metadata
-    for place, config in ((table.metadata, None), ("ns.old", {"type": "rest", "uri": rest.uri})):
-        path.write_text(json.dumps(metadata | fields | {"format-version": 1}))
-        with pytest.raises(UnsupportedFeatureError, match=message):
-            scan_iceberg(place, config)
-        path.write_text(json.dumps(metadata))
-        with pytest.raises(CorruptFileError, match="does not parse"):
-            scan_iceberg(place, config)
-
-
-LIST = {"type": "list", "element-id": 4, "element": "quaternion", "element-required": False}
-STRUCT = {"type": "struct", "fields": [{"id": 4, "name": "x", "type": "int", "required": False}]}
-
-
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ({"type": "timestamp_ns", "initial-default": CANARY}, r"a default value of type timestamp_ns\)"),
-        ({"type": "timestamptz_ns", "write-default": CANARY}, r"a default value of type timestamptz_ns\)"),
-        ({"type": STRUCT, "initial-default": {}}, r"a default value of type struct<"),
-        ({"type": "geometry(srid:4326)"}, r"type geometry\(srid:4326\)"),
-        ({"type": "geography(srid:4326, vincenty)"}, r"type geography\(srid:4326, vincenty\)"),
-        ({"type": LIST}, "quaternion"),
-    ],
-)
-def test_valid_fields_of_version_3_that_pyiceberg_does_not_parse_are_named(
-    tmp_path: Path, rest: RestCatalog, field: dict[str, Any], message: str
-) -> None:
-    table = TableWriter(tmp_path, format_version=3)
-    table.evolve(field_of(1, "id", "long"))
-    table.append([{"id": 1}])
-    path = Path(table.metadata)
-    metadata = json.loads(path.read_text())
-    metadata["schemas"][0]["fields"].append({"id": 2, "name": "n", "required": False} | field)
-    path.write_text(json.dumps(metadata))
-    rest.tables["ns.newer"] = table.metadata
-    for place, config in ((table.metadata, None), ("ns.newer", {"type": "rest", "uri": rest.uri})):
-        with pytest.raises(UnsupportedFeatureError, match=f"{message}.*newer pyiceberg") as raised:
-            scan_iceberg(place, config)
-        assert CANARY not in str(raised.value)
-
-
-def test_partitions_that_pyiceberg_does_not_parse_are_named(tmp_path: Path) -> None:
-    table = TableWriter(tmp_path, format_version=3)
-    table.evolve(field_of(1, "id", "long"), field_of(2, "t", "timestamp_ns"))
-    table.partition_by((2, "identity"))
-    table.append([{"id": 1, "t": 5}], partition=(5,))
-    with pytest.raises(
-        UnsupportedFeatureError, match=r"the manifest uses .*partitions by nanoseconds.*newer pyiceberg"
-    ):
-        scan_iceberg(table.metadata)
 
 
 def test_a_table_that_is_gone_when_credentials_expire_is_no_missing_file(rest: RestCatalog) -> None:

@@ -19,6 +19,7 @@ from torch_dataloader_utils._core.inventory import (
     PartitionColumn,
     StringColumn,
 )
+from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
@@ -192,7 +193,7 @@ def _request(
     """is_decided: whether the filter uses partition columns only, which decide it."""
     return DataScanRequest(
         table=schema,
-        projected=options.columns,
+        projected=data_columns(options.columns, frozenset(schema.schema.names)),
         row_filter=None if is_decided else options.filters,
         filter_columns=tuple(used),
         on_error=options.on_error,

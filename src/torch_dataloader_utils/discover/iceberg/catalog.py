@@ -1,5 +1,6 @@
 """Opens a table, by its name in a catalog or by the path of its metadata, in bounded time."""
 
+import gzip
 import queue
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch_dataloader_utils._store import FileEntry, Secret, StoreAccess, censor, censored_text, redact
 from torch_dataloader_utils.discover.iceberg.metadata_errors import parsing, unknown_feature, unparsed
 from torch_dataloader_utils.discover.iceberg.storage_properties import storage_options, with_present_names
+from torch_dataloader_utils.discover.iceberg.table_metadata import GZIP, Beside, acceptable
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots, split
 from torch_dataloader_utils.errors import ConfigError, LoaderError, MissingDependencyError, NoDataError, StoreError
@@ -80,8 +82,11 @@ def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
 
 def _ask(properties: Mapping[str, Any], name: str) -> Any:
     """The table; the catalog's connections are closed. Nothing asks a table's own catalog again."""
+    from torch_dataloader_utils.discover.iceberg.metadata_io import accept_metadata_of
+
     catalog = _catalog(properties)
     try:
+        accept_metadata_of(catalog)
         return _find(catalog, name)
     finally:
         with suppress(Exception):  # a plug-in may have no close, and what it answered counts
@@ -177,10 +182,15 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenTable:
-    """The state of a table at one moment. name: for messages. files: reads its files; holds the credentials."""
+    """The state of a table at one moment.
+
+    name: for messages. beside: what its metadata say and pyiceberg's do not. files: reads its files; holds the
+        credentials.
+    """
 
     name: str
     metadata: "TableMetadata"
+    beside: Beside
     files: TableFiles
 
 
@@ -227,7 +237,8 @@ def open_table(place: TablePlace) -> OpenTable:
     if loaded.metadata_location:
         locations.append(place.rules.resolve(loaded.metadata_location))
     access = _access(_catalog_options(loaded, place), place)
-    return OpenTable(name=place.table, metadata=loaded.metadata, files=place.files(access, *locations))
+    beside = Beside.of(loaded.metadata)
+    return OpenTable(name=place.table, metadata=loaded.metadata, beside=beside, files=place.files(access, *locations))
 
 
 def _catalog_options(loaded: Any, place: TablePlace) -> dict[str, Any]:
@@ -269,12 +280,10 @@ def _from_location(place: TablePlace) -> OpenTable:
         path = _latest_metadata(path, files)
     data = bytes(files.read(path))
     with parsing(path, "table metadata"):
-        if data[:2] == b"\x1f\x8b":
-            import gzip
-
+        if data[:2] == GZIP:
             data = gzip.decompress(data)
-        metadata = TableMetadataUtil.parse_raw(data.decode())
-    return OpenTable(name=redact(place.table), metadata=metadata, files=files)
+        metadata = TableMetadataUtil.parse_raw(acceptable(data).decode())
+    return OpenTable(name=redact(place.table), metadata=metadata, beside=Beside.of(metadata), files=files)
 
 
 def _latest_metadata(directory: str, files: TableFiles) -> str:

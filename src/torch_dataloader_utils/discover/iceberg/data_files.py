@@ -33,6 +33,7 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
     ManifestEntry,
     read_manifest,
     read_manifest_list,
+    unlisted_manifest,
 )
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
 from torch_dataloader_utils.discover.orc import scan_orc
@@ -211,7 +212,7 @@ def _ids_within(field: pa.Field) -> Iterator[int | None]:
 def _names_in_file(request: DataScanRequest, ids: Mapping[int, str]) -> tuple[str, ...] | None:
     if request.projected is None:
         return None
-    wanted = [field_id(request.fields.field(name)) for name in request.projected if name in request.fields.names]
+    wanted = [field_id(request.fields.field(name)) for name in request.projected]
     return tuple(ids[number] for number in wanted if number in ids)
 
 
@@ -221,9 +222,7 @@ def _field_ids(schema: pa.Schema) -> dict[int, str]:
 
 
 def _projected_part(request: DataScanRequest, num_columns: int) -> float:
-    if request.projected is None:
-        return 1.0
-    return min(1.0, len(set(request.projected).intersection(request.fields.names)) / max(1, num_columns))
+    return 1.0 if request.projected is None else min(1.0, len(request.projected) / max(1, num_columns))
 
 
 def _weighed(scan: FileScan, part: float) -> FileScan:
@@ -274,12 +273,14 @@ def _manifests(table: OpenTable, target: ScanTarget) -> list[Manifest]:
         manifest.manifest_path: manifest
         for snapshot in target.appends
         for manifest in _manifest_list(table, snapshot)
-        if not manifest.holds_deletes and manifest.snapshot_id == snapshot.snapshot_id
+        if not manifest.holds_deletes and manifest.snapshot_id in (None, snapshot.snapshot_id)
     }
     return list(found.values())
 
 
 def _manifest_list(table: OpenTable, snapshot: Any) -> list[Manifest]:
+    if snapshot.snapshot_id in table.beside.manifests:
+        return [unlisted_manifest(path) for path in table.beside.manifests[snapshot.snapshot_id]]
     path = table.files.rules.resolve(snapshot.manifest_list)
     return read_manifest_list(path, table.files.read(path))
 

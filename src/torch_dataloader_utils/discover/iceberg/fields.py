@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import FIELD_ID
 from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
-from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
+from torch_dataloader_utils.discover.iceberg.defaults import initial_defaults
+from torch_dataloader_utils.discover.iceberg.table_metadata import Beside
+from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -29,26 +30,49 @@ _NAME_MAPPING = "schema.name-mapping.default"
 NamePath = tuple[str, ...]
 
 
-def arrow_schema(schema: "Schema", wanted: Sequence[str] | None = None) -> pa.Schema:
+def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None = None) -> pa.Schema:
     """The Arrow schema of an Iceberg schema, with the id of every field, nested ones too, in its metadata.
 
     Types are Arrow's plain ones (string, list), where pyiceberg gives large ones. Every field is nullable:
     `required` is a promise of the writers, and old files break it.
 
+    beside: types of fields that pyiceberg does not know, and defaults.
     wanted: names of the columns that will be read, None for all. Others are left out if Arrow has no plain counterpart
-        of their types.
+        of their types, or their defaults are no values of them.
 
     Raises:
-        UnsupportedFeatureError: such a type of a column that is wanted.
+        UnsupportedFeatureError: such a type of a column that is wanted. CorruptFileError: such a default.
     """
-    fields = []
+    fields, refused = [], {}
     for field in schema.fields:
+        is_wanted = wanted is None or field.name in wanted
         try:
-            fields.append(_arrow_field(field, field.name))
-        except UnsupportedFeatureError:
-            if wanted is None or field.name in wanted:
+            arrow_field = _arrow_field(field, beside.types)
+            initial_defaults([arrow_field], beside.defaults)
+            fields.append(arrow_field)
+        except _UnreadTypeError as error:
+            if is_wanted:
+                refused[field.name] = str(error)
+        except DataError:
+            if is_wanted:
                 raise
+    if refused:
+        held = ", ".join(f"{name} holds values of Iceberg type {kind}" for name, kind in refused.items())
+        raise UnsupportedFeatureError(
+            f"column {held}, which {'is' if len(refused) == 1 else 'are'} not supported. Leave "
+            f"{'it' if len(refused) == 1 else 'them'} out: {_leaving_out(fields, wanted)}."
+        )
     return pa.schema(fields)
+
+
+class _UnreadTypeError(Exception):
+    """A type that Arrow has no plain counterpart of; its text is the type."""
+
+
+def _leaving_out(fields: Sequence[pa.Field], wanted: Sequence[str] | None) -> str:
+    names = [field.name for field in fields if wanted is None or field.name in wanted]
+    shown = ", ".join(map(repr, names[:20]))
+    return f"columns=[{shown}{', ...' if len(names) > 20 else ''}]"
 
 
 def metadata_column_hint(name: str) -> str:
@@ -58,23 +82,24 @@ def metadata_column_hint(name: str) -> str:
     return f" Of metadata columns, {', '.join(METADATA_COLUMNS)} are read; leave the others out."
 
 
-def _arrow_field(field: "NestedField", column: str, *, nullable: bool = True) -> pa.Field:
-    """column: the name of the top-level column that the field is or lies in."""
+def _arrow_field(field: "NestedField", unread: Mapping[int, str], *, nullable: bool = True) -> pa.Field:
+    if field.field_id in unread:
+        raise _UnreadTypeError(unread[field.field_id])
     metadata = {FIELD_ID: str(field.field_id).encode()}
-    return pa.field(field.name, _arrow_type(field.field_type, column), nullable=nullable, metadata=metadata)
+    return pa.field(field.name, _arrow_type(field.field_type, unread), nullable=nullable, metadata=metadata)
 
 
-def _arrow_type(iceberg_type: "IcebergType", column: str) -> pa.DataType:
+def _arrow_type(iceberg_type: "IcebergType", unread: Mapping[int, str]) -> pa.DataType:
     from pyiceberg import types
 
     match iceberg_type:
         case types.StructType(fields=fields):
-            return pa.struct([_arrow_field(field, column) for field in fields])
+            return pa.struct([_arrow_field(field, unread) for field in fields])
         case types.ListType():
-            return pa.list_(_arrow_field(iceberg_type.element_field, column))
+            return pa.list_(_arrow_field(iceberg_type.element_field, unread))
         case types.MapType():
-            key = _arrow_field(iceberg_type.key_field, column, nullable=False)
-            return pa.map_(key, _arrow_field(iceberg_type.value_field, column))
+            key = _arrow_field(iceberg_type.key_field, unread, nullable=False)
+            return pa.map_(key, _arrow_field(iceberg_type.value_field, unread))
         case types.DecimalType(precision=precision, scale=scale):
             return pa.decimal128(precision, scale)
         case types.FixedType():
@@ -83,10 +108,7 @@ def _arrow_type(iceberg_type: "IcebergType", column: str) -> pa.DataType:
             return pa.uuid() if hasattr(pa, "uuid") else pa.binary(16)
     plain = _PLAIN.get(str(iceberg_type))
     if plain is None:
-        raise UnsupportedFeatureError(
-            f"column {column} holds values of Iceberg type {iceberg_type}, which is not supported. Leave it out of "
-            "columns, or drop it from the table."
-        )
+        raise _UnreadTypeError(str(iceberg_type))
     return plain
 
 
@@ -143,23 +165,16 @@ def _chain(fields: "Sequence[NestedField]", field_id: int) -> "tuple[NestedField
 
 
 def _pruned(chain: "Sequence[NestedField]") -> pa.Field:
-    field = _arrow_field(chain[-1], chain[0].name)
+    try:
+        field = _arrow_field(chain[-1], {})
+    except _UnreadTypeError as error:
+        raise UnsupportedFeatureError(
+            f"an equality delete file uses column {chain[0].name}, whose Iceberg type {error} is not supported. "
+            "Rewrite the table's deletes."
+        ) from error
     for outer in reversed(chain[:-1]):
         field = pa.field(outer.name, pa.struct([field]), metadata={FIELD_ID: str(outer.field_id).encode()})
     return field
-
-
-def initial_defaults(schemas: "Iterable[Schema]") -> tuple[tuple[int, Any], ...]:
-    """(field id, value) of every field that has an initial default; it never changes once given."""
-    from pyiceberg.schema import index_by_id
-
-    found = {
-        field_id: field.initial_default.bytes if isinstance(field.initial_default, UUID) else field.initial_default
-        for schema in schemas
-        for field_id, field in index_by_id(schema).items()
-        if field.initial_default is not None
-    }
-    return tuple(sorted(found.items()))
 
 
 def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:

@@ -4,6 +4,7 @@ pyiceberg 0.12 reads manifests by the schema of version 2, which has no deletion
 ids, and only those that are used (Iceberg spec, "Manifests"). Sizes in manifests may be wrong and are not used.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -24,8 +25,10 @@ _SYNC_BYTES = 16
 
 def read_records(
     data: Buffer, wanted: Sequence[int], wanted_inside: Mapping[int, Sequence[int]] | None = None
-) -> "tuple[Schema, Iterator[list[Any]]]":
-    """The file's schema, and for each record the list of the values of the fields `wanted` (ids), None if missing.
+) -> "tuple[Mapping[str, str], Schema, Iterator[list[Any]]]":
+    """The file's properties and schema, and for each record the list of the values of the fields `wanted` (ids).
+
+    Values are None where the file lacks the field.
 
     wanted_inside: the fields wanted of structs among them, by the struct's field id; these structs come as lists too,
         all others as pyiceberg's records with all fields. Fields that are not wanted are skipped, not decoded.
@@ -33,11 +36,13 @@ def read_records(
     from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
     from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
     from pyiceberg.avro.resolver import construct_reader
+    from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
     content = bytes(data)
     header_decoder = StreamingBinaryDecoder(content)
     header = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(header_decoder)
-    file_schema = header.get_schema()
+    stored = json.loads(header.meta["avro.schema"], object_hook=_without_nanoseconds)
+    file_schema = AvroSchemaConversion().avro_to_iceberg(stored)
     # The compiled decoder of pyiceberg 0.12 rounds doubles to floats (2.222 becomes 2.2219998836517334), and is ten
     # times as fast as the other; only manifests with such partition values need the slow one.
     make_decoder = StreamingBinaryDecoder if _holds_doubles(file_schema) else new_decoder
@@ -56,7 +61,13 @@ def read_records(
             if blocks.read(_SYNC_BYTES) != header.sync:
                 raise ValueError("the sync marker after a block is wrong")
 
-    return file_schema, records()
+    return header.meta, file_schema, records()
+
+
+def _without_nanoseconds(stored: dict[str, Any]) -> dict[str, Any]:
+    """A type of an Avro schema; one of nanoseconds, which pyiceberg does not know, as the number that is stored."""
+    is_nanoseconds = str(stored.get("logicalType")).endswith("timestamp-nanos")
+    return {key: value for key, value in stored.items() if key != "logicalType"} if is_nanoseconds else stored
 
 
 class _FieldsReader:
@@ -164,10 +175,13 @@ class Content(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One entry of a manifest list. partitions: field summaries, as pyiceberg's manifest evaluator reads them."""
+    """One entry of a manifest list. partitions: field summaries, as pyiceberg's manifest evaluator reads them.
+
+    spec_id, snapshot_id: None where only the manifest itself says them (version 1).
+    """
 
     manifest_path: str
-    spec_id: int
+    spec_id: int | None
     holds_deletes: bool
     sequence_number: int
     snapshot_id: int | None
@@ -215,7 +229,7 @@ def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
     """
     _check_plain(path, data)
     with parsing(path, "manifest list"):
-        schema, records = read_records(data, _LIST_IDS)
+        _, schema, records = read_records(data, _LIST_IDS)
         return [
             Manifest(
                 manifest_path=record.manifest_path,
@@ -228,6 +242,19 @@ def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
             )
             for record in map(_ListRecord._make, records)
         ]
+
+
+def unlisted_manifest(path: str) -> Manifest:
+    """A manifest of a snapshot of version 1 that has no manifest list, and names manifests itself."""
+    return Manifest(
+        manifest_path=path,
+        spec_id=None,
+        holds_deletes=False,
+        sequence_number=0,
+        snapshot_id=None,
+        partitions=None,
+        first_row_id=None,
+    )
 
 
 def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistics: bool) -> list[ManifestEntry]:
@@ -243,9 +270,10 @@ def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistic
     _check_plain(path, data)
     with parsing(path, "manifest"):
         file_ids = _FILE_IDS if with_statistics else _FILE_IDS[:-_NUM_STATISTICS]
-        file_schema, records = read_records(data, _ENTRY_IDS, {_DATA_FILE_ID: file_ids})
+        about, file_schema, records = read_records(data, _ENTRY_IDS, {_DATA_FILE_ID: file_ids})
         partition_ids = _ids_inside(file_schema, _PARTITION_ID)
-        return list(_entries(manifest, path, partition_ids, records))
+        spec_id = int(about.get("partition-spec-id", 0)) if manifest.spec_id is None else manifest.spec_id
+        return list(_entries(manifest, spec_id, path, partition_ids, records))
 
 
 def _check_plain(path: str, data: Buffer) -> None:
@@ -255,7 +283,9 @@ def _check_plain(path: str, data: Buffer) -> None:
         )
 
 
-def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], records: Iterator[Any]) -> Iterator[Any]:
+def _entries(
+    manifest: Manifest, spec_id: int, path: str, partition_ids: Sequence[int], records: Iterator[Any]
+) -> Iterator[ManifestEntry]:
     next_row_id = manifest.first_row_id
     for entry in map(_EntryRecord._make, records):
         if entry.status == _DELETED:
@@ -273,7 +303,7 @@ def _entries(manifest: Manifest, path: str, partition_ids: Sequence[int], record
             content=Content(file.content or 0),
             path=file.file_path,
             file_format=str(file.file_format).lower(),
-            spec_id=manifest.spec_id,
+            spec_id=spec_id,
             partition=tuple(zip(partition_ids, _values(file.partition), strict=True)),
             sequence_number=sequence_number,
             is_added=is_added,

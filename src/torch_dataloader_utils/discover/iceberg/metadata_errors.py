@@ -11,19 +11,6 @@ from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedF
 # Texts of pyiceberg 0.12's errors for manifests whose Avro schema leaves out ids, as BigQuery's do.
 _NO_IDS = re.compile(r"missing (?:field-id|element-id|key-id|value-id)\b|(?:field|element|key|value)-id'?$")
 
-# Texts of pyiceberg 0.12's errors for valid metadata of format version 3; damaged metadata give others.
-_UNKNOWN_FEATURES = (
-    (re.compile(r"Cannot deserialize bytes, type (.+?) not supported: "), "a default value of type {}"),
-    (re.compile(r"Could not parse (geo(?:metry|graphy)\([^()]+\)) into "), "type {}"),
-    (re.compile(r"Unknown logical/physical type combination: .*'timestamp-nanos'"), "partitions by nanoseconds"),
-)
-
-# Fields that version 1 allows to be missing, and pyiceberg does not.
-_OPTIONAL_IN_VERSION_1 = {
-    "manifest-list": "a snapshot without a manifest list, as in very old tables",
-    "field-id": "partition fields without ids, as in very old tables",
-}
-
 
 @contextmanager
 def parsing(path: str, what: str) -> Iterator[None]:
@@ -55,29 +42,17 @@ def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
 
 
 def unknown_feature(error: BaseException) -> str | None:
-    """The format version, type, default or transform that pyiceberg does not support; None for any other error."""
+    """The format version or whatever else pyiceberg does not support; None for any other error."""
     from pydantic import ValidationError
 
     found = error if isinstance(error, ValidationError) else error.__cause__
     if not isinstance(found, ValidationError):
-        return _named_feature(str(error))
+        return "fields, elements, keys or values without ids" if _NO_IDS.search(str(error)) else None
     for each in found.errors(include_input=False, include_url=False):
         if each["type"] == "union_tag_invalid":
             return f"format version {each['ctx']['tag']}"
-        # (1, "snapshots", 0, "manifest-list"), with "metadata" before it in a catalog's answer
-        if each["type"] == "missing" and 1 in each["loc"][:2] and each["loc"][-1] in _OPTIONAL_IN_VERSION_1:
-            return _OPTIONAL_IN_VERSION_1[str(each["loc"][-1])]
         if re.search("unsupported|not (yet )?supported|type not recognized", each["msg"], re.IGNORECASE):
             return each["msg"].removeprefix("Value error, ")
-    return None
-
-
-def _named_feature(text: str) -> str | None:
-    if _NO_IDS.search(text):
-        return "fields, elements, keys or values without ids"
-    for pattern, feature in _UNKNOWN_FEATURES:
-        if found := pattern.match(text):
-            return feature.format(*found.groups())
     return None
 
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory, StringColumn
+from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
@@ -28,6 +29,7 @@ from torch_dataloader_utils.discover.iceberg.data_files import (
     list_snapshot,
     scan_data_files,
 )
+from torch_dataloader_utils.discover.iceberg.defaults import initial_defaults
 from torch_dataloader_utils.discover.iceberg.deletes import (
     EqualityIndex,
     PositionDeletes,
@@ -37,7 +39,6 @@ from torch_dataloader_utils.discover.iceberg.deletes import (
 )
 from torch_dataloader_utils.discover.iceberg.fields import (
     arrow_schema,
-    initial_defaults,
     key_schema,
     metadata_column_hint,
     name_ids,
@@ -95,7 +96,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         DataError: files that are corrupt or use what is not supported. StoreError: the storage failed.
     """
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
-    schema = arrow_schema(target.schema, options.columns)
+    schema = arrow_schema(target.schema, table.beside, options.columns)
     check_columns(options.columns or (), schema, metadata_column_hint)
     request = _scan_request(table, target, options, schema)
     pruner = FilePruner(table.metadata, target.schema, pruning_expression(options.filters, options.scan_filter, schema))
@@ -132,7 +133,7 @@ def _scan_request(
     used = () if options.filters is None else filter_columns(options.filters, schema)
     return DataScanRequest(
         fields=schema,
-        projected=options.columns,
+        projected=data_columns(options.columns, frozenset(schema.names)),
         row_filter=options.filters,
         filter_columns=used,
         on_error=options.on_error,
@@ -213,11 +214,12 @@ def _equality_index(table: OpenTable, listed: SnapshotFiles) -> EqualityIndex:
 
 
 def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_ids: Iterable[int]) -> TableFields:
+    keys = key_schema(table.metadata, target.schema, key_ids)
     return TableFields(
         schema=schema.serialize().to_pybytes(),
-        keys=key_schema(table.metadata, target.schema, key_ids).serialize().to_pybytes(),
+        keys=keys.serialize().to_pybytes(),
         names=name_ids(table.metadata),
-        defaults=initial_defaults((*table.metadata.schemas, target.schema)),
+        defaults=initial_defaults((*schema, *keys), table.beside.defaults),
         snapshot_id=None if target.snapshot is None else target.snapshot.snapshot_id,
     )
 
