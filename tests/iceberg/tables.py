@@ -121,7 +121,7 @@ class TableWriter:
         file_format: str = "parquet",
         without_ids: bool = False,
         without_columns: tuple[str, ...] = (),
-        with_split_offsets: bool = True,
+        with_split_offsets: bool | int = True,  # a number: so many of them
         schema: Schema | None = None,
     ) -> str:
         """One data file; its path as the metadata spells it."""
@@ -147,7 +147,7 @@ class TableWriter:
         file_format: str = "parquet",
         without_ids: bool = False,
         without_columns: tuple[str, ...] = (),
-        with_split_offsets: bool = True,
+        with_split_offsets: bool | int = True,  # a number: so many of them
         schema: Schema | None = None,
     ) -> LiveFile:
         """A data file that is in no snapshot yet."""
@@ -160,7 +160,7 @@ class TableWriter:
         offsets = write_file(table, self._local(path), file_format, rows_per_group)
         arguments = self._facts(path, len(rows), file_format) | _statistics(schema or self.schema, table)
         if with_split_offsets and offsets:
-            arguments["split_offsets"] = offsets
+            arguments["split_offsets"] = offsets if with_split_offsets is True else offsets[:with_split_offsets]
         return self._entry(DataFileContent.DATA, path, arguments, partition)
 
     def remove(self, *paths: str) -> None:

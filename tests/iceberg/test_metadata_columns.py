@@ -72,7 +72,7 @@ def _add(table: TableWriter, draw: st.DataObject, files: list[ModelFile]) -> Non
                 schema=table.schema if is_new else WITH_LINEAGE,
                 rows_per_group=draw.draw(st.integers(1, 4)),
                 file_format=draw.draw(st.sampled_from(["parquet", "parquet", "orc"])),
-                with_split_offsets=draw.draw(st.booleans()),
+                with_split_offsets=draw.draw(st.sampled_from([True, False, 1])),
             )
         )
     first = table.next_row_id

@@ -102,7 +102,7 @@ def append(model: Model, data: st.DataObject, file_formats: list[str]) -> None:
         [{names[key]: value for key, value in each.items()} for each in rows],
         rows_per_group=data.draw(st.integers(1, 4)),
         file_format=data.draw(st.sampled_from(file_formats)),
-        with_split_offsets=data.draw(st.booleans()),
+        with_split_offsets=data.draw(st.sampled_from([True, False, 1])),
     )
     model.files.append(ModelFile(path, rows, len(model.writer.snapshots)))
 

@@ -6,6 +6,7 @@ Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 """
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowGroupTask, RowRange
 from torch_dataloader_utils._formats.arrow_schema import type_holds
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
-from torch_dataloader_utils._formats.record_batches import contiguous, rows_only, side_by_side
+from torch_dataloader_utils._formats.record_batches import contiguous, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
@@ -53,7 +54,38 @@ def decode_parquet(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL
     Raises:
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
     """
-    return side_by_side(list(parquet_columns(source, schema, needed)))
+    parts = [list(parquet_columns(part, schema, rows)) for part, rows in _of_one_group_each(source, needed)]
+    if len(parts) > 1 and not any(batch.num_columns for part in parts for batch in part):
+        return rows_only(sum(part[0].num_rows for part in parts))
+    return one_after_other(parts) if len(parts) > 1 else side_by_side(parts[0])
+
+
+def _of_one_group_each(source: TaskSource, needed: RowRange) -> list[tuple[TaskSource, RowRange]]:
+    """The row groups that hold the needed rows, and which of their rows these are; at least one.
+
+    More than one where a manifest names one split offset for a file of several, so that the plan took it for one.
+    """
+    task, footer = source.task, parquet_footer(source)
+    if not _is_whole_file(task, footer):
+        return [(source, needed)]
+    start, stop = needed.of(task.physical_rows)
+    parts: list[tuple[TaskSource, RowRange]] = []
+    first = 0
+    for ordinal in range(footer.num_row_groups):
+        rows = footer.metadata.row_group(ordinal).num_rows
+        # Reading says what is wrong with less than no rows.
+        if rows < 0 or (first < stop and first + rows > start) or (start == stop and not parts):
+            part = replace(task, ordinal=ordinal, first_row=first, physical_rows=rows)
+            span = RowRange(max(start - first, 0), min(stop - first, rows))
+            parts.append((replace(source, task=part), span))
+        first += rows
+    return parts
+
+
+def _is_whole_file(task: RowGroupTask, footer: Footer) -> bool:
+    """Whether the task is of all row groups of a file, which are several."""
+    is_of_table = isinstance(task.extra, IcebergFile) and task.ordinal == 0
+    return is_of_table and footer.num_row_groups > 1 and task.physical_rows == footer.metadata.num_rows
 
 
 def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL_ROWS) -> Iterator[pa.RecordBatch]:
@@ -291,4 +323,4 @@ def list_items(source: TaskSource, field: pa.Field) -> Int64s | None:
         statistics = chunk.statistics
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
         items[ordinal] = (group.num_rows, chunk.num_values, nulls or 0)
-    return items
+    return items.sum(axis=0, keepdims=True) if _is_whole_file(source.task, footer) else items
