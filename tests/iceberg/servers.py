@@ -1,6 +1,7 @@
-"""A small REST catalog for catalog tests."""
+"""A small REST catalog and a small Hive metastore for catalog tests."""
 
 import json
+import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ class RestCatalog:
     tables: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
-    tokens: set[str] = field(default_factory=set)
+    tokens: set[str] = field(default_factory=set)  # of all authorizations
     uri: str = ""
 
 
@@ -69,3 +70,44 @@ def rest_catalog() -> Iterator[RestCatalog]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def hive_metastore(tables: dict[str, str]) -> Iterator[str]:
+    """The address of a metastore that knows these tables, "db.t": metadata file; it needs thrift."""
+    from hive_metastore import ThriftHiveMetastore
+    from hive_metastore.ttypes import GetTableResult, NoSuchObjectException, Table
+    from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+    from thrift.transport import TSocket, TTransport
+
+    class Metastore:
+        def get_table(self, dbname: str, tbl_name: str) -> Any:
+            if f"{dbname}.{tbl_name}" not in tables:
+                raise NoSuchObjectException(f"{dbname}.{tbl_name} table not found")
+            place = {"table_type": "ICEBERG", "metadata_location": tables[f"{dbname}.{tbl_name}"]}
+            return Table(dbName=dbname, tableName=tbl_name, parameters=place)
+
+        def get_table_req(self, req: Any) -> Any:
+            return GetTableResult(table=self.get_table(req.dbName, req.tblName))
+
+    processor = ThriftHiveMetastore.Processor(Metastore())
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            socket = TSocket.TSocket()
+            socket.setHandle(self.request)
+            protocol = TBinaryProtocol(TTransport.TBufferedTransport(socket))
+            try:
+                while True:
+                    processor.process(protocol, protocol)
+            except (TTransport.TTransportException, EOFError):
+                pass  # the client has gone
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"thrift://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

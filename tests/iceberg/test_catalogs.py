@@ -24,7 +24,7 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
 from tests.effort import EFFORT
 from tests.iceberg.reading import in_order, read_rows
-from tests.iceberg.servers import RestCatalog, rest_catalog
+from tests.iceberg.servers import RestCatalog, hive_metastore, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._store import Secret
@@ -81,6 +81,7 @@ def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: P
 @example(is_long=False, width=3, near=[(0, 0), (1, 5)], literal=(0, 0), operator="==", is_negated=False)
 @example(is_long=True, width=3, near=[(0, 0), (1, 5)], literal=(1, 0), operator="<", is_negated=False)
 @settings(max_examples=10 * EFFORT)
+@pytest.mark.filterwarnings("ignore:The epoch has no steps")
 def test_truncated_partitions_lose_no_row_near_the_ends_of_an_integer(
     tmp_path_factory: pytest.TempPathFactory,
     is_long: bool,
@@ -399,6 +400,79 @@ def test_the_documented_glue_call_on_two_ranks(aws: str) -> None:
     inventory = scan_iceberg("db.events", config, filters=pc.field("region_id") >= 5)
     assert (inventory.num_files, inventory.num_rows) == (5, 100)
     assert CANARY not in repr(inventory)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_catalog_in_dynamodb(tmp_path: Path, aws: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", aws)
+    keys = {"region_name": "eu-west-1", "aws_access_key_id": "testing", "aws_secret_access_key": CANARY}
+    config = {"type": "dynamodb", **keys, "warehouse": f"file://{tmp_path}"}
+    catalog = load_catalog("dynamodb", **with_present_names(config))
+    catalog.create_namespace("db")
+    # pyiceberg does not commit to such a catalog: the table's first metadata are replaced.
+    path = Path(catalog.create_table("db.events", EVENTS).metadata_location.removeprefix("file://"))
+    table = TableWriter(tmp_path / "events")
+    table.evolve(*EVENTS.fields)
+    data = table.append(events().to_pylist(), rows_per_group=30)
+    table.delete_positions([(data, row) for row in range(5)])
+    path.write_text(Path(table.metadata).read_text())
+    assert sorted(row["v"] for row in read_rows("db.events", config, num_ranks=2)) == list(range(5, 200))
+    add_variant(path)
+    assert len(read_rows("db.events", config, columns=["v"])) == 195
+    with pytest.raises(UnsupportedFeatureError, match="column extra holds values of Iceberg type variant"):
+        scan_iceberg("db.events", config)
+    with pytest.raises(NoDataError, match=r"no table db\.none"):
+        scan_iceberg("db.none", config)
+
+
+def add_variant(path: Path) -> None:
+    """Give the table of a metadata file a column that pyiceberg refuses."""
+    metadata = json.loads(path.read_text())
+    for schema in metadata["schemas"]:
+        schema["fields"].append({"id": 99, "name": "extra", "type": "variant", "required": False})
+    path.write_text(json.dumps(metadata))
+
+
+def test_a_hive_metastore(tmp_path: Path) -> None:
+    pytest.importorskip("thrift", reason="thrift is not installed")
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    table.delete_positions([(table.append([{"id": i} for i in range(8)], rows_per_group=3), 2)])
+    with hive_metastore({"db.t": table.metadata}) as uri:
+        config = {"type": "hive", "uri": uri}
+        rows = read_rows("db.t", config, num_ranks=2, batch_size=2)
+        assert sorted(row["id"] for row in rows) == [0, 1, 3, 4, 5, 6, 7]
+        add_variant(Path(table.metadata))
+        assert len(read_rows("db.t", config, columns=["id"])) == 7
+        with pytest.raises(UnsupportedFeatureError, match="column extra holds values of Iceberg type variant"):
+            scan_iceberg("db.t", config)
+        with pytest.raises(NoDataError, match=r"no table db\.none"):
+            scan_iceberg("db.none", config)
+
+
+def test_a_rest_catalog_that_wants_signed_requests_as_s3_tables_do(
+    tmp_path: Path, rest: RestCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("boto3")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "id", "long"))
+    table.append([{"id": i} for i in range(8)])
+    rest.tables["ns.signed"] = table.metadata
+    rest.tokens.clear()
+    config = {
+        "type": "rest",
+        "uri": rest.uri,
+        "warehouse": "arn:aws:s3tables:eu-west-1:123456789012:bucket/lake",
+        "rest.sigv4-enabled": "true",
+        "rest.signing-name": "s3tables",
+        "rest.signing-region": "eu-west-1",
+    }
+    assert len(read_rows("ns.signed", config)) == 8
+    assert all("AWS4-HMAC-SHA256" in token and "/eu-west-1/s3tables/" in token for token in rest.tokens)
 
 
 def test_discovery_does_not_import_pyiceberg_before_it_is_used() -> None:

@@ -75,7 +75,7 @@ def censor(
     for each in chain:
         if is_malformed:
             _remove_texts(each)
-        each.args = tuple(_censored(arg, options) for arg in each.args)
+        _set(each, "args", tuple(_censored(arg, options) for arg in each.args))
         reply = getattr(each, "response", None)
         if isinstance(reply, dict) and isinstance(reply.get("Error"), dict):
             reply["Error"] = {name: value for name, value in reply["Error"].items() if name in _KEPT}
@@ -83,7 +83,12 @@ def censor(
         if isinstance(each, OSError):
             for name in _OS_TEXTS:
                 if isinstance(text := getattr(each, name), str):
-                    setattr(each, name, censored_text(text, options))
+                    _set(each, name, censored_text(text, options))
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    """Set an attribute of an error, of one too that refuses it (those of Thrift are frozen)."""
+    BaseException.__setattr__(error, name, value)
 
 
 def is_malformed_reply(error: BaseException) -> bool:
@@ -94,7 +99,7 @@ def is_malformed_reply(error: BaseException) -> bool:
 
 
 def _remove_texts(error: BaseException) -> None:
-    error.args = tuple(_MALFORMED_TEXT if isinstance(arg, str | bytes) else arg for arg in error.args)
+    _set(error, "args", tuple(_MALFORMED_TEXT if isinstance(arg, str | bytes) else arg for arg in error.args))
     texts = {name: _MALFORMED_TEXT for name, value in vars(error).items() if isinstance(value, str | bytes)}
     vars(error).update(texts)
 
