@@ -5,6 +5,7 @@ physical rows are what the file stores; live rows are what a reader delivers, af
 were counted, after the row filter; UNKNOWN where nobody has counted yet.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -99,6 +100,8 @@ class FileTable:
     changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
         one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
         of the files have other times.
+    contents: a digest of each file's content (see discover/content.py), None if files are known by path and identity.
+        Then the fingerprint has these, and of paths what lies below `root`, so that copies elsewhere have the same.
     """
 
     paths: StringColumn
@@ -108,9 +111,23 @@ class FileTable:
     partitions: tuple[PartitionColumn, ...] = ()
     extras: tuple[Any, ...] = ()
     changed_ns: Int64s | None = None
+    contents: StringColumn | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def root(self) -> str:
+        """The directory that all files are in, with a slash at its end; "" if they have none in common."""
+        ends = [self.paths[0], self.paths[len(self) - 1]] if len(self) else [""]  # they are sorted
+        return ends[0][: os.path.commonprefix(ends).rfind("/") + 1]  # noqa: RUF071  # of URLs as well
+
+    def known_by(self) -> tuple[StringColumn, StringColumn]:
+        """What files are told apart by: paths and identities, or names below `root` and contents."""
+        if self.contents is None:
+            return self.paths, self.identities
+        start = len(self.root)
+        return StringColumn.of(path[start:] for path in self.paths), self.contents
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (node(), {name: getattr(self, name) for name in self.__slots__})
@@ -129,6 +146,7 @@ class FileTable:
             partitions=tuple(replace(column, codes=column.codes[indices]) for column in self.partitions),
             extras=tuple(self.extras[int(i)] for i in indices) if self.extras else (),
             changed_ns=None if self.changed_ns is None else self.changed_ns[indices],
+            contents=None if self.contents is None else self.contents.take(indices),
         )
 
 
@@ -292,12 +310,13 @@ class Inventory:
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of everything that decides which rows exist and in which order.
 
-        It covers paths, sizes, identities, partition values, row group structure, schema, snapshot and the row filter;
-        not weights (`projected_bytes`), which may differ between projections of the same data.
+        It covers paths, sizes, identities (or names and contents), partition values, row group structure, schema,
+        snapshot and the row filter; not weights (`projected_bytes`), which may differ between projections of the same
+        data.
         """
         digest = blake2b(digest_size=16)
         files, groups = self.files, self.groups
-        for column in (files.paths, files.identities):
+        for column in files.known_by():
             digest.update(column.offsets.tobytes())
             digest.update(column.data.tobytes())
         for array in (files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows):
@@ -339,12 +358,13 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         (("columns", "row_id, fare"), ("filters", "none"), ("snapshot", "none"), ("files", "3 files 5be1c0de"), ...)
     """
     files, groups = inventory.files, inventory.groups
-    file_arrays = [part for c in (files.paths, files.identities) for part in (c.offsets, c.data)]
+    file_arrays = [part for column in files.known_by() for part in (column.offsets, column.data)]
+    kind = "files" if files.contents is None else "files by content"
     return (
         ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
         ("filters", short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
         ("snapshot", _shortened(inventory.snapshot or "none")),
-        ("files", f"{inventory.num_files} files {short_digest(*file_arrays, files.sizes)}"),
+        ("files", f"{inventory.num_files} {kind} {short_digest(*file_arrays, files.sizes)}"),
         ("schema", short_digest(inventory.schema)),
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
     )

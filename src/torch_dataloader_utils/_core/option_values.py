@@ -1,10 +1,20 @@
 """Options that belong together, each group as one value: token batches, lanes, and how row groups are decoded."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import check_column_name, hold_flags, hold_integers, parse_bytes
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+
+FileIdentity = Literal["strict", "content"]
+"""How files are known again: by path, size and etag or time, or by what is in them."""
+
+
+def check_identity(name: str, identity: Any) -> FileIdentity:
+    """The value, if it is one of the two words; else raises ConfigError."""
+    if identity not in ("strict", "content"):
+        raise ConfigError(f'{name}={identity!r} is unknown; use "strict" or "content".')
+    return identity  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

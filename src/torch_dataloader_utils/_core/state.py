@@ -366,7 +366,10 @@ def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
             "branch that you make at that snapshot. "
         )
     if saved.get("files") != present.get("files"):
-        return "Files are known by path, size and etag or time: copied or touched ones are other files. "
+        return (
+            "Files are known by path, size and etag or time: copied or touched ones are other files. States that are "
+            'saved and loaded with identity="content" fit copies too. '
+        )
     return ""
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_flag, check_function
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.option_values import FileIdentity, check_identity
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -47,6 +48,7 @@ from torch_dataloader_utils.datasets.rank_agreement import (
     shows_bars,
 )
 from torch_dataloader_utils.datasets.row_counts import count_alone, under_filter
+from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.delta.log import VersionChoice
 from torch_dataloader_utils.discover.delta.snapshot import DeltaTable
 from torch_dataloader_utils.discover.delta.table_scan import DeltaScanOptions, scan_table
@@ -137,14 +139,19 @@ class DeltaSource(Checked):
             compare_options(options, scanning_share(options))
             if self.roots is not None:
                 self.roots.check_inventory(self.inventory)
-            return under_filter(self.inventory, options.filters), self.access
+            found = identified(self.inventory, options.identity, self.access)
+            return under_filter(found, options.filters), self.access
         compare_options(options, share)
         with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
+
+            def scanned(scan: DeltaScanOptions) -> Inventory:
+                return identified(scan_table(self.place, scan, on_progress), options.identity, self.access)
+
             if options.broadcast_inventory:
-                found = from_rank_zero(lambda: scan_table(self.place, scan, on_progress))
+                found = from_rank_zero(lambda: scanned(scan))
             else:
                 agreed = of_one_version(self.place, scan, share)
-                found = share.together(lambda: scan_table(self.place, agreed, on_progress))
+                found = share.together(lambda: scanned(agreed))
         return under_filter(found, options.filters), self.access
 
 
@@ -179,6 +186,7 @@ def scan_delta(
     count_rows: Literal["auto"] | bool = "auto",
     on_progress: Callable[[int, int], None] | None = None,
     on_error: OnError = "raise",
+    identity: FileIdentity = "strict",
     **options: Unpack[DeltaKeywords],
 ) -> Inventory:
     """The inventory of one version of a Delta table.
@@ -186,7 +194,7 @@ def scan_delta(
     The options of the table are those of `DeltaDataset.create_dataloader`. "auto" and True for count_rows count what
     filters leave, by reading their columns once; False leaves those row groups uncounted. on_progress is called in the
     caller's thread after each data file with (files done, files to scan). on_error="skip" leaves out data files whose
-    metadata does not decode, with a warning that names them.
+    metadata does not decode, with a warning that names them. identity: as for `create_dataloader`.
 
     Returns:
         Data files sorted by path. `notes` says how many rows are deleted.
@@ -201,6 +209,7 @@ def scan_delta(
     counts = check_count_rows(count_rows)
     source = chosen(DeltaSource, arguments)
     inventory = scan_table(source.place, source.scan_options(columns, filters, on_error), on_progress)
+    inventory = identified(inventory, check_identity("identity", identity), source.access)
     return count_alone(inventory, filters, source.access) if counts else inventory
 
 

@@ -17,6 +17,7 @@ from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import compare_options, scanning_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import under_filter
 from torch_dataloader_utils.discover.bad_files import lies_in
+from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.file_scan import Missing, ScanRequest, check_missing
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
@@ -89,7 +90,7 @@ class FileSource(Checked):
         else:
             found = self.inventory
             _check_place(found, self.path)
-        return under_filter(found, options.filters), access
+        return under_filter(identified(found, options.identity, access), options.filters), access
 
     def _scan(self, options: TableOptions, access: StoreAccess) -> Inventory:
         path = self.path
@@ -103,7 +104,7 @@ class FileSource(Checked):
             missing=self.missing,
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
-            scan = partial(
+            scan_files = partial(
                 scan_paths,
                 paths,
                 access,
@@ -112,6 +113,10 @@ class FileSource(Checked):
                 allow_bare_files=self.allow_bare_files,
                 on_progress=on_progress,
             )
+
+            def scan() -> Inventory:
+                return identified(scan_files(), options.identity, access)
+
             return from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, options)
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_flag, check_function
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
+from torch_dataloader_utils._core.option_values import FileIdentity, check_identity
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._formats.row_filter import check_filters
@@ -46,6 +47,7 @@ from torch_dataloader_utils.datasets.rank_agreement import (
     shows_bars,
 )
 from torch_dataloader_utils.datasets.row_counts import count_alone, under_filter
+from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable, TablePlace, open_table
 from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, SnapshotChoice, choose_snapshot
 from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOptions, scan_table
@@ -189,15 +191,20 @@ class IcebergSource(Checked):
             compare_options(options, scanning_share(options))
             if place.allowed_roots is not None:
                 place.allowed_roots.check_inventory(self.inventory)
-            return under_filter(self.inventory, options.filters), self.access()
+            access = self.access()
+            return under_filter(identified(self.inventory, options.identity, access), options.filters), access
         compare_options(options, share)
         with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
+
+            def scanned(opened: OpenTable, scan: IcebergScanOptions) -> Inventory:
+                return identified(scan_table(opened, scan, on_progress), options.identity, opened.files.access)
+
             if options.broadcast_inventory:
-                found = from_rank_zero(lambda: scan_table(self.open(), scan, on_progress))
+                found = from_rank_zero(lambda: scanned(self.open(), scan))
                 access = share.together(self.access)
             else:
                 opened, scan = open_alike(self, scan, share)
-                found, access = share.together(lambda: scan_table(opened, scan, on_progress)), opened.files.access
+                found, access = share.together(lambda: scanned(opened, scan)), opened.files.access
         return under_filter(found, options.filters), access
 
 
@@ -266,6 +273,7 @@ def scan_iceberg(
     count_rows: Literal["auto"] | bool = "auto",
     on_progress: Callable[[int, int], None] | None = None,
     on_error: OnError = "raise",
+    identity: FileIdentity = "strict",
     **options: Unpack[IcebergKeywords],
 ) -> Inventory:
     """The inventory of one snapshot of an Iceberg table.
@@ -273,7 +281,8 @@ def scan_iceberg(
     The options of the table are those of `IcebergDataset.create_dataloader`. "auto" and True for count_rows count what
     equality deletes and filters leave, by reading key and filter columns once; False leaves those row groups uncounted.
     on_progress is called in the caller's thread after each data file with (files done, files to scan). on_error="skip"
-    leaves out data files whose metadata does not decode, with a warning that names them.
+    leaves out data files whose metadata does not decode, with a warning that names them. identity: as for
+    `create_dataloader`.
 
     Returns:
         Data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.
@@ -289,6 +298,7 @@ def scan_iceberg(
     source = chosen(IcebergSource, arguments)
     scan, opened = source.scan_options(columns, filters, on_error), source.open()
     inventory = scan_table(opened, scan, on_progress)
+    inventory = identified(inventory, check_identity("identity", identity), opened.files.access)
     return count_alone(inventory, filters, opened.files.access) if counts else inventory
 
 

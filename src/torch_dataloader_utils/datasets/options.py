@@ -26,9 +26,11 @@ from torch_dataloader_utils._core.arguments import (
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.option_values import (
     Decoding,
+    FileIdentity,
     Lanes,
     TokenBatches,
     check_decoding,
+    check_identity,
     check_lanes,
     check_token_batches,
 )
@@ -240,6 +242,13 @@ class TableOptions(Checked):
         'that are corrupt; steps stay equal. "raise" raises when they are met.',
         _on_error,
     )
+    identity: FileIdentity = option(
+        "strict",
+        'how files are known again. "strict": by path, size and etag or time. "content": by name below their common '
+        "directory, size, footer and both ends (64 KiB each), so that states fit copies of the same data in another "
+        "place, store or time. Costs a request for each file.",
+        check_identity,
+    )
     broadcast_inventory: bool = option(
         False,
         "only rank 0 of the default process group scans, and sends the inventory to the others.",
@@ -404,6 +413,7 @@ class TableKeywords(TypedDict, total=False):
     token_batches: TokenBatches | None
     pack: TokenPacking | None
     on_error: OnError
+    identity: FileIdentity
     broadcast_inventory: bool
     decoding: Decoding
     mesh: "DeviceMesh | None"

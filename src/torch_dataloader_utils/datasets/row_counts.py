@@ -188,7 +188,9 @@ def read_lengths(
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
     kept = row_length_cache() if is_known else None
     rows = f"{what} of rows {share.index, share.count}{_read_by(inventory)}"
-    key = (inventory.fingerprint(), rows)
+    # Not by content, of which a fingerprint knows a part.
+    files = replace(inventory.files, contents=None)
+    key = (replace(inventory, files=files).fingerprint(), rows)
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found

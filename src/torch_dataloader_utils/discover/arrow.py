@@ -58,12 +58,19 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     return FileScan(groups=groups, size=tail.size, identity=tail.identity, schema=schema)
 
 
+def footer_bytes(tail: Buffer) -> int:
+    """Bytes of the footer and of what is behind it, as the end of a file says; 0 in the stream format."""
+    if bytes(tail[-len(_MAGIC) :]) != _MAGIC:
+        return 0
+    (length,) = struct.unpack_from("<i", tail, len(tail) - len(_MAGIC) - 4)
+    return int(length) + 4 + len(_MAGIC)
+
+
 def _from_footer(store: Store, path: str, tail: Tail) -> Buffer:
     """The end of a file in the file format, with at least all of its footer."""
-    (length,) = struct.unpack_from("<i", tail.data, len(tail.data) - len(_MAGIC) - 4)
-    need = length + 4 + len(_MAGIC)
+    need = footer_bytes(tail.data)
     if not 0 < need <= tail.size:
-        raise corrupt(path, f"the footer claims {length} bytes of a file of {tail.size}")
+        raise corrupt(path, f"the footer claims {need - 4 - len(_MAGIC)} bytes of a file of {tail.size}")
     if need <= len(tail.data):
         return tail.data
     return store.tail(path, need, FileStat(size=tail.size, identity=tail.identity)).data

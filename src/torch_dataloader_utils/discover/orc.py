@@ -11,7 +11,7 @@ import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._formats.varint import read_varint
-from torch_dataloader_utils._store import TAIL_BYTES, FileEntry, SparseFile, Store, Tail
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.schemas import projected_part
@@ -97,13 +97,22 @@ def scan_orc(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema)
 
 
+def footer_bytes(tail: Buffer) -> int:
+    """Bytes of the file tail (metadata, footer and postscript), as the end of a file says; may be more than `tail`.
+
+    Raises:
+        ValueError, IndexError: the file does not end with a postscript.
+    """
+    postscript_bytes = tail[-1]
+    postscript = dict(fields(memoryview(tail)[-1 - postscript_bytes : -1]))
+    sections = (postscript.get(number, 0) for number in (_POSTSCRIPT_FOOTER_BYTES, _POSTSCRIPT_METADATA_BYTES))
+    return 1 + postscript_bytes + sum(as_number(value) for value in sections)
+
+
 def _read_tail(store: Store, entry: FileEntry) -> Tail:
     tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
     with decoding(entry.path, "ORC postscript"):
-        postscript_bytes = tail.data[-1]
-        postscript = dict(fields(memoryview(tail.data)[-1 - postscript_bytes : -1]))
-        sections = (postscript.get(number, 0) for number in (_POSTSCRIPT_FOOTER_BYTES, _POSTSCRIPT_METADATA_BYTES))
-        need = 1 + postscript_bytes + sum(as_number(value) for value in sections)
+        need = footer_bytes(tail.data)
     if need > tail.size:
         raise corrupt(entry.path, f"the tail claims {need} bytes of a file of {tail.size}")
     return tail if need <= len(tail.data) else store.tail(entry.path, max(need, TAIL_BYTES), entry.stat)

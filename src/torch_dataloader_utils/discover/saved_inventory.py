@@ -92,6 +92,7 @@ def _digest(data: memoryview, place: slice) -> bytes:
 _GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
 _GROUP_TYPES = {name: np.dtype(np.int32 if name == "ordinal" else np.int64) for name in _GROUP_COLUMNS}
 _CODES = "partition_codes."
+_CONTENT = "content"
 
 
 def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
@@ -104,6 +105,8 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "identity": _strings(files.identities),
         "format": pa.array(files.formats),
     }
+    if files.contents is not None:
+        columns[_CONTENT] = _strings(files.contents)
     for column in files.partitions:
         columns[_CODES + column.name] = pa.array(column.codes)
     for name in _GROUP_COLUMNS:
@@ -135,6 +138,7 @@ def from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
             PartitionColumn(name=name, values=_read_values(values), codes=_numbers(table[_CODES + name]))
             for name, values in about["partitions"]
         ),
+        contents=_string_column(table[_CONTENT]) if _CONTENT in table.column_names else None,
     )
     lists = {name: _one_chunk(table[name]) for name in _GROUP_COLUMNS}
     counts = lists["ordinal"].value_lengths().to_numpy()
@@ -238,6 +242,8 @@ def _bytes(text: str) -> bytes:
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
+# Of files that are known by content, which earlier releases would leave out of the fingerprint.
+_VERSION_OF_CONTENTS = 2
 
 
 def save_inventory(
@@ -274,7 +280,8 @@ def save_inventory(
             "storage_options= instead, and scan again."
         )
     table, about = to_table(inventory)
-    about = {"version": _VERSION, **about}
+    version = _VERSION if inventory.files.contents is None else _VERSION_OF_CONTENTS
+    about = {"version": version, **about}
     data = memoryview(sealed_parquet(table.replace_schema_metadata({_KEY: json.dumps(about)})))
     if isinstance(store, FsspecStore):
         store.write(target, len(data), lambda start, length: data[start : start + length])
@@ -335,9 +342,10 @@ def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
     with _fitting(path):
         about: Mapping[str, Any] = json.loads(text)
         version = about["version"]
-    if version != _VERSION:
+    if version not in (_VERSION, _VERSION_OF_CONTENTS):
         raise ConfigError(
-            f"{redact(path)} is of inventory version {version}; this library reads {_VERSION}. Scan and save again."
+            f"{redact(path)} is of inventory version {version}; this library reads {_VERSION} and "
+            f"{_VERSION_OF_CONTENTS}. Scan and save again."
         )
     return about
 

@@ -25,12 +25,14 @@ from torch_dataloader_utils._core.inventory import (
     PartitionColumn,
     StringColumn,
 )
+from torch_dataloader_utils._core.option_values import FileIdentity, check_identity
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
+from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.file_scan import (
     FileScan,
     Int96Unit,
@@ -75,6 +77,7 @@ def scan_files(
     allow_bare_files: bool = False,
     int96_unit: Int96Unit = "ns",
     missing: Missing = "error",
+    identity: FileIdentity = "strict",
 ) -> Inventory:
     """The inventory of the files at `path`, from metadata alone.
 
@@ -99,6 +102,8 @@ def scan_files(
             not; what is finer is cut.
         missing: "null" takes files that lack some of the columns, or have them in narrower types: the data set has the
             columns of all files, each in the widest type, and is null where a file lacks one. Text needs a schema then.
+        identity: "content" knows files by what is in them, so that states and fingerprints fit the same data in another
+            place; see `StructuredDataset.create_dataloader`.
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -123,8 +128,9 @@ def scan_files(
         int96_unit=_checked_unit(int96_unit),
         missing=check_missing("missing", missing),
     )
+    check_identity("identity", identity)
     access = StoreAccess.of(storage_options, credentials, remote)
-    return scan_paths(
+    inventory = scan_paths(
         path,
         access,
         request,
@@ -133,6 +139,7 @@ def scan_files(
         executor=executor,
         on_progress=on_progress,
     )
+    return identified(inventory, identity, access)
 
 
 def scan_paths(

@@ -6,7 +6,6 @@ goes on without an answer. See docs/design/0014-trainers.md.
 """
 
 import json
-import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -201,9 +200,7 @@ def data_record(inventory: Inventory) -> dict[str, str]:
     Without times, and of paths only what lies below the directory that all files are in: ranks may have copies on local
     disks.
     """
-    groups, paths = inventory.groups, inventory.files.paths
-    ends = [paths[0], paths[len(paths) - 1]] if len(paths) else [""]  # they are sorted
-    root = os.path.commonprefix(ends).rfind("/") + 1  # noqa: RUF071  # of URLs as well
+    groups, paths, root = inventory.groups, inventory.files.paths, len(inventory.files.root)
     some = range(0, len(paths), 1 + len(paths) // _COMPARED_NAMES)
     names = "\n".join(paths[file][root:] for file in some)
     arrays = inventory.files.sizes, groups.file, groups.ordinal, groups.physical_rows, groups.live_rows
