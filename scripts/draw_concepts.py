@@ -1,8 +1,9 @@
-"""Draws the pictures of docs/concepts from what loaders really deliver.
+"""Draws the pictures of docs/ from real plans, and from what loaders really deliver.
 
-    python scripts/draw_concepts.py [folder]        the folder is docs/concepts unless named
+    python -m scripts.draw_concepts [folder]        the folder is docs unless named
 
-A square is a row, its number the row's, its colour the chunk that it lies in. A line is a rank, a box a batch.
+In those of docs/concepts a square is a row, its number the row's, its colour the chunk that it lies in. A line is a
+rank, a box a batch. The plan is drawn as `tdu plan --draw` draws it.
 """
 
 import sys
@@ -14,8 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from examples.demo.data import write_trips
 
-from torch_dataloader_utils import Lanes, StructuredDataset
+from torch_dataloader_utils import Lanes, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils.cli.pictures.svg import plan_picture
+from torch_dataloader_utils.cli.pictures.timeline import make_timeline
 
 # Two files; one number a row group, which is one chunk here.
 FILES = {"a": (4, 4, 4), "b": (5, 2)}
@@ -103,8 +107,9 @@ class Picture:
         )
 
 
-def draw_equal_steps(data: Path) -> str:
+def draw_equal_steps(folder: Path) -> str:
     """Whole chunks, balanced rows, and drop_last, on three ranks."""
+    data = write_files(folder)
     picture = Picture()
     for title, options in {
         'rank_sharding="chunks": every chunk stays on one rank, steps differ': {"rank_sharding": "chunks"},
@@ -119,8 +124,9 @@ def draw_equal_steps(data: Path) -> str:
     return picture.svg()
 
 
-def draw_state(data: Path) -> str:
+def draw_state(folder: Path) -> str:
     """One step on three ranks, and the rest of the epoch on two."""
+    data = write_files(folder)
     options = {"shuffle": True, "shuffle_rows": 6}
     loader, _ = StructuredDataset.create_dataloader(
         data, split_bytes=1, num_workers=0, num_ranks=3, rank=0, batch_size=3, **options
@@ -136,8 +142,9 @@ def draw_state(data: Path) -> str:
     return picture.svg()
 
 
-def draw_lanes(data: Path) -> str:
+def draw_lanes(folder: Path) -> str:
     """Global batches of four rows, on one rank and on two."""
+    data = write_files(folder)
     picture = Picture()
     for num_ranks in (1, 2):
         picture.title(f"lanes=Lanes(4, rows=1), {num_ranks} x batches of {4 // num_ranks}")
@@ -145,16 +152,30 @@ def draw_lanes(data: Path) -> str:
     return picture.svg()
 
 
-PICTURES = {"equal-steps.svg": draw_equal_steps, "state.svg": draw_state, "lanes.svg": draw_lanes}
+def draw_plan(folder: Path) -> str:
+    """The plan of docs/how-to/command-line.md: the trips of the demo on three ranks of two workers."""
+    write_trips(folder / "trips", folder / "trips.orc")
+    inventory = scan_files(str(folder / "trips"))
+    plan = plan_epoch(inventory, num_ranks=3, num_workers=2, batch_size=256, shuffle=True, split_rows=2_000)
+    return plan_picture(make_timeline(plan, max_ranks=3))
+
+
+PICTURES = {
+    "concepts/equal-steps.svg": draw_equal_steps,
+    "concepts/state.svg": draw_state,
+    "concepts/lanes.svg": draw_lanes,
+    "how-to/plan-of-trips.svg": draw_plan,
+}
 
 
 def main(folder: Path) -> None:
     """Write all pictures."""
-    with tempfile.TemporaryDirectory() as home:
-        data = write_files(Path(home))
-        for name, draw in PICTURES.items():
-            (folder / name).write_text(draw(data))
+    for name, draw in PICTURES.items():
+        with tempfile.TemporaryDirectory() as home:
+            picture = draw(Path(home))
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(picture)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs" / "concepts")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "docs")

@@ -11,7 +11,10 @@ _MARK = re.compile(r"^(\s*```python) no-run$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    """The configuration with each `folder/*.md` in `nav` replaced by the folder's pages that `nav` does not name."""
+    """The configuration with each `folder/*.md` in `nav` replaced by the folder's pages that `nav` does not name.
+
+    A section that is empty then is left out.
+    """
     docs = Path(config["docs_dir"])
     config["nav"] = _expand(config["nav"], docs, named=set(_named(config["nav"])))
     return config
@@ -40,4 +43,4 @@ def _expand(nav: Any, docs: Path, named: set[str]) -> Any:
             expanded += [page for page in pages if page not in named]
         else:
             expanded.append(_expand(item, docs, named))
-    return expanded
+    return [item for item in expanded if not (isinstance(item, dict) and [] in item.values())]

@@ -7,7 +7,7 @@ from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils.cli.pictures.timeline import Bar, Timeline, WorkerRow
 
 _LABEL_WIDTH = 118
-_CHART_WIDTH = 820
+_CHART_WIDTH = 480
 _TEXT_WIDTH = 262
 _WIDTH = _LABEL_WIDTH + _CHART_WIDTH + _TEXT_WIDTH
 _TOP = 34
