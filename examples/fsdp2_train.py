@@ -1,7 +1,7 @@
 """FSDP2 with checkpoints that load on any number of ranks, as torchtitan writes them.
 
     torchrun --nproc-per-node 2 -m examples.fsdp2_train    # stops in the middle of epoch 1, as if it had been killed
-    torchrun --nproc-per-node 1 -m examples.fsdp2_train    # goes on there, on one rank
+    torchrun --nproc-per-node 3 -m examples.fsdp2_train    # goes on there, on three ranks
 
 The loader is a `Stateful`: torch.distributed.checkpoint saves and loads it beside the model. With GPUs: backend "nccl",
 a mesh of "cuda", and `batch.to("cuda", non_blocking=True)`.
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from examples.trips import FEATURES, audit, find_trips
+from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -59,9 +59,9 @@ def main() -> None:
     resumed = CHECKPOINT.exists()
     if resumed:
         dcp.load(states, checkpoint_id=CHECKPOINT)
+    row_ids = load_rows(CHECKPOINT) if resumed else []
     for epoch in range(loader.epoch, EPOCHS):
         dataset.set_epoch(epoch)  # keeps a loaded position that is in this epoch
-        row_ids: list[int] = []
         for step, batch in enumerate(loader, start=1):
             loss = nn.functional.mse_loss(model(batch["x"]).squeeze(1), batch["fare"])
             loss.backward()
@@ -70,12 +70,11 @@ def main() -> None:
             row_ids += batch["row_id"].tolist()
             if not resumed and (epoch, step) == (STOP_EPOCH, STOP_STEP):
                 dcp.save(states, checkpoint_id=CHECKPOINT)
+                save_rows(CHECKPOINT, row_ids)
                 print(f"rank {dist.get_rank()} stops in epoch {epoch} after {len(row_ids):,} rows", flush=True)
                 return
-        if resumed and epoch == STOP_EPOCH:
-            print(f"rank {dist.get_rank()} read the other {len(row_ids):,} rows of epoch {epoch}", flush=True)
-        else:
-            audit(epoch, row_ids)
+        audit(epoch, row_ids)
+        row_ids = []
 
 
 if __name__ == "__main__":

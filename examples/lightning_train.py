@@ -1,15 +1,18 @@
 """Lightning 2: a data module, and a checkpoint in the middle of an epoch that is resumed without replay.
 
-python -m examples.lightning_train             # Lightning starts the second process itself
+python -m examples.lightning_train             # Lightning starts the second process itself; stops in epoch 1
+python -m examples.lightning_train --resume    # goes on there, on three processes
 """
 
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
-from examples.trips import FEATURES, audit, find_trips
+from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
@@ -18,6 +21,7 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.integrations.lightning import TableDataModule
 
 EPOCHS, SAVED_STEP = 2, 100
+CHECKPOINTS = Path(".demo/lightning")
 
 
 class FareModel(LightningModule):
@@ -33,18 +37,17 @@ class FareModel(LightningModule):
         return nn.functional.mse_loss(self.linear(batch["x"]).squeeze(1), batch["fare"])
 
     def on_train_epoch_end(self) -> None:
-        if self.global_step % self.trainer.num_training_batches == 0:  # not where max_steps ended it
+        if self.trainer.is_last_batch:  # not where max_steps ended it
             audit(self.current_epoch, self.row_ids)
             self.row_ids.clear()
 
     # The audit needs the rows before a checkpoint too; nothing else does.
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        row_ids: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(row_ids, self.row_ids)
-        checkpoint["row_ids"] = row_ids
+        CHECKPOINTS.mkdir(exist_ok=True)
+        save_rows(CHECKPOINTS, self.row_ids)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.row_ids = checkpoint["row_ids"][dist.get_rank()]
+        self.row_ids = load_rows(CHECKPOINTS)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.03)
@@ -64,14 +67,17 @@ def make_loader(path: str) -> Any:
 
 
 def main() -> None:
-    """Train to a step of epoch 1, then go on from its checkpoint with a new Trainer."""
+    """Train to a step of epoch 1, or go on from its checkpoint."""
     data = TableDataModule(partial(make_loader, find_trips()))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    place = {"accelerator": "cpu", "strategy": "ddp", "devices": 2}
-    saving = ModelCheckpoint(".demo/lightning", "{step}", every_n_train_steps=SAVED_STEP, enable_version_counter=False)
-    Trainer(**quiet, **place, max_steps=SAVED_STEP, callbacks=[saving]).fit(FareModel(), datamodule=data)
-    trainer = Trainer(**quiet, **place, max_epochs=EPOCHS, enable_checkpointing=False)
-    trainer.fit(FareModel(), datamodule=data, ckpt_path=f".demo/lightning/step={SAVED_STEP}.ckpt", weights_only=False)
+    place = {"accelerator": "cpu", "strategy": "ddp"}
+    if "--resume" not in sys.argv:
+        saving = ModelCheckpoint(CHECKPOINTS, "{step}", every_n_train_steps=SAVED_STEP, enable_version_counter=False)
+        Trainer(**quiet, **place, devices=2, max_steps=SAVED_STEP, callbacks=[saving]).fit(FareModel(), datamodule=data)
+    else:
+        trainer = Trainer(**quiet, **place, devices=3, max_epochs=EPOCHS, enable_checkpointing=False)
+        checkpoint = CHECKPOINTS / f"step={SAVED_STEP}.ckpt"
+        trainer.fit(FareModel(), datamodule=data, ckpt_path=checkpoint, weights_only=False)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Parts that all examples use: the data of `make demo`, written if it is not there, and an audit over all ranks."""
 
+import json
 import shutil
 import tempfile
 from collections import Counter
@@ -24,6 +25,23 @@ def find_trips(home: Path = Path(".demo")) -> str:
             (partial / "trips").rename(trips)
         shutil.rmtree(partial)
     return str(trips.resolve())
+
+
+def save_rows(folder: Path, row_ids: list[int]) -> None:
+    """Write the rows of all ranks beside a checkpoint, for the audit after a resume. Call it on every rank.
+
+    Only the audit needs them: the loader's state says what is left.
+    """
+    of_ranks: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, row_ids)
+    if dist.get_rank() == 0:
+        (folder / "rows.json").write_text(json.dumps([row for rows in of_ranks for row in rows]))
+
+
+def load_rows(folder: Path) -> list[int]:
+    """What `save_rows` wrote, on rank 0; nothing on the others."""
+    rows: list[int] = json.loads((folder / "rows.json").read_text()) if dist.get_rank() == 0 else []
+    return rows
 
 
 def audit(epoch: int, row_ids: list[int]) -> None:
