@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from examples.demo.data import write_trips
 
 from torch_dataloader_utils import Lanes, StructuredDataset, plan_epoch, scan_files
-from torch_dataloader_utils.cli.pictures.svg import plan_picture
-from torch_dataloader_utils.cli.pictures.timeline import make_timeline
+from torch_dataloader_utils.plan.pictures.svg import plan_picture
+from torch_dataloader_utils.plan.pictures.timeline import make_timeline
 
 # Two files; one number a row group, which is one chunk here.
 FILES = {"a": (4, 4, 4), "b": (5, 2)}

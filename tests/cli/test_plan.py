@@ -10,9 +10,9 @@ import pytest
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.stream.tables import write_table
 from torch_dataloader_utils import plan_epoch, scan_files
-from torch_dataloader_utils.cli.pictures.html import plan_page
-from torch_dataloader_utils.cli.pictures.timeline import make_timeline
 from torch_dataloader_utils.cli.plan import summarize
+from torch_dataloader_utils.cli.plan_page import plan_page
+from torch_dataloader_utils.plan.pictures.timeline import make_timeline
 
 PLANS = [
     {},

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigTypeError, of_type, plural
 
 UNKNOWN = -1
@@ -274,6 +276,17 @@ class Inventory:
         filtered = ", filtered" if self.row_filter else ""
         held = f"{plural(self.num_files, 'file')}, {plural(self.num_groups, 'row group')}"
         return f"{self.source}: {held}, {rows}{filtered}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was found, and the notes of the scan."""
+        facts: list[tuple[str, object]] = [
+            ("files", f"{self.num_files:,}"),
+            ("row groups", f"{self.num_groups:,}"),
+            ("rows", f"{self.num_rows:,}" if self.rows_are_known else "not counted"),
+            ("bytes", format_bytes(int(self.files.sizes.sum()))),
+        ]
+        optional = [("filter", self.row_filter), ("snapshot", self.snapshot), *(("note", note) for note in self.notes)]
+        return html_of(f"Inventory of {self.source}", [*facts, *(each for each in optional if each[1])])
 
     def __repr__(self) -> str:
         return f"<Inventory of {self}>"

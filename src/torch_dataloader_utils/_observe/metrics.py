@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch_dataloader_utils._observe.counters import CHUNKS
+from torch_dataloader_utils._runtime.notebook import html_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,17 @@ class Metrics:
             if field.name != "queue_depth"
         }
         return Metrics(**changes, queue_depth=self.queue_depth)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the rates, and every count and time that is not zero."""
+        facts: list[tuple[str, object]] = [
+            ("rows a second", f"{self.rows_per_second:,.0f}"),
+            ("MB decoded a second", f"{self.decoded_bytes_per_second / 1e6:,.1f}"),
+            ("waited for data", f"{self.wait_fraction:.1%} of the time in passes"),
+        ]
+        counts = [(name, value) for name, value in self.to_dict().items() if value]
+        facts += [(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}") for name, value in counts]
+        return html_of("Metrics", facts)
 
     def to_dict(self) -> dict[str, Any]:
         """The counts and times as a dict, for JSON and for loggers."""

@@ -1,7 +1,9 @@
-"""`show_progress=True`: bars on a terminal, log lines elsewhere."""
+"""`show_progress=True`: bars on a terminal and in a notebook, log lines elsewhere."""
 
 import logging
 import sys
+from html import escape
+from importlib import import_module
 from time import monotonic
 from typing import Any, Protocol
 
@@ -52,7 +54,10 @@ class ProgressReporter(LoaderCallback):
 
 
 def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
-    """Bars where stderr is a terminal and rich is installed, else log lines."""
+    """A bar in a notebook; bars where stderr is a terminal and rich is installed; else log lines."""
+    display = _notebook_display()
+    if display is not None:
+        return NotebookBar(run, display)
     if sys.stderr.isatty():
         try:
             from torch_dataloader_utils._observe.progress_bars import TerminalBars
@@ -61,6 +66,40 @@ def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
         else:
             return TerminalBars(run)
     return LogLines(run, interval_seconds)
+
+
+def _notebook_display() -> Any:
+    """IPython's module for output where this process is the kernel of a notebook; else None."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    shell = ipython.get_ipython() if ipython is not None else None
+    return import_module("IPython.display") if getattr(shell, "kernel", None) is not None else None
+
+
+class NotebookBar:
+    """One output of the cell, written anew at each `update`. display: the module IPython.display."""
+
+    interval_seconds = 0.2
+
+    def __init__(self, run: EpochRun, display: Any) -> None:
+        self._run = run
+        self._html = display.HTML
+        self._output = display.display(self._html(self._bar(Metrics(), "")), display_id=True)
+
+    def update(self, metrics: Metrics) -> None:
+        """See ProgressDisplay."""
+        self._output.update(self._html(self._bar(metrics, _time_left(self._run, metrics))))
+
+    def close(self, metrics: Metrics, *, completed: bool) -> None:
+        """See ProgressDisplay."""
+        self._output.update(self._html(self._bar(metrics, "done" if completed else "stopped")))
+
+    def _bar(self, metrics: Metrics, ending: str) -> str:
+        run = self._run
+        # Without a value the browser draws a bar that moves: nobody knows how many rows there are.
+        place = f'max="{run.num_rows}" value="{metrics.rows}"' if run.num_rows else ""
+        rate = f"{metrics.rows_per_second:,.0f} rows/s, {metrics.decoded_bytes_per_second / 1e6:.0f} MB/s"
+        text = f"epoch {run.epoch} rank {run.rank}: {_rows(metrics.rows, run.num_rows)}, {rate}, {ending}"
+        return f'<progress style="width:20em" {place}></progress> {escape(text)}'
 
 
 class LogLines:

@@ -12,8 +12,8 @@ from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import plural
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.cli.pictures.timeline import Timeline
     from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+    from torch_dataloader_utils.plan.pictures.timeline import Timeline
 
 _EXAMPLES = """\b
 Examples:
@@ -62,15 +62,15 @@ def command(
 
     The plan is the one that a loader with these options follows; only metadata is read.
     """
-    from torch_dataloader_utils.cli.pictures.timeline import make_timeline
+    from torch_dataloader_utils.plan.pictures.timeline import make_timeline
     from torch_dataloader_utils.plan.planner import plan_epoch
 
     plan = plan_epoch(source.inventory(), **plan_arguments(planning))
     timeline = make_timeline(plan, max_ranks)
     summary = summarize(plan)
     if draw_path is not None:
-        from torch_dataloader_utils.cli.pictures.html import plan_page
-        from torch_dataloader_utils.cli.pictures.svg import plan_picture
+        from torch_dataloader_utils.cli.plan_page import plan_page
+        from torch_dataloader_utils.plan.pictures.svg import plan_picture
 
         is_page = draw_path.suffix.lower() == ".html"
         draw_path.write_text(plan_page(summary, timeline) if is_page else plan_picture(timeline), encoding="utf-8")

@@ -14,8 +14,10 @@ from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
 from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
 from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
+from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigTypeError, plural
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
+from torch_dataloader_utils.plan.pictures.svg import small_picture
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,6 +128,13 @@ class EpochPlan:
         chosen = [check_integer("rank", rank) for rank in (range(self.topology.num_ranks) if ranks is None else ranks)]
         tables = [_rank_table(self, rank) for rank in chosen or [0]]
         return pa.concat_tables(tables) if chosen else tables[0].slice(0, 0)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what `explain()` begins with, and the picture of `tdu plan --draw`."""
+        summary = self.explain(max_ranks=1).partition("\n\n")[0]
+        return html_of(
+            f"Plan of epoch {self.epoch}", [("", line) for line in summary.splitlines()], small_picture(self)
+        )
 
     def __repr__(self) -> str:
         topology, steps = self.topology, self.steps

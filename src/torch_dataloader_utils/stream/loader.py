@@ -13,6 +13,7 @@ from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
 from torch_dataloader_utils.stream.epoch_pass import (
@@ -94,6 +95,10 @@ class TableDataLoader(DataLoader[BatchT]):
         read = self.metrics().describe_chunks()
         made = f"{self.dataset.topology.batch_size}-row batches by {engine}"
         return f"<TableDataLoader of {made} from {self.dataset!r}{read and '; ' + read}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it reads and delivers, and the plan of the pass that would begin now."""
+        return html_of(repr(self), [("epoch", self.epoch)]) + self.plan._repr_html_()
 
     @property
     def progress(self) -> Progress:

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
 from torch_dataloader_utils._core.units import Units
-from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
 Float64s = npt.NDArray[np.float64]
 
@@ -87,7 +89,7 @@ class Timeline:
         return sum(bar.is_shared for worker in self.workers for lane in worker.lanes for bar in lane)
 
 
-def make_timeline(plan: EpochPlan, max_ranks: int) -> Timeline:
+def make_timeline(plan: "EpochPlan", max_ranks: int) -> Timeline:
     """The timeline of the first `max_ranks` ranks."""
     shown = min(max_ranks, plan.topology.num_ranks)
     uses = _Uses.of(plan, shown)
@@ -155,7 +157,7 @@ class _Uses:
     files: tuple[str, ...]
 
     @classmethod
-    def of(cls, plan: EpochPlan, shown: int) -> "_Uses":
+    def of(cls, plan: "EpochPlan", shown: int) -> "_Uses":
         """Those of the first `shown` ranks."""
         table = plan.to_arrow(range(shown))
         columns = {

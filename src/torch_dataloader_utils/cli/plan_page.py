@@ -4,8 +4,8 @@ from html import escape
 from typing import Any
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils.cli.pictures.svg import STYLE, draw_timeline, file_hue, hsl
-from torch_dataloader_utils.cli.pictures.timeline import Timeline
+from torch_dataloader_utils.plan.pictures.svg import STYLE, draw_timeline, file_hue, hsl
+from torch_dataloader_utils.plan.pictures.timeline import Timeline
 
 _LEGEND_FILES = 12
 

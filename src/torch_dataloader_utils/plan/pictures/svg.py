@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils.cli.pictures.timeline import Bar, Timeline, WorkerRow
+from torch_dataloader_utils.plan.pictures.timeline import Bar, Timeline, WorkerRow, make_timeline
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
 _LABEL_WIDTH = 118
 _CHART_WIDTH = 480
@@ -12,6 +16,7 @@ _TEXT_WIDTH = 262
 _WIDTH = _LABEL_WIDTH + _CHART_WIDTH + _TEXT_WIDTH
 _TOP = 34
 _RANK_GAP = 8
+_SMALL_RANKS, _SMALL_BARS = 8, 1_000
 # The angle of golden section: neighbouring files get hues far apart, however many there are.
 _GOLDEN_DEGREES = 137.508
 
@@ -74,6 +79,16 @@ def plan_picture(timeline: Timeline) -> str:
     opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     font = 'svg { font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; background: var(--page); }'
     return f"{opening}\n<style>{STYLE}\n{font}</style>\n{rest}\n"
+
+
+def small_picture(plan: "EpochPlan") -> str:
+    """The picture of the first ranks, for a notebook; "" where it would have more bars than one wants to load."""
+    ranks = min(plan.topology.num_ranks, _SMALL_RANKS)
+    if plan.inventory.num_groups * ranks > _SMALL_BARS * plan.topology.num_ranks:
+        return ""
+    timeline = make_timeline(plan, ranks)
+    bars = sum(len(lane) for worker in timeline.workers for lane in worker.lanes)
+    return plan_picture(timeline) if bars <= _SMALL_BARS else ""
 
 
 def _places(timeline: Timeline, row_height: float) -> list[float]:

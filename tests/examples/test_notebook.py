@@ -1,0 +1,37 @@
+"""The notebook of examples/: its cells run in order, and what the last lines of cells give has a picture or a table."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_look.ipynb"
+
+
+def run_cell(source: str, namespace: dict[str, Any]) -> Any:
+    """What a notebook would show of this cell: the value of its last line, or None."""
+    tree = ast.parse(source)
+    shown = ast.Expression(tree.body.pop().value) if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, str(NOTEBOOK), "exec"), namespace)
+    return None if shown is None else eval(compile(shown, str(NOTEBOOK), "eval"), namespace)
+
+
+def test_cells_run_and_show_what_they_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    cells = [
+        "".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"
+    ]
+    shown = [value for value in (run_cell(cell, namespace) for cell in cells) if value is not None]
+    pages = [ElementTree.fromstring(f"<all>{value._repr_html_()}</all>") for value in shown]
+    titles = [next(page.iter("b")).text or "" for page in pages]
+    assert [title.split()[0] for title in titles] == ["Inventory", "Plan", "<TableDataLoader", "Metrics"]
+    assert [len(list(page.iter("img"))) for page in pages] == [0, 1, 1, 0]
+    assert "40,030" in (pages[0].findtext(".//table") or "".join(pages[0].itertext()))
+
+
+def test_outputs_are_not_kept() -> None:
+    assert all(not cell.get("outputs") for cell in json.loads(NOTEBOOK.read_text())["cells"])
