@@ -30,6 +30,7 @@ SHOWN_ONLY = {
     ("docs/how-to/pack-tokens.md", "flash_attn_varlen_func"): "a GPU",
     ("docs/how-to/remote-stores.md", "hf://datasets/owner"): "the Hugging Face Hub",
     ("docs/how-to/tokens.md", "s3://bucket/corpus"): "a bucket",
+    ("docs/how-to/trainers.md", "integrations.torchrec"): "TorchRec and a GPU",
     (
         "docs/how-to/trainers.md",
         "horovod",

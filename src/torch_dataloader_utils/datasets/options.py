@@ -180,8 +180,8 @@ class TableOptions(Checked):
     rank: int = option(0, "this process's global rank, in [0, num_ranks).", check_integer, is_of_rank=True)
     show_progress: bool = option(
         False,
-        "a bar for each rank on a terminal and in a notebook; elsewhere a log line every progress_interval_sec seconds. "
-        "On a terminal also a line about footers and counts that take more than two seconds.",
+        "a bar for each rank on a terminal and in a notebook; elsewhere a log line every progress_interval_sec "
+        "seconds. On a terminal also a line about footers and counts that take more than two seconds.",
         check_flag,
         is_of_rank=True,
     )
