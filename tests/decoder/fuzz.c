@@ -3,11 +3,11 @@
  *     fuzz SEEDS SECONDS RANDOM_SEED
  *
  * SEEDS: a file of seeds, one after the other, each 12 int64 (codec, stored, width, is_integer, is_optional, num_values,
- * first, count, most_page_bytes, checks_pages, lists, length) and the pages; or FOOTER, 0, 0, 0, 0, row groups, leaves, 0,
- * 0, 0, 0, length, and a footer. lists: 0 for flat chunks, 1 for lists, 2 for those that may be null. A mutation flips
- * bits, sets bytes, cuts, doubles or exchanges spans, or takes a number at random for one of the arguments. Buffers are
- * allocated for each run with the exact size, so that one byte too far is found. Offsets of a chunk that decoded must
- * ascend to no more than its values. Prints how many runs there were and how many decoded.
+ * first, count, most_page_bytes, checks_pages, lists, length) and the pages; or FOOTER, ten zeros, length, and a footer.
+ * lists: 0 for flat chunks, 1 for lists, 2 for those that may be null. A mutation flips bits, sets bytes, cuts, doubles or
+ * exchanges spans, or takes a number at random for one of the arguments. Buffers are allocated for each run with the
+ * exact size, so that one byte too far is found. Offsets of a chunk that decoded must ascend to no more than its values.
+ * Prints how many runs there were and how many decoded.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,9 +86,13 @@ int main(int count, char **arguments) {
         if (fields[0] == FOOTER) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);
-            int64_t *numbers = malloc((size_t)(fields[5] * fields[6]) * CHUNK_NUMBERS * sizeof *numbers + 1);
-            decoded += read_footer((Bytes){exact, exact + length}, (uint64_t)fields[5], (uint64_t)fields[6], numbers);
-            free(numbers);
+            Bytes footer = {exact, exact + length};
+            FooterShape shape;
+            if (read_footer_shape(footer, &shape) && numbers_of(&shape) <= length) {
+                int64_t *numbers = malloc(numbers_of(&shape) * sizeof *numbers + 1);
+                decoded += read_footer(footer, &shape, numbers);
+                free(numbers);
+            }
             free(exact);
             free(copy);
             continue;
@@ -101,16 +105,17 @@ int main(int count, char **arguments) {
         if (!below(4) || fields[7] > fields[5] - fields[6]) fields[7] = (int64_t)below((size_t)(fields[5] - fields[6]) + 1);
         if (!below(16)) fields[10] = (int64_t)below(3);
         size_t rows = (size_t)fields[7], width = (size_t)fields[2], room = fields[10] ? (size_t)fields[5] : rows;
-        uint8_t *exact = malloc(length == 0 ? 1 : length), *validity = malloc((room + 7) / 8);
+        size_t first_bit = fields[10] ? 0 : below(2) * below(64), bits = (first_bit + room + 7) / 8;
+        uint8_t *exact = malloc(length == 0 ? 1 : length), *validity = malloc(bits);
         memcpy(exact, copy, length);
-        uint8_t *values = malloc(fields[1] == 0 ? (room + 7) / 8 : room * width);
+        uint8_t *values = malloc(fields[1] == 0 ? bits : room * width);
         int32_t *offsets = fields[10] ? malloc((rows + 1) * sizeof *offsets) : NULL;
         uint8_t *list_validity = malloc((rows + 7) / 8);
         Chunk chunk = {.pages = {exact, exact + length}, .codec = (int)fields[0],
                        .layout = {(int)fields[1], (int)fields[2], fields[3] != 0}, .is_optional = fields[4] != 0,
                        .num_values = fields[5], .first = fields[6], .count = fields[7],
                        .most_page_bytes = (size_t)fields[8], .checks_pages = fields[9] != 0, .values = values,
-                       .validity = validity, .room = (int64_t)room,
+                       .validity = validity, .first_bit = (int64_t)first_bit, .room = (int64_t)room,
                        .lists = {.offsets = offsets, .validity = list_validity, .is_optional = fields[10] == 2}};
         Work work;
         memset(&work, 0, sizeof work);

@@ -68,7 +68,7 @@ def seeds() -> bytes:
         pq.write_table(content, file, write_page_checksum=checksums, **options, **ENCODINGS[encoding])
         footer_bytes = int.from_bytes(file.getvalue()[-8:-4], "little")
         footer = file.getvalue()[-8 - footer_bytes : -8]
-        found.append(struct.pack("<12q", FOOTER, 0, 0, 0, 0, 1, len(content.schema), 0, 0, 0, 0, len(footer)) + footer)
+        found.append(struct.pack("<12q", FOOTER, *[0] * 10, len(footer)) + footer)
         for index, field in enumerate(content.schema):
             chunk = pq.read_metadata(file).row_group(0).column(index)
             start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)

@@ -2,8 +2,8 @@
 
     python -m tests.read.corpus_child FOLDER      {"file": ..., "seen": [...], "error": ..., "rows_are_exact": ...}
 
-"together": whether all its row groups could be read by one call; then that gave the same. A file at which this process
-dies has no line.
+"together": whether the numbers of all its row groups came by one call. What is read together is the same. A file at
+which this process dies has no line.
 """
 
 import json
@@ -35,12 +35,11 @@ def verdict(path: Path) -> dict[str, Any]:
     tasks = parquet_tasks(path)
     result = read(tasks, schema)
     batches = result.pop("batches")
-    together = read_together(tasks, schema)
-    result["together"] = together is not None
+    together, result["together"] = read_together(tasks, schema)
     if together is not None and (
         result["error"] or not all(map(same, together.columns, pa.Table.from_batches(batches).columns))
     ):
-        result["error"] = ["AssertionError", f"{path.name}: other rows by one call than row group by row group"]
+        result["error"] = ["AssertionError", f"{path.name}: other rows together than row group by row group"]
     if result["error"] is None:
         whole = pq.ParquetFile(path, page_checksum_verification=True).read(use_threads=False)
         seen = pa.Table.from_batches(batches)
@@ -60,17 +59,15 @@ def read(tasks: list[Any], schema: pa.Schema) -> dict[str, Any]:
     return {"seen": [batch.num_rows for batch in batches], "error": error, "batches": batches}
 
 
-def read_together(tasks: list[Any], schema: pa.Schema) -> pa.Table | None:
-    """All rows of the file by one call, if they can be read so."""
+def read_together(tasks: list[Any], schema: pa.Schema) -> tuple[pa.Table | None, bool]:
+    """All rows of the file together, if they can be read so, and whether its numbers came by one call."""
+    reader = make_reader(make_spec(schema))
     try:
-        together = make_reader(make_spec(schema)).read_together(tasks) if tasks else None
+        together = reader.read_together(tasks) if tasks else None
+        by_one_call = bool(tasks) and reader.numbers_of(tasks) is not None
     except (LoaderError, pa.ArrowException, OSError):
-        return None
-    return (
-        None
-        if together is None or not together.by_one_call
-        else pa.Table.from_batches([side_by_side(together.parts)]).select(schema.names)
-    )
+        return None, False
+    return together and pa.Table.from_batches([side_by_side(together.parts)]).select(schema.names), by_one_call
 
 
 def same(seen: pa.ChunkedArray, wanted: pa.ChunkedArray) -> bool:

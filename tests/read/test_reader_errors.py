@@ -361,7 +361,8 @@ def test_times_that_nanoseconds_do_not_hold_are_no_other_times(
     ]
     schema = pq.read_schema(tasks[0].path)
     reader = make_reader(make_spec(schema))
-    assert reader.one_call_for(tasks) is None
+    with pytest.raises(SchemaError, match="outside of 1677"):
+        reader.read_together(tasks)
     with pytest.raises(SchemaError, match=r"a\.parquet row group 0: column t has timestamps \(INT96\) outside of 1677"):
         reader.read(tasks[0])
     assert make_reader(make_spec(schema, columns=("row",))).read(tasks[0]).to_pydict() == {"row": [1]}

@@ -50,7 +50,7 @@ class RowGroupReader(Protocol):
 class JoinedRows(NamedTuple):
     """Rows of several row groups, one after the other: record batches of a few columns each, of all rows.
 
-    rows: how many each row group has. by_one_call: whether one call of pyarrow decoded them, without Python's lock.
+    rows: how many each row group has. by_one_call: whether one call without Python's lock decoded them.
     """
 
     parts: Sequence["pa.RecordBatch"]

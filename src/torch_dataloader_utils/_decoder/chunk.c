@@ -171,6 +171,11 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
 }
 
 void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count) {
+    if (bytes == NULL && from % 8 == 0) {
+        memset(bits + from / 8, 255, (size_t)(count / 8));
+        from += count / 8 * 8;
+        count %= 8;
+    }
     for (int64_t i = 0; i < count; i++) {
         int64_t at = from + i;
         uint8_t bit = (uint8_t)(1 << at % 8);
@@ -256,12 +261,12 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
         if (expanded == NULL) return NO_MEMORY;
         spread(decoded, items.present, items.count, chunk->layout.width, expanded);
         decoded = expanded;
-        if (chunk->nulls == 0) memset(chunk->validity, 255, (size_t)(chunk->room + 7) / 8);
-        set_bits(chunk->validity, items.place, items.present + items.first, wanted);
+        if (chunk->nulls == 0) set_bits(chunk->validity, chunk->first_bit, NULL, chunk->room);
+        set_bits(chunk->validity, chunk->first_bit + items.place, items.present + items.first, wanted);
         for (size_t i = items.first; i < items.last; i++) chunk->nulls += !items.present[i];
     }
     if (chunk->layout.stored == 0) {
-        set_bits(chunk->values, items.place, decoded + items.first, wanted);
+        set_bits(chunk->values, chunk->first_bit + items.place, decoded + items.first, wanted);
     } else if (goal == NULL) {
         memcpy(chunk->values + (size_t)items.place * width, decoded + items.first * width, (size_t)wanted * width);
     }

@@ -4,7 +4,7 @@
  *     lists.c    levels of lists
  *     values.c   encodings: PLAIN, dictionary, RLE, BYTE_STREAM_SPLIT, DELTA_BINARY_PACKED
  *     codecs.c   compression, checksums
- *     footer.c   the numbers of a footer: where chunks lie, and how they are compressed
+ *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
  *     thrift.c   the structs that headers and footers are made of
  *     module.c   the Python functions
  *
@@ -117,6 +117,7 @@ typedef struct {
     bool checks_pages;        /* whether checksums are checked, where pages have them */
     uint8_t *values;          /* room for all values: `room` of `width` bytes, or a bitmap of booleans */
     uint8_t *validity;        /* a bitmap of as many bits, written only if there are nulls */
+    int64_t first_bit;        /* the bit of these bitmaps where the chunk begins; 0 for lists */
     int64_t room;             /* `count`; of lists: num_values */
     int64_t nulls;            /* result: how many of the wanted values are null */
     int64_t pages_decoded;    /* result */
@@ -139,7 +140,6 @@ typedef struct {
  * if its header does not say. */
 Reason read_lists(Chunk *chunk, Bytes repetitions, Bytes definitions, size_t count, int64_t num_rows, Work *work,
                   Items *items);
-void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 
 Reason decode_chunk(Chunk *chunk, Work *work);
 
@@ -147,9 +147,29 @@ Reason decode_chunk(Chunk *chunk, Work *work);
 int64_t count_values(Bytes pages);
 void free_work(Work *work);
 
-/* footer.c: for each row group and leaf column CHUNK_NUMBERS numbers, in the order of the enum; -1 for none. False if the
- * footer has other row groups or columns, or says anything of a chunk that is not understood. */
+/* Sets `count` bits from bit `from` on: to those of `bytes` (0 or 1 each), or all of them, if that is NULL. */
+void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
+
+/* footer.c: what a footer says of its row groups. For each row group GROUP_NUMBERS numbers, and then for each leaf column
+ * CHUNK_NUMBERS, in the order of the enums; -1 for none. */
+enum { GROUP_ROWS, GROUP_BYTES, GROUP_NUMBERS };
 enum { CHUNK_CODEC, CHUNK_VALUES, CHUNK_UNCOMPRESSED, CHUNK_COMPRESSED, CHUNK_DATA, CHUNK_DICTIONARY, CHUNK_NUMBERS };
-bool read_footer(Bytes footer, uint64_t num_groups, uint64_t num_leaves, int64_t *numbers);
+
+typedef struct {
+    uint64_t groups, leaves;
+    int64_t rows;             /* of the file */
+    size_t head_end;          /* version and schema, the first fields, end here */
+    size_t tail_start;        /* and here begins what comes after the row groups */
+} FooterShape;
+
+/* False if a footer is not understood wholly: chunks in other files, encrypted, or without what they must have. */
+bool read_footer_shape(Bytes footer, FooterShape *shape);
+
+/* `numbers` has room for what the shape says. */
+bool read_footer(Bytes footer, const FooterShape *shape, int64_t *numbers);
+
+static inline size_t numbers_of(const FooterShape *shape) {
+    return (size_t)shape->groups * (GROUP_NUMBERS + (size_t)shape->leaves * CHUNK_NUMBERS);
+}
 
 #endif

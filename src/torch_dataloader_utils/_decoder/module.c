@@ -145,33 +145,147 @@ static PyObject *knows_codec(PyObject *module, PyObject *number) {
     return PyBool_FromLong(has_codec((int)codec));
 }
 
-PyDoc_STRVAR(read_chunks_doc,
-             "read_chunks(footer, num_groups, num_leaves, numbers) -> whether the footer was understood\n\n"
-             "numbers: room for int64 [num_groups, num_leaves, 6]: codec, values, uncompressed and compressed bytes, first\n"
-             "data page, dictionary page (-1: none) of every chunk.");
+PyDoc_STRVAR(read_footer_doc,
+             "read_footer(footer) -> (row groups, leaves, rows, head_end, tail_start, numbers), or None if it is not\n"
+             "understood wholly\n\n"
+             "footer[:head_end]: version and schema. footer[tail_start:]: what comes after the row groups. numbers: int64 as\n"
+             "bytes; of each row group its rows and bytes, then of each leaf: codec, values, uncompressed and compressed\n"
+             "bytes, first data page, dictionary page (-1: none).");
 
-static PyObject *read_chunks(PyObject *module, PyObject *arguments) {
+static PyObject *footer_numbers(PyObject *module, PyObject *arguments) {
     (void)module;
-    Py_buffer footer, numbers;
-    Py_ssize_t num_groups, num_leaves;
-    if (!PyArg_ParseTuple(arguments, "y*nnw*", &footer, &num_groups, &num_leaves, &numbers)) return NULL;
+    Py_buffer footer;
+    if (!PyArg_ParseTuple(arguments, "y*", &footer)) return NULL;
+    Bytes bytes = {footer.buf, (const uint8_t *)footer.buf + footer.len};
+    FooterShape shape;
     PyObject *result = NULL;
-    size_t most = (size_t)numbers.len / sizeof(int64_t) / CHUNK_NUMBERS;
-    if (num_groups < 0 || num_leaves < 0 || (num_leaves > 0 && (size_t)num_groups > most / (size_t)num_leaves) ||
-        (uintptr_t)numbers.buf % sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "numbers has no room for so many chunks");
-    } else {
-        Bytes bytes = {footer.buf, (const uint8_t *)footer.buf + footer.len};
-        result = PyBool_FromLong(read_footer(bytes, (uint64_t)num_groups, (uint64_t)num_leaves, numbers.buf));
+    /* A description takes more bytes than it gives numbers, so that memory is bounded by the footer's bytes. */
+    bool is_known = read_footer_shape(bytes, &shape) && numbers_of(&shape) <= (size_t)footer.len;
+    if (is_known) {
+        size_t size = numbers_of(&shape) * sizeof(int64_t);
+        int64_t *numbers = malloc(size + 1);
+        is_known = numbers != NULL && read_footer(bytes, &shape, numbers);
+        if (is_known)
+            result = Py_BuildValue("KKLnny#", (unsigned long long)shape.groups, (unsigned long long)shape.leaves,
+                                   (long long)shape.rows, (Py_ssize_t)shape.head_end, (Py_ssize_t)shape.tail_start,
+                                   (const char *)numbers, (Py_ssize_t)size);
+        free(numbers);
     }
     PyBuffer_Release(&footer);
-    PyBuffer_Release(&numbers);
-    return result;
+    if (is_known) return result;
+    Py_RETURN_NONE;
+}
+
+/* What `decode_groups` is given of each column, and of each chunk. */
+enum { STORED, WIDTH, IS_INTEGER, IS_OPTIONAL, VALUES, VALIDITY, COLUMN_NUMBERS };
+enum { CODEC_OF, START, LENGTH, PART_NUMBERS };
+
+typedef struct {
+    Py_buffer pages, memory, columns, chunks, rows, nulls;
+    size_t num_columns, num_groups;
+    int64_t num_rows;
+} Groups;
+
+static bool fits(int64_t start, uint64_t length, Py_ssize_t size) {
+    return start >= 0 && start <= size && length <= (uint64_t)(size - start);
+}
+
+/* Whether all places lie in their buffers, so that no chunk can be decoded to anywhere else. */
+static bool check_groups(Groups *groups) {
+    size_t size = sizeof(int64_t), num_columns = groups->num_columns = (size_t)groups->columns.len / size / COLUMN_NUMBERS;
+    size_t num_groups = groups->num_groups = (size_t)groups->rows.len / size;
+    const int64_t *columns = groups->columns.buf, *rows = groups->rows.buf, *part = groups->chunks.buf;
+    const Py_buffer *arrays[] = {&groups->columns, &groups->rows, &groups->chunks, &groups->nulls};
+    for (size_t i = 0; i < 4; i++)
+        if ((uintptr_t)arrays[i]->buf % size) return false;
+    if (num_columns == 0 || (size_t)groups->nulls.len / size < num_columns ||
+        num_groups > (size_t)groups->chunks.len / size / PART_NUMBERS / num_columns)
+        return false;
+    groups->num_rows = 0;
+    for (size_t i = 0; i < num_groups; groups->num_rows += rows[i++])
+        if (rows[i] < 0 || rows[i] > INT32_MAX || groups->num_rows > INT32_MAX) return false;
+    uint64_t bits = (uint64_t)groups->num_rows;
+    for (size_t i = 0; i < num_columns; i++, columns += COLUMN_NUMBERS) {
+        int64_t stored = columns[STORED], width = columns[WIDTH];
+        if (stored < 0 || stored > 8 || width < 1 || width > 8 || !is_layout((Layout){(int)stored, (int)width, false}))
+            return false;
+        uint64_t bytes = stored == 0 ? (bits + 7) / 8 : bits * (uint64_t)width;
+        if (!fits(columns[VALUES], bytes, groups->memory.len) ||
+            !fits(columns[VALIDITY], columns[IS_OPTIONAL] ? (bits + 7) / 8 : 0, groups->memory.len) ||
+            ((uintptr_t)groups->memory.buf + (uintptr_t)columns[VALUES]) % (uintptr_t)width)
+            return false;
+    }
+    for (size_t i = 0; i < num_groups * num_columns; i++, part += PART_NUMBERS)
+        if (part[LENGTH] < 0 || !fits(part[START], (uint64_t)part[LENGTH], groups->pages.len)) return false;
+    return true;
+}
+
+static Reason decode_all(const Groups *groups, size_t most_page_bytes, bool checks_pages) {
+    const int64_t *rows = groups->rows.buf, *part = groups->chunks.buf;
+    int64_t begin = 0, *nulls = groups->nulls.buf;
+    Work work;
+    memset(&work, 0, sizeof work);
+    memset(nulls, 0, groups->num_columns * sizeof *nulls);
+    Reason reason = DECODED;
+    for (size_t group = 0; group < groups->num_groups && reason == DECODED; begin += rows[group++]) {
+        const int64_t *column = groups->columns.buf;
+        for (size_t i = 0; i < groups->num_columns && reason == DECODED; i++, column += COLUMN_NUMBERS, part += PART_NUMBERS) {
+            const uint8_t *pages = (const uint8_t *)groups->pages.buf + part[START];
+            uint8_t *memory = groups->memory.buf;
+            Chunk chunk = {.pages = {pages, pages + part[LENGTH]},
+                           .codec = part[CODEC_OF] < 0 || part[CODEC_OF] > INT16_MAX ? -1 : (int)part[CODEC_OF],
+                           .layout = {(int)column[STORED], (int)column[WIDTH], column[IS_INTEGER] != 0},
+                           .is_optional = column[IS_OPTIONAL] != 0,
+                           .num_values = rows[group],
+                           .count = rows[group],
+                           .room = rows[group],
+                           .most_page_bytes = most_page_bytes,
+                           .checks_pages = checks_pages,
+                           .values = memory + column[VALUES] + (column[STORED] ? begin * column[WIDTH] : 0),
+                           .validity = memory + column[VALIDITY],
+                           .first_bit = begin};
+            reason = decode_chunk(&chunk, &work);
+            if (chunk.is_optional && chunk.nulls == 0) set_bits(chunk.validity, begin, NULL, chunk.count);
+            nulls[i] += chunk.nulls;
+        }
+    }
+    free_work(&work);
+    return reason;
+}
+
+PyDoc_STRVAR(decode_groups_doc,
+             "decode_groups(pages, memory, columns, chunks, rows, nulls, most_page_bytes, checks_pages) -> reason\n\n"
+             "Decodes the same columns of several row groups, one after the other, without the interpreter's lock; ends at the\n"
+             "first chunk that is refused.\n\n"
+             "columns: int64 [columns, 6]: stored, width, is_integer, is_optional, and where in `memory` values and validity\n"
+             "begin. chunks: int64 [row groups, columns, 3]: codec, and start and length in `pages`. rows: int64 [row groups].\n"
+             "nulls: gets how many each column has, int64 [columns]. reason: '' if all was decoded.");
+
+static PyObject *decode_groups(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Groups groups;
+    Py_ssize_t most_page_bytes;
+    int checks_pages;
+    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np", &groups.pages, &groups.memory, &groups.columns, &groups.chunks,
+                          &groups.rows, &groups.nulls, &most_page_bytes, &checks_pages))
+        return NULL;
+    Reason reason = DECODED;
+    bool is_good = most_page_bytes >= 0 && check_groups(&groups);
+    if (is_good) {
+        Py_BEGIN_ALLOW_THREADS
+        reason = decode_all(&groups, (size_t)most_page_bytes, checks_pages);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *buffers[] = {&groups.pages, &groups.memory, &groups.columns, &groups.chunks, &groups.rows, &groups.nulls};
+    for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    if (is_good) return PyUnicode_FromString(reasons[reason]);
+    return PyErr_Format(PyExc_ValueError, "row groups, columns and buffers do not fit each other");
 }
 
 static PyMethodDef functions[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
-    {"read_chunks", read_chunks, METH_VARARGS, read_chunks_doc},
+    {"decode_groups", decode_groups, METH_VARARGS, decode_groups_doc},
+    {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},
     {NULL, NULL, 0, NULL},

@@ -18,7 +18,6 @@ CHUNKS = (
     "encoding_chunks",
     "codec_chunks",
     "damaged_chunks",
-    "joined_chunks",
     "turned_off_chunks",
     "not_built_chunks",
 )

@@ -110,12 +110,6 @@ INSTRUMENTS = (
         help="Column chunks read by pyarrow: bytes that do not fit.",
     ),
     Instrument(
-        name="joined_chunks",
-        attribute="joined_chunks",
-        unit="",
-        help="Column chunks read by pyarrow: small row groups joined.",
-    ),
-    Instrument(
         name="turned_off_chunks",
         attribute="turned_off_chunks",
         unit="",

@@ -22,14 +22,13 @@ class Metrics:
         rows: in those batches.
         padding_rows: rows that came a second time so that this rank takes its last step; see `plan.repeated_rows`.
         row_groups: row groups read and decoded, ahead of the trainer included.
-        compiled_chunks: column chunks of Parquet files that the compiled decoder read. The next seven are those that
+        compiled_chunks: column chunks of Parquet files that the compiled decoder read. The next six are those that
             pyarrow read, by the reason.
         type_chunks: columns of a type that the compiled decoder does not read, such as text.
         encoding_chunks: an encoding, or a kind of page, that it does not know.
         codec_chunks: a codec that it does not know, or whose library this machine lacks.
         damaged_chunks: bytes or numbers that do not fit each other, or a page that is too large; whether that is an
             error is pyarrow's to say.
-        joined_chunks: several small row groups decoded by one call of pyarrow.
         turned_off_chunks: read with Decoding(compiled=False).
         not_built_chunks: read where the package was installed without a compiler.
         decoded_bytes: memory of what was decoded.
@@ -60,7 +59,6 @@ class Metrics:
     encoding_chunks: int = 0
     codec_chunks: int = 0
     damaged_chunks: int = 0
-    joined_chunks: int = 0
     turned_off_chunks: int = 0
     not_built_chunks: int = 0
     decoded_bytes: int = 0

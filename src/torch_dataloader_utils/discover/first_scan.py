@@ -39,7 +39,7 @@ def scan_sidecar(
         metadata = reader.metadata
         check_footer(tail.data, metadata, redact(sidecar.path))
         schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
-        rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns))
+        rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns), tail.data)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]
     except (DataError, pa.ArrowException, OSError, ValueError) as error:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._formats.arrow_schema import all_nullable
+from torch_dataloader_utils._formats.footer_numbers import FooterNumbers, OfChunk, footer_numbers
 from torch_dataloader_utils._formats.parquet_trailer import check_metadata, checked_footer_length, chunk_start
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
@@ -20,6 +21,9 @@ from torch_dataloader_utils.discover.schemas import leaf_counts
 
 # A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
 _UUID = b"\xec\x00\x00"
+
+# Sums of as many as there are leaves fit into 64 bits.
+_MOST_SANE = 1 << 40
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         check_metadata(tail.data, metadata, redact(path))
         schema = with_uuids(schema, tail.data, request.int96_unit)
         leaves = projected_leaves(metadata, schema, request.columns)
-        rows = group_rows(metadata, leaves)
+        rows = group_rows(metadata, leaves, tail.data)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         if fragment is not None and (known := _known_values(schema, item, request)) is not None:
@@ -134,11 +138,33 @@ def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tupl
     ]
 
 
-def group_rows(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
+def group_rows(metadata: pq.FileMetaData, leaves: list[int], tail: Buffer) -> Int64s:
     """int64 [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
 
     The bytes of a group are those from the start of its first column chunk to the end of its last one.
+
+    tail: the end of the file, from which `metadata` was parsed.
     """
+    numbers = footer_numbers(tail)
+    shape = (metadata.num_row_groups, metadata.num_columns)
+    if numbers is None or numbers.chunks.shape[:2] != shape or not shape[1] or not _are_sane(numbers):
+        return _rows_by_pyarrow(metadata, leaves)
+    rows, projected_bytes = numbers.groups.T
+    if len(leaves) != metadata.num_columns:
+        projected_bytes = numbers.chunks[:, leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
+    starts = numbers.starts[:, [0, -1]]
+    stops = starts + numbers.chunks[:, [0, -1], OfChunk.COMPRESSED]
+    start = starts.min(axis=1)
+    return np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
+
+
+def _are_sane(numbers: FooterNumbers) -> bool:
+    """Whether no sum of them is too large for 64 bits."""
+    arrays = (numbers.groups, numbers.chunks)
+    return all(bool(((each > -_MOST_SANE) & (each < _MOST_SANE)).all()) for each in arrays)
+
+
+def _rows_by_pyarrow(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
     last = metadata.num_columns - 1
     rows = []
     for group in map(metadata.row_group, range(metadata.num_row_groups)):

@@ -33,8 +33,8 @@ _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 # Columns begin at multiples of this, as Arrow wants it.
 _ALIGNED_BYTES = 64
 
-# Of stored pages, which nobody but this process sees.
-_PAGES = ProcessMemory()
+PAGES = ProcessMemory()
+"""The memory of stored pages, which nobody but this process sees."""
 
 
 class NumberColumn(NamedTuple):
@@ -51,6 +51,15 @@ class NumberColumn(NamedTuple):
     is_integer: bool
     is_optional: bool
     is_list: bool
+
+    def kind(self) -> tuple[bool, int, int, bool]:
+        """Columns are sorted by this: side by side, at even distances, those of one kind are a matrix as they lie."""
+        return self.is_list, self.stored, self.width, self.is_integer
+
+    @property
+    def layout(self) -> tuple[int, int, bool, bool]:
+        """What the decoder has to know of the values."""
+        return self.stored, self.width, self.is_integer, self.is_optional
 
     @property
     def value_bits(self) -> int:
@@ -149,31 +158,19 @@ def _is_same(stored: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(stored == wanted)
 
 
-def chunk_numbers(footer: bytes, num_groups: int, num_leaves: int) -> Int64s | None:
-    """Codec, values, uncompressed and stored bytes, first data page and dictionary page (-1: none) of every chunk.
-
-    int64 [groups, leaves, 6]; None where the compiled decoder is not there or does not understand the footer.
-    """
-    if not _decoder.IS_BUILT:
-        return None
-    numbers = np.empty((num_groups, num_leaves, 6), np.int64)
-    return numbers if _decoder.read_chunks(footer, num_groups, num_leaves, numbers) else None
-
-
 def read_numbers(
     source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, rows: RowRange
 ) -> pa.RecordBatch | None:
     """Rows of a row group of `group_rows` rows, of those columns that the decoder reads; None if it reads none.
 
-    chunks: of the row group, from `chunk_numbers`.
+    chunks: of the row group, see `FooterNumbers`.
 
     Raises:
         FileChangedError, StoreError: the bytes of the chunks are not those that were planned.
     """
     start, stop = rows.of(group_rows)
     num_rows = stop - start
-    # Side by side and at even distances, numbers of one kind are a matrix [columns, rows] as they lie.
-    columns = sorted(columns, key=lambda column: (column.is_list, column.stored, column.width, column.is_integer))
+    columns = sorted(columns, key=NumberColumn.kind)
     taken, room_bytes = [], source.max_row_group_bytes
     known = {codec for codec in set(chunks[:, 0].tolist()) if _decoder.has_codec(codec)}
     of_columns = chunks[[column.leaf for column in columns]].tolist()
@@ -197,7 +194,8 @@ def read_numbers(
     if not taken or any(map(_lacks_values, taken, pages)):
         count_chunks("damaged", len(taken))
         return None
-    places, num_bytes = _places(taken, num_rows)
+    rooms = [chunk.values if chunk.column.is_list else num_rows for chunk in taken]
+    places, num_bytes = place_columns([chunk.column for chunk in taken], rooms, num_rows)
     memory = RECYCLED.take(num_bytes)
     jobs = [_job(*each, memory, start, num_rows) for each in zip(taken, pages, places, strict=True)]
     results = _decoder.decode(jobs, source.max_row_group_bytes, source.page_checksums)
@@ -226,7 +224,7 @@ def _lacks_values(chunk: _Chunk, pages: memoryview) -> bool:
     return _decoder.count_values(pages) < chunk.values
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where a column lies in memory; `offsets` and `list_validity` are empty for columns that are no lists."""
 
     values: slice
@@ -235,15 +233,16 @@ class _Place(NamedTuple):
     list_validity: slice
 
 
-def _places(chunks: Sequence[_Chunk], num_rows: int) -> tuple[list[_Place], int]:
-    """A place for each column, one after the other, what is not values behind all values; and the bytes of all."""
-    # How many items the lists have is known only once they are decoded: no more than there are levels.
-    rooms = [chunk.values if chunk.column.is_list else num_rows for chunk in chunks]
-    lengths = [-(-room * chunk.column.value_bits // 8) for room, chunk in zip(rooms, chunks, strict=True)]
+def place_columns(columns: Sequence[NumberColumn], rooms: Sequence[int], num_rows: int) -> tuple[list[Place], int]:
+    """A place for each column, one after the other, what is not values behind all values; and the bytes of all.
+
+    rooms: the values that each column has room for. How many items lists have is known only once they are decoded.
+    """
+    lengths = [-(-room * column.value_bits // 8) for room, column in zip(rooms, columns, strict=True)]
     *starts, end = itertools.accumulate(map(_aligned, lengths), initial=0)
     places = []
-    for chunk, room, start, length in zip(chunks, rooms, starts, lengths, strict=True):
-        column, slices = chunk.column, [slice(start, start + length)]
+    for column, room, start, length in zip(columns, rooms, starts, lengths, strict=True):
+        slices = [slice(start, start + length)]
         for num_bits in (
             room * column.is_optional,
             (num_rows + 1) * 32 * column.is_list,
@@ -251,21 +250,29 @@ def _places(chunks: Sequence[_Chunk], num_rows: int) -> tuple[list[_Place], int]
         ):
             slices.append(slice(end, end + -(-num_bits // 8)))
             end = _aligned(slices[-1].stop)
-        places.append(_Place(*slices))
+        places.append(Place(*slices))
     return places, end
 
 
-def _job(chunk: _Chunk, pages: memoryview, place: _Place, memory: Bytes, start: int, num_rows: int) -> tuple[Any, ...]:
+def _job(chunk: _Chunk, pages: memoryview, place: Place, memory: Bytes, start: int, num_rows: int) -> tuple[Any, ...]:
     column = chunk.column
-    layout = (column.stored, column.width, column.is_integer, column.is_optional)
-    job = (pages, chunk.codec, *layout, chunk.values, start, num_rows, memory[place.values], memory[place.validity])
+    job = (
+        pages,
+        chunk.codec,
+        *column.layout,
+        chunk.values,
+        start,
+        num_rows,
+        memory[place.values],
+        memory[place.validity],
+    )
     if not column.is_list:
         return job
     return (*job, memory[place.offsets], memory[place.list_validity], column.field.nullable)
 
 
 def _array(
-    column: NumberColumn, place: _Place, memory: pa.Buffer, num_rows: int, nulls: int, null_lists: int
+    column: NumberColumn, place: Place, memory: pa.Buffer, num_rows: int, nulls: int, null_lists: int
 ) -> pa.Array:
     """The array over what the decoder wrote."""
 
@@ -298,7 +305,7 @@ def _read_pages(source: TaskSource, spans: Sequence[Span]) -> list[memoryview]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], start + length))
         else:
             merged.append((start, start + length))
-    buffers = [_PAGES.take(stop - start).data[: stop - start] for start, stop in merged]
+    buffers = [PAGES.take(stop - start).data[: stop - start] for start, stop in merged]
     source.read_into([(start, stop - start) for start, stop in merged], buffers)
     firsts = [start for start, _ in merged]
     pages = []

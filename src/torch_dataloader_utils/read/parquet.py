@@ -107,8 +107,10 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = AL
         footer.columns.numbers[name] for name in columns if source.is_compiled and name in footer.columns.numbers
     ]
     _count_others(source, footer, columns, len(numbers))
-    if numbers and footer.chunks is not None:
-        decoded = read_numbers(source, footer.chunks[task.ordinal], numbers, group.num_rows, RowRange(start, stop))
+    if numbers and footer.numbers is not None:
+        decoded = read_numbers(
+            source, footer.numbers.chunks[task.ordinal], numbers, group.num_rows, RowRange(start, stop)
+        )
         if decoded is not None:
             yield decoded
             num_rows = stop
@@ -130,7 +132,7 @@ def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], nu
     """Count the chunks that the compiled decoder is not asked for; it counts those of numbers itself."""
     foreign = "type" if _decoder.IS_BUILT else "not_built"
     count_chunks(foreign if source.is_compiled else "turned_off", len(footer.columns.leaves_of(columns)) - num_numbers)
-    if num_numbers and footer.chunks is None:
+    if num_numbers and footer.numbers is None:
         count_chunks("damaged", num_numbers)
 
 

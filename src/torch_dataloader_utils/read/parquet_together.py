@@ -1,190 +1,175 @@
-"""Decodes small Parquet row groups of many files by one call, as if they were row groups of one file.
+"""Decodes the columns of numbers of several small Parquet row groups by one call, one row group after the other.
 
-    bytes of their columns, one after the other in memory · one footer for all → RecordBatches of all rows
+    bytes of their chunks, one after the other in memory → one call of the compiled decoder → one RecordBatch
 
-For a file of 500 rows of 10 columns, two thirds of the time is not decoding but work for each call; this does it once.
+A file of 500 rows of 10 columns takes 20 us to decode, and many times that for the work around each call.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.parquet_trailer import MAGIC
+from torch_dataloader_utils._formats.footer_numbers import OfChunk
+from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils._observe.counters import count_chunks
-from torch_dataloader_utils._store import Span
-from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
-from torch_dataloader_utils.read.joined_footer import NUMBERS_END, FileFacts, JoinedFooter
-from torch_dataloader_utils.read.parquet import StoredRows, decode_columns, open_parquet
-from torch_dataloader_utils.read.parquet_footer import CHUNK_NUMBERS, FileColumns, RowGroupNumbers, parquet_footer
+from torch_dataloader_utils.read.number_columns import PAGES, NumberColumn, Place, place_columns
+from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
-
-# Old writers leave the header of the dictionary page out of a chunk's length, so decoders read so many bytes more of
-# their files (PARQUET-816).
-_PADDING_BYTES = 100
 
 # Everything between the first and the last chunk of a row group is read; for more than this it is not worth it.
 _MOST_SPAN_BYTES = 64 << 10
 
-
-IS_SUPPORTED = int(pa.__version__.partition(".")[0]) >= 26
-"""Before 26 pyarrow stops at the sum of what footers count, so that rows beyond one of them would shift those after it.
-
-With 25 row groups are read one by one.
-"""
+# Decoded bytes of a call. A footer may claim any number of rows, and here memory is taken before pages are looked at.
+_MOST_DECODED_BYTES = 32 << 20
 
 
-class ColumnChunks(NamedTuple):
-    """Chunks of some leaf columns (at least one) of some row groups (at least one).
+class NumberGroups(NamedTuple):
+    """Row groups (at least one) whose columns of numbers (at least one) one call decodes.
 
-    rows, num_bytes: rows and decompressed bytes of each row group, int64 [groups].
-    numbers: start, length and number of values of each chunk, int64 [groups, 3, leaves].
-    spans: (offset, length) of all chunks of a row group and what decoders may read after them, int64 [groups, 2].
-    """
-
-    rows: Int64s
-    num_bytes: Int64s
-    numbers: Int64s
-    spans: Int64s
-
-    @classmethod
-    def of(cls, groups: Sequence[RowGroupNumbers], leaves: Sequence[int], file_sizes: Sequence[int]) -> Self | None:
-        """The chunks of these row groups; None if one lies outside of its file, or a number is out of range."""
-        numbers = np.stack([group.numbers for group in groups])
-        totals = numbers[:, -2:]
-        chunks = numbers[:, :-2].reshape(len(groups), -1, CHUNK_NUMBERS)[:, leaves]
-        if not 0 <= min(chunks.min(), totals.min()) <= max(chunks.max(), totals.max()) < NUMBERS_END:
-            return None
-        num_values, lengths, data_starts, dictionary_starts = np.moveaxis(chunks, 2, 0)
-        has_dictionary = (dictionary_starts > 0) & (dictionary_starts < data_starts)
-        starts = np.where(has_dictionary, dictionary_starts, data_starts)
-        stops, sizes = (starts + lengths).max(axis=1), np.asarray(file_sizes)
-        if (stops > sizes).any():
-            return None
-        first = starts.min(axis=1)
-        return cls(
-            rows=totals[:, 1],
-            num_bytes=totals[:, 0],
-            numbers=np.stack([starts, lengths, num_values], axis=1),
-            spans=np.stack([first, np.minimum(stops + _PADDING_BYTES, sizes) - first], axis=1),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JoinedRowGroups:
-    """Row groups that one call decodes.
-
-    sources, rows, spans: the file of each row group (at least one), its rows, and where its chunks lie.
-    file_columns: the columns of every file. columns: the names of those that are decoded.
-    numbers: of the chunks of their leaves, shape [groups, 3, leaves]; see `ColumnChunks`. footer: writes their footer.
+    others: the names of their other columns, lists of numbers among them.
+    rows: of each row group, int64 [groups]. codecs, starts, lengths: of each chunk, int64 [groups, columns].
     """
 
     sources: Sequence[TaskSource]
-    rows: Sequence[int]
-    spans: Sequence[Span]
-    file_columns: FileColumns
-    columns: Sequence[str]
-    numbers: Int64s
-    footer: JoinedFooter
+    columns: Sequence[NumberColumn]
+    others: frozenset[str]
+    rows: Int64s
+    codecs: Int64s
+    starts: Int64s
+    lengths: Int64s
 
     @classmethod
     def of(cls, sources: Sequence[TaskSource], schema: pa.Schema) -> Self | None:
-        """The columns of `schema`, as far as the files have them, of row groups whose files have the same columns.
+        """The columns of `schema` that the decoder reads in the files of all these row groups.
 
-        None if they have not, or if pyarrow is too old.
+        None if there is none, or if they are not to be decoded together: files whose columns differ, codecs that are
+        not known here, chunks that are not where footers say, more bytes than are worth it.
 
         Raises:
             DataError, StoreError: a file, or its footer, is not as planned.
         """
-        if not IS_SUPPORTED:
+        footers: list[Footer] = []
+        for _, run in groupby(sources, key=lambda source: source.key):
+            of_file = list(run)
+            footers += [parquet_footer(of_file[0])] * len(of_file)
+        columns, names = footers[0].columns, set(schema.names)
+        flat = {name: column for name, column in columns.numbers.items() if not column.is_list}
+        others = frozenset(names.intersection(columns.leaves).difference(flat))
+        numbers = [flat[name] for name in schema.names if name in flat]
+        numbers.sort(key=NumberColumn.kind)
+        if not numbers or any(footer.columns is not columns for footer in footers):
             return None
-        footers = list(map(parquet_footer, sources))
-        columns, facts = footers[0].columns, footers[0].columns.facts
-        names = [name for name in schema.names if name in columns.leaves]
-        if facts is None or not names or any(footer.columns is not columns for footer in footers):
+        check_unique(sources[0].task, columns.repeated, schema.names)
+        for footer, source in zip(footers, sources, strict=True):
+            footer.check_has(source.task)
+        found = _numbers_of(footers, sources)
+        if found is None:
             return None
-        if columns.int96.intersection(names):  # whose values are checked, file by file
-            return None
-        check_unique(sources[0].task, columns.repeated, names)
-        groups = [footer.numbers(source.task) for footer, source in zip(footers, sources, strict=True)]
-        known = [group for group in groups if group is not None and group.types == facts.types]
-        if len(known) < len(groups) or any(group.codecs != known[0].codecs for group in known):
-            return None
-        leaves, most_bytes = columns.leaves_of(names), sources[0].max_row_group_bytes
-        footer = _joined_footer(facts, leaves, known[0].codecs)
-        chunks = ColumnChunks.of(known, leaves, [source.task.file_size for source in sources])
-        row_bits = sum(columns.row_bits[name] for name in names)
+        rows, chunks = found[0], found[1][:, [column.leaf for column in numbers]]
+        codecs, lengths = chunks[:, :, OfChunk.CODEC], chunks[:, :, OfChunk.COMPRESSED]
+        sizes = np.array([source.task.file_size for source in sources])[:, None]
+        data, dictionaries = chunks[:, :, OfChunk.DATA_START], chunks[:, :, OfChunk.DICTIONARY_START]
+        starts = np.where((dictionaries > 0) & (dictionaries < data), dictionaries, data)
         if (
-            footer is None
-            or chunks is None
-            or chunks.rows.sum() * row_bits // 8 > most_bytes
-            or chunks.num_bytes.max() > most_bytes
-            or chunks.spans[:, 1].max() > _MOST_SPAN_BYTES
+            not 0 <= rows.min() <= rows.max() <= _MOST_DECODED_BYTES
+            or not all(map(_decoder.has_codec, np.unique(codecs).tolist()))
+            or (chunks[:, :, OfChunk.VALUES] != rows[:, None]).any()
+            or ((starts < 0) | (lengths < 0) | (starts > sizes) | (lengths > sizes - starts)).any()
+            or ((starts + lengths).max(axis=1) - starts.min(axis=1)).max() > _MOST_SPAN_BYTES
         ):
             return None
-        return cls(
-            sources=sources,
-            rows=chunks.rows.tolist(),
-            spans=chunks.spans.tolist(),
-            file_columns=columns,
-            columns=names,
-            numbers=chunks.numbers,
-            footer=footer,
-        )
+        return cls(sources, numbers, others, rows, codecs, starts, lengths)
 
-    def decode(self) -> Iterator[pa.RecordBatch]:
-        """All rows, one row group after the other, a few columns at a time.
+    def decode(self) -> pa.RecordBatch | None:
+        """All rows of these columns; None if a chunk is refused, or there are too many bytes.
 
         Raises:
-            CorruptFileError, FileChangedError, StoreError, and whatever pyarrow raises; the message may not name the
-                file.
+            RowCountError, FileChangedError, StoreError: a row group is not as planned.
         """
-        task, num_rows = self.sources[0].task, sum(self.rows)
-        for source, rows in zip(self.sources, self.rows, strict=True):
+        for source, rows in zip(self.sources, self.rows.tolist(), strict=True):
             check_stored_rows(source.task, rows)
-        reader = open_parquet(self.sources[0], pa.BufferReader(self._file()))
-        stored = StoredRows(groups=range(len(self.sources)), rows=num_rows)
-        for part in decode_columns(reader, task, self.file_columns, self.columns, stored):
-            if part.num_rows != num_rows:
-                raise CorruptFileError(f"{task.where}, or one after it, has other rows than its footer says.")
-            yield part
-        count_chunks("joined", self.numbers[:, 0].size)
-
-    def _file(self) -> pa.Buffer:
-        """The chunks and the footer, as a file in memory."""
-        firsts, lengths = np.array(self.spans).T
-        stops = np.cumsum(lengths)
-        places = stops - lengths
-        rows = np.array(self.rows)
-        # One more than there are: a file with more rows than its footer says would shift the rows of later ones, and
-        # pyarrow would stop at the right sum.
-        rows[-1] += 1
-        written = self.footer.write(
-            rows=rows,
-            starts=self.numbers[:, 0] + (places - firsts)[:, None],
-            lengths=self.numbers[:, 1],
-            num_values=self.numbers[:, 2],
+        num_rows = int(self.rows.sum())
+        places, num_bytes = place_columns(self.columns, [num_rows] * len(self.columns), num_rows)
+        most = self.sources[0].max_row_group_bytes
+        if num_bytes > min(_MOST_DECODED_BYTES, most):
+            return None
+        if self.others:  # small files are read once
+            for source in self.sources:
+                source.whole()
+        pages, begins = self._pages()
+        memory, nulls = RECYCLED.take(num_bytes), np.empty(len(self.columns), np.int64)
+        columns = [
+            (
+                column.stored,
+                column.width,
+                column.is_integer,
+                column.is_optional,
+                place.values.start,
+                place.validity.start,
+            )
+            for column, place in zip(self.columns, places, strict=True)
+        ]
+        reason = _decoder.decode_groups(
+            pages,
+            memory,
+            np.array(columns, np.int64),
+            np.ascontiguousarray(np.stack([self.codecs, begins, self.lengths], axis=2)),
+            np.ascontiguousarray(self.rows),
+            nulls,
+            most,
+            self.sources[0].page_checksums,
         )
-        end = written + len(written).to_bytes(4, "little") + MAGIC
-        # From Arrow's pool: the C library gives such memory back to the system each time, and to get it again takes as
-        # long as all of the decoding.
-        file = pa.allocate_buffer(int(stops[-1]) + len(end))
-        memory = memoryview(file).cast("B")
-        memory[-len(end) :] = end
-        buffers = [memory[start:stop] for start, stop in zip(places.tolist(), stops.tolist(), strict=True)]
-        of_groups = zip(self.sources, self.spans, buffers, strict=True)
-        for _, run in groupby(of_groups, key=lambda group: group[0].key):
-            sources, spans, targets = zip(*run, strict=True)
-            sources[0].read_into(spans, targets)
-        return file
+        if reason:
+            return None
+        count_chunks("compiled", self.codecs.size)
+        return self._batch(memory, places, nulls.tolist(), num_rows)
+
+    def _batch(self, memory: Bytes, places: Sequence[Place], nulls: Sequence[int], num_rows: int) -> pa.RecordBatch:
+        buffer, arrays = pa.py_buffer(memory), []
+        for column, place, count in zip(self.columns, places, nulls, strict=True):
+            content = [buffer[place.validity] if count else None, buffer[place.values]]
+            arrays.append(pa.Array.from_buffers(column.field.type, num_rows, content, null_count=count))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.field for column in self.columns]))
+
+    def _pages(self) -> tuple[memoryview, Int64s]:
+        """The bytes of all row groups, and where in them the chunks begin, int64 [groups, columns]."""
+        firsts, stops = self.starts.min(axis=1), (self.starts + self.lengths).max(axis=1)
+        ends = np.cumsum(stops - firsts)
+        places = ends - (stops - firsts)
+        pages = PAGES.take(int(ends[-1])).data
+        spans = zip(self.sources, firsts.tolist(), stops.tolist(), places.tolist(), strict=True)
+        for _, run in groupby(spans, key=lambda span: span[0].key):
+            _read_run(list(run), pages)
+        return pages, self.starts + (places - firsts)[:, None]
 
 
-@lru_cache(maxsize=16)
-def _joined_footer(facts: FileFacts, leaves: Sequence[int], codecs: Sequence[int]) -> JoinedFooter | None:
-    return JoinedFooter.of(facts, leaves, codecs)
+def _read_run(run: Sequence[tuple[TaskSource, int, int, int]], pages: memoryview) -> None:
+    """Row groups of one file, each (source, start, stop, place in `pages`); neighbours come by one read."""
+    merged: list[tuple[int, int, int]] = []
+    for _, start, stop, place in run:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop, merged[-1][2])
+        else:
+            merged.append((start, stop, place))
+    spans = [(start, stop - start) for start, stop, _ in merged]
+    buffers = [pages[place : place + length] for (*_, place), (_, length) in zip(merged, spans, strict=True)]
+    run[0][0].read_into(spans, buffers)
+
+
+def _numbers_of(footers: Sequence[Footer], sources: Sequence[TaskSource]) -> tuple[Int64s, Int64s] | None:
+    """Rows [groups] and numbers of chunks [groups, leaves, ...]; None if a footer was not understood."""
+    rows, chunks = [], []
+    for footer, run in groupby(zip(footers, sources, strict=True), key=lambda pair: pair[0]):
+        if footer.numbers is None:
+            return None
+        ordinals = [source.task.ordinal for _, source in run]
+        rows.append(footer.numbers.groups[ordinals, 0])
+        chunks.append(footer.numbers.chunks[ordinals])
+    return np.concatenate(rows), np.concatenate(chunks)

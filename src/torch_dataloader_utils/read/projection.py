@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
-from torch_dataloader_utils._formats.arrow_schema import decode_schema, type_holds
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._formats.row_filter import filter_columns
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError
@@ -55,7 +55,6 @@ class Projection:
     delivered: names of the output, in order. filtered: names in the row filter.
     made: fields, of both, that no file holds: partition columns, and `_file` and `_pos`.
     row_filter: the expression, or None.
-    has_categories: whether a type, or one inside it, is dictionary-encoded.
     """
 
     stored: pa.Schema
@@ -63,7 +62,6 @@ class Projection:
     filtered: tuple[str, ...]
     made: tuple[pa.Field, ...]
     row_filter: pc.Expression | None
-    has_categories: bool
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """The schema of these stored columns."""
@@ -99,7 +97,6 @@ def project(spec: ReadSpec) -> Projection:
         filtered=filtered,
         made=tuple(field for name, field in fields.items() if name in made),
         row_filter=spec.row_filter,
-        has_categories=any(type_holds(field.type, pa.types.is_dictionary) for field in fields.values()),
     )
 
 

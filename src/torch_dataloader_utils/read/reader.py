@@ -28,7 +28,7 @@ from torch_dataloader_utils.read.iceberg import decode_table_rows
 from torch_dataloader_utils.read.metadata_columns import place_column
 from torch_dataloader_utils.read.orc import decode_orc
 from torch_dataloader_utils.read.parquet import decode_parquet, list_items, parquet_columns
-from torch_dataloader_utils.read.parquet_together import JoinedRowGroups
+from torch_dataloader_utils.read.parquet_together import NumberGroups
 from torch_dataloader_utils.read.projection import Projection, ReadSpec, project
 from torch_dataloader_utils.read.source import TaskSource
 from torch_dataloader_utils.read.text import decode_csv, decode_json
@@ -85,27 +85,37 @@ class Reader:
             yield self._live_rows(task, self.projection, rows)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
-        """See `RowGroupReader`."""
-        groups = self.one_call_for(tasks)
-        return join_row_groups(self, tasks) if groups is None else self._decode_joined(tasks, groups)
+        """See `RowGroupReader`.
 
-    def one_call_for(self, tasks: Sequence[RowGroupTask]) -> JoinedRowGroups | None:
-        """The row groups for one call of pyarrow: Parquet files with the same columns, none of them dictionary-encoded.
-
-        None if they cannot be decoded so.
+        Columns of plain numbers come by one call of the compiled decoder, others row group by row group.
         """
-        if not all(self._is_stored(task) for task in tasks) or self.projection.has_categories:
-            return None
-        return JoinedRowGroups.of([self._source(task) for task in tasks], self.projection.stored)
-
-    def _decode_joined(self, tasks: Sequence[RowGroupTask], groups: JoinedRowGroups) -> JoinedRows:
-        parts = list(self._conformed(tasks[0], groups.decode()))
-        for task, rows in zip(tasks, groups.rows, strict=True):
-            check_live_rows(task, rows)
+        groups = self.numbers_of(tasks)
+        numbers = None if groups is None else groups.decode()
+        if groups is None or numbers is None:
+            return join_row_groups(self, tasks)
+        stored, rows = self.projection.stored, groups.rows.tolist()
+        others = pa.schema([field for field in stored if field.name in groups.others])
+        here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
+        parts = list(self._conformed(tasks[0], [numbers], here))
+        if others:
+            found = [
+                list(self._conformed(source.task, parquet_columns(source, others), others)) for source in groups.sources
+            ]
+            if [columns[0].num_rows for columns in found] != rows:  # damaged: the error is that of one of them alone
+                return join_row_groups(self, tasks)
+            parts.append(one_after_other(found))
+        for task, num_rows in zip(tasks, rows, strict=True):
+            check_live_rows(task, num_rows)
         if self.projection.made:
-            of_tasks = [(task, 0, rows) for task, rows in zip(tasks, groups.rows, strict=True)]
-            parts.append(_with_made(of_tasks, self.projection, rows_only(sum(groups.rows))))
-        return JoinedRows(parts, groups.rows, by_one_call=True)
+            of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
+            parts.append(_with_made(of_tasks, self.projection, rows_only(numbers.num_rows)))
+        return JoinedRows(parts, rows, by_one_call=not others)
+
+    def numbers_of(self, tasks: Sequence[RowGroupTask]) -> NumberGroups | None:
+        """The columns of numbers of these row groups for one call of the compiled decoder, if it can be."""
+        if not self.spec.is_compiled or not all(map(self._is_stored, tasks)):
+            return None
+        return NumberGroups.of(list(map(self._source, tasks)), self.projection.stored)
 
     def _is_stored(self, task: RowGroupTask) -> bool:
         """Whether the rows of a row group are delivered as a Parquet file stores them."""
@@ -151,16 +161,19 @@ class Reader:
         """All columns of a row group whose stored rows are the delivered ones."""
         source, num_rows = self._source(task), 0
         with foreign_errors(task, source.file_is_planned):
-            for part in self._conformed(task, parquet_columns(source, self.projection.stored, rows)):
+            stored = self.projection.stored
+            for part in self._conformed(task, parquet_columns(source, stored, rows), stored):
                 num_rows = part.num_rows
                 yield part
         _check_planned(task)
         if self.projection.made:
             yield _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
 
-    def _conformed(self, task: RowGroupTask, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The parts (at least one) in the schema's types, and one more with the columns that the file lacks."""
-        missing, num_rows = set(self.projection.stored.names), 0
+    def _conformed(
+        self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """The parts (at least one) in the types of `schema`, and one more with the columns that they lack."""
+        missing, num_rows = set(schema.names), 0
         for part in parts:
             num_rows, names = part.num_rows, part.schema.names
             missing.difference_update(names)

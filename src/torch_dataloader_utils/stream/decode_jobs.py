@@ -37,8 +37,8 @@ class GroupDecoder:
     the one that is wrong, and gives the rows before it. If then none of them fails, they are of a kind that does not
     join, and no more are joined.
 
-    Jobs that are one call of pyarrow run in parallel; other jobs of several row groups are mostly Python, see
-    `QuickJobs`.
+    Jobs that are one call without Python's lock run in parallel; other jobs of several row groups are mostly Python,
+    see `QuickJobs`.
 
     growth: how much larger row groups are once decoded.
     """

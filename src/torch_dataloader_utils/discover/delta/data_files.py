@@ -75,7 +75,7 @@ def _scan(path: str, request: DataScanRequest, files: TableFiles) -> FileScan:
         metadata, schema = fragment.metadata, fragment.physical_schema
         check_metadata(tail.data, metadata, redact(path))
         names = None if request.projected is None else _names_in_file(request, schema)
-        rows = group_rows(metadata, projected_leaves(metadata, schema, names))
+        rows = group_rows(metadata, projected_leaves(metadata, schema, names), tail.data)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         if request.row_filter is not None and _can_judge(request, schema):

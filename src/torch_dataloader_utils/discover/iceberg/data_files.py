@@ -165,7 +165,7 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
         check_metadata(tail.data, metadata, redact(file.path))
         ids = _field_ids(schema)
         names = request.projected if not ids else _names_in_file(request, ids)
-        rows = group_rows(metadata, projected_leaves(metadata, schema, names))
+        rows = group_rows(metadata, projected_leaves(metadata, schema, names), tail.data)
         check_total(file.path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         judged = _judged_columns(file, request, schema, ids)
