@@ -44,7 +44,11 @@ if TYPE_CHECKING:
         RemoteOptions as RemoteOptions,
         RetryPolicy as RetryPolicy,
     )
-    from torch_dataloader_utils.datasets.blend import BlendedLoader as BlendedLoader, blend as blend
+    from torch_dataloader_utils.datasets.blend import (
+        BlendedLoader as BlendedLoader,
+        WeightSchedule as WeightSchedule,
+        blend as blend,
+    )
     from torch_dataloader_utils.datasets.delta import DeltaDataset as DeltaDataset, scan_delta as scan_delta
     from torch_dataloader_utils.datasets.iceberg import IcebergDataset as IcebergDataset, scan_iceberg as scan_iceberg
     from torch_dataloader_utils.datasets.row_dataset import RowDataset as RowDataset
@@ -89,7 +93,7 @@ _HOMES = {
     "_observe.callbacks": "LoaderCallback",
     "_observe.metrics": "Metrics",
     "_store": "CoalesceLimits RemoteOptions RetryPolicy",
-    "datasets.blend": "BlendedLoader blend",
+    "datasets.blend": "BlendedLoader WeightSchedule blend",
     "datasets.delta": "DeltaDataset scan_delta",
     "datasets.iceberg": "IcebergDataset scan_iceberg",
     "datasets.row_dataset": "RowDataset",

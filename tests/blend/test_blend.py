@@ -239,7 +239,7 @@ def test_a_number_of_units_leads_where_walking_its_passes_leads(
     assert [source.passes.places(mark, [rank]) for rank in range(num_ranks)] == [[place] for place in places]
     try:
         rest = replace(other.passes.under_present_topology(mark), taken=rest_taken)
-    except CheckpointMismatchError:  # inside a batch
+    except (CheckpointMismatchError, ConfigError):  # inside a batch; lanes, of which ranks are at different steps
         return
     assert other.passes.places(rest, range(4)) == [place_by_walking(other, rest, rank) for rank in range(4)]
 
@@ -352,8 +352,10 @@ def test_a_pass_that_was_left_says_nothing_of_where_the_blend_stands(tables):
 
 
 def test_states_of_others_are_refused(tables, tmp_path):
-    state = make(tables).state_dict()
-    with pytest.raises(CheckpointMismatchError, match=r"weights.*5.0.*1.0"):
+    begun = make(tables)
+    next(iter(begun))
+    state = begun.state_dict()
+    with pytest.raises(CheckpointMismatchError, match=r"[Ww]eights.*5.0.*1.0"):
         make(tables, weights=(1, 1, 1)).load_state_dict(state)
     with pytest.raises(CheckpointMismatchError, match=r"its blend is .*with the weights and options"):
         make([*tables, tables[0]], batch_sizes=(4, 4, 4, 4), weights=(5, 3, 1, 1)).load_state_dict(state)

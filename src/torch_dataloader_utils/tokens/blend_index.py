@@ -54,10 +54,18 @@ _RUN_UP_STEPS_PER_DATASET = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlendRule:
-    """Shares per data set, and how many samples each has to give (None: as many as are asked for)."""
+    """Shares per data set, and how many samples each has to give (None: as many as are asked for).
+
+    A data set should have given base + d · (shares + half_slopes · d) by a step, d steps after `start`. Steps before
+    `least` count as that one.
+    """
 
     shares: npt.NDArray[np.float64]
     limits: npt.NDArray[np.float64] | None
+    base: npt.NDArray[np.float64] | None = None
+    half_slopes: npt.NDArray[np.float64] | None = None
+    start: float = 0.0
+    least: float = 1.0
 
     def advance(self, steps: npt.NDArray[np.float64], counts: Counts, step_count: int) -> npt.NDArray[np.int16]:
         """Run every row of `counts` [M, K] for `step_count` steps from `steps` [M]; picks int16 [step_count, M].
@@ -69,7 +77,7 @@ class BlendRule:
         flat_counts, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
         step = steps[:, None].copy()
         for number in range(step_count):
-            np.multiply(self.shares, np.maximum(step, 1.0), out=errors)
+            self._fill_targets(np.maximum(step, self.least) - self.start, errors)
             errors -= counts
             if self.limits is not None:
                 errors[counts >= self.limits] = -np.inf
@@ -79,9 +87,23 @@ class BlendRule:
             step += 1
         return picks
 
+    def _fill_targets(self, places: npt.NDArray[np.float64], out: Counts) -> None:
+        """What each data set should have given, [M, K], so many steps [M, 1] after `start`."""
+        if self.half_slopes is None:
+            np.multiply(self.shares, places, out=out)
+        else:
+            np.multiply(self.half_slopes, places, out=out)
+            out += self.shares
+            out *= places
+        if self.base is not None:
+            out += self.base
+
     def guess_counts(self, steps: npt.NDArray[np.float64]) -> Counts:
         """Counts [M, K] that are likely at these steps: shares rounded so that they add up, largest remainder first."""
-        exact = np.outer(steps, self.shares)
+        exact = np.empty((len(steps), len(self.shares)))
+        self._fill_targets((steps - self.start)[:, None], exact)
+        if self.base is not None:  # data sets that give nothing now may be behind or ahead; the rest is so together
+            exact += (steps - exact.sum(axis=1))[:, None] / len(self.shares)
         counts = np.floor(exact)
         missing = steps - counts.sum(axis=1)
         ranks = np.argsort(np.argsort(counts - exact, axis=1, kind="stable"), axis=1, kind="stable")

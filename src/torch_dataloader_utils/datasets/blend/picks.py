@@ -6,8 +6,8 @@ Pure arithmetic on counts; the same on every rank.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,11 +16,16 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.arguments import check_integer, hold_flags, hold_integers, is_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tokens.blend_index import BlendRule, continue_blend, normalize_weights
+from torch_dataloader_utils.tokens.blend_index import continue_blend
+from torch_dataloader_utils.tokens.weight_schedule import SchedulePiece, WeightSchedule
 
 ItemKind = Literal["batch", "sample"]
 StopPolicy = Literal["first_exhausted", "all_exhausted"]
 Stop = StopPolicy | int
+CapPolicy = Literal["stop", "renormalise", "error"]
+
+# Items that a source without a cap may give: more than any blend takes.
+UNLIMITED = 1 << 62
 
 # A longer batch is no batch; one that has to be filled would be picked row by row for minutes before memory runs out.
 _MOST_FILLED_ROWS = 2**31 - 1
@@ -30,15 +35,17 @@ _MOST_FILLED_ROWS = 2**31 - 1
 class BlendOptions:
     """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the item) with per="batch"."""
 
-    weights: tuple[float, ...]
+    weights: tuple[float, ...] | WeightSchedule
     per: ItemKind
     stop: Stop
     batch_rows: int
     drop_last: bool = False
+    max_epochs: tuple[int | None, ...] | None = None
+    at_cap: CapPolicy = "stop"
 
     def __post_init__(self) -> None:
         hold_flags(self, "drop_last")
-        for index, weight in enumerate(self.weights):
+        for index, weight in enumerate(() if isinstance(self.weights, WeightSchedule) else self.weights):
             if not (math.isfinite(weight) and weight > 0):
                 raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")
         if self.per not in get_args(ItemKind):
@@ -54,14 +61,42 @@ class BlendOptions:
                 f'Pass at most {_MOST_FILLED_ROWS}, or stop="first_exhausted".'
             )
 
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """Raises ConfigError for caps that say nothing, and for an epoch without end."""
+        if self.at_cap not in get_args(CapPolicy):
+            raise ConfigError(f'at_cap={self.at_cap!r}: pass "stop", "renormalise" or "error".')
+        if self.max_epochs is None:
+            if self.at_cap != "stop":
+                raise ConfigError(f"at_cap={self.at_cap!r} without max_epochs=: there is no cap to reach.")
+        elif self.stop == "first_exhausted":
+            raise ConfigError(
+                'max_epochs= with stop="first_exhausted": no source begins a second pass. Pass stop="all_exhausted" or '
+                "a number of steps."
+            )
+        if self.stop == "all_exhausted" and 0 in self.schedule.weights[-1]:
+            source = self.schedule.weights[-1].index(0)
+            raise ConfigError(
+                f'stop="all_exhausted", and the last weight of source {source} is 0: it might never give all it has. '
+                "Pass a number of steps."
+            )
+
+    @property
+    def schedule(self) -> WeightSchedule:
+        """The weights by step, also where they stay."""
+        return self.weights if isinstance(self.weights, WeightSchedule) else WeightSchedule({0: self.weights})
+
     def describe(self) -> dict[str, Any]:
         """The options that decide the order of a blend, for its state."""
+        caps = {} if self.max_epochs is None else {"max_epochs": list(self.max_epochs), "at_cap": self.at_cap}
         return {
-            "weights": list(self.weights),
+            "weights": self.schedule.describe(),
             "per": self.per,
             "stop": self.stop,
             "batch_size": self.batch_rows,
             "drop_last": self.drop_last,
+            **caps,
         }
 
 
@@ -77,15 +112,19 @@ class BlendStart:
     """Where the picks go on. All int64 of shape [sources], in items: batches, or rows with per="sample".
 
     counts: taken since the epoch began; what the rule looks at.
-    least_left, most_left: what is left of the pass that the source stands in at the start, on the rank with least and
-        with most of it; 0 in `most_left` for a source that has been exhausted before.
+    least_left: what a source may give from here on, on the rank with least of it: the rest of the pass that it stands
+        in, or of its `max_epochs` passes; UNLIMITED without a cap.
+    most_left: what is left of its first pass, on the rank with most of it; 0 for a source that has been exhausted.
     steps: steps taken since the epoch began.
+    capped: (source, items): sources that reached their cap, and after how many items of the blend. Later ones are
+        added while steps are made.
     """
 
     counts: Int64s
     least_left: Int64s
     most_left: Int64s
     steps: int
+    capped: list[tuple[int, int]] = field(default_factory=list)
 
 
 def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
@@ -107,46 +146,85 @@ def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
 
 def count_steps(options: BlendOptions, start: BlendStart) -> int:
     """How many steps `blend_steps` gives."""
-    if isinstance(options.stop, int):
+    if isinstance(options.stop, int) and options.max_epochs is None:
         return max(0, options.stop - start.steps)
-    whole, rest = divmod(sum(map(len, _blocks(options, start))), options.batch_rows)
+    whole, rest = divmod(sum(map(len, _blocks(options, replace(start, capped=[*start.capped])))), options.batch_rows)
     return whole + (rest > 0 and not options.drop_last)
 
 
 def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
-    """All picks until the blend stops; a block knows nothing of steps, so that large batches make no large blocks."""
-    rule = BlendRule(shares=np.array(normalize_weights(options.weights)), limits=None)
-    until = _until_first_exhausted if options.stop == "first_exhausted" else _until_all_exhausted
-    counts = start.counts.astype(np.float64)
+    """All picks until the blend stops; a block knows nothing of steps, so that large batches make no large blocks.
+
+    Raises:
+        ConfigError: a source reaches its cap, and that is an error.
+    """
     taken = np.zeros_like(start.counts)
     left = max(0, options.stop - start.steps) * options.batch_rows if isinstance(options.stop, int) else None
+    goes_on = options.max_epochs is not None and options.at_cap == "renormalise"
+    ends_at_cap = options.stop == "first_exhausted" or (options.max_epochs is not None and not goes_on)
+    num_pieces = 0
+    pieces: tuple[SchedulePiece, ...] = ()
     while left is None or left > 0:
-        count = _BLOCK_PICKS if left is None else min(_BLOCK_PICKS, left)
-        picks = continue_blend(rule, counts, count, segment_limit=_SEGMENTS)
-        if left is None:
-            left = until(options, start, taken, picks)
+        made = int(start.counts.sum() + taken.sum())
+        if goes_on:
+            used_up = set(np.flatnonzero(start.least_left <= taken).tolist()) - {source for source, _ in start.capped}
+            start.capped.extend((source, made) for source in sorted(used_up))
+        if not pieces or len(start.capped) != num_pieces:
+            pieces, num_pieces = options.schedule.pieces(options.batch_rows, start.capped), len(start.capped)
+        picks = _piece_picks(pieces, start.counts + taken, _BLOCK_PICKS if left is None else min(_BLOCK_PICKS, left))
+        if picks is None:  # every source that has a weight is at its cap
+            return
+        if goes_on:
+            picks = picks[: _first_cap(picks, start.least_left - taken)]
+        if options.stop == "all_exhausted" and left is None:
+            left = _until_all_exhausted(options, start, taken, picks)
+        over = _until_over(start, taken, picks) if ends_at_cap else None
+        is_over = over is not None and (left is None or over[0] < left)
+        if over is not None and is_over:
+            left = over[0]
         if left is not None:
             picks = picks[:left]
             left -= len(picks)
         yield picks
-        made = np.bincount(picks, minlength=len(counts))
-        counts += made
-        taken += made
+        taken += np.bincount(picks, minlength=len(taken))
+        if over is not None and is_over and options.at_cap == "error":
+            raise _cap_error(options, over[1], made + len(picks))
 
 
-def _until_first_exhausted(_: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
-    """How many picks remain until a source would have to give more than it has; None where it is more than these."""
+def _piece_picks(pieces: Sequence[SchedulePiece], counts: Int64s, most: int) -> Picks | None:
+    """The next picks, up to `most` and in one piece of the schedule; None if no source is left to give any."""
+    made = int(counts.sum())
+    piece = next(piece for piece in pieces if made < piece.stop)
+    active = piece.active
+    if not len(active):
+        return None
+    count = int(min(most, piece.stop - made))
+    present = counts[active]
+    rule = piece.rule(active, made - int(present.sum()))
+    picks = continue_blend(rule, present.astype(np.float64), count, segment_limit=_SEGMENTS)
+    return picks if len(active) == len(counts) else active.astype(np.int16)[picks]
+
+
+def _first_cap(picks: Picks, left: Int64s) -> int | None:
+    """How many picks there are until a source has given all that it may; None if that is not in these."""
+    places = [_place(picks, source, int(left[source]) - 1) for source in np.flatnonzero(left > 0).tolist()]
+    return min((place + 1 for place in places if place is not None), default=None)
+
+
+def _until_over(start: BlendStart, taken: Int64s, picks: Picks) -> tuple[int, int] | None:
+    """(picks, source) until this source would have to give more than it may; None where it is more than these."""
     left = start.least_left - taken
-    reached = [_place(picks, source, int(left[source])) for source in range(len(left))]
-    return min((place for place in reached if place is not None), default=None)
+    reached = [(_place(picks, source, int(left[source])), source) for source in range(len(left))]
+    return min(((place, source) for place, source in reached if place is not None), default=None)
 
 
 def _until_all_exhausted(options: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
     """How many picks remain until every source has given all; None if that is not known from these.
 
-    They may be more than these: the last step is filled up by going on.
+    They may be more than these: the last step is filled up by going on. A source at its cap has given all it will.
     """
     left = start.most_left - taken
+    left[[source for source, _ in start.capped]] = 0
     reached = [_place(picks, source, int(left[source]) - 1) for source in np.flatnonzero(left > 0).tolist()]
     if None in reached:
         return None
@@ -156,5 +234,15 @@ def _until_all_exhausted(options: BlendOptions, start: BlendStart, taken: Int64s
 
 def _place(picks: Picks, source: int, number: int) -> int | None:
     """Where pick `number` (from 0) of a source stands in the block, None if it is not in it."""
+    if number >= len(picks):
+        return None
     places = np.flatnonzero(picks == source)
     return int(places[number]) if number < len(places) else None
+
+
+def _cap_error(options: BlendOptions, source: int, made: int) -> ConfigError:
+    limit = options.max_epochs[source] if options.max_epochs is not None else 1
+    return ConfigError(
+        f"Source {source} of the blend has given max_epochs={limit} passes by step {made // options.batch_rows}, and "
+        'its weight asks for more. Lower its weight, raise max_epochs, or pass at_cap="stop" or "renormalise".'
+    )

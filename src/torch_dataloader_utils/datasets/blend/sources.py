@@ -128,12 +128,23 @@ class Passes:
         is_whole = not start.segments
         return is_whole and self._is_even and bool((lengths == lengths[0]).all())
 
-    def left(self, mark: Mark) -> tuple[int, int]:
-        """Units left of the source's first pass, on the rank with least and on that with most; (0, 0) after it."""
-        if mark.passes:
-            return 0, 0
-        left = np.maximum(self.lengths(mark.start) - mark.taken, 0)
-        return int(left.min()), int(left.max())
+    def left(self, mark: Mark) -> int:
+        """Units left of the source's first pass, on the rank with most of them; 0 after it."""
+        return 0 if mark.passes else max(0, int(self.lengths(mark.start).max()) - mark.taken)
+
+    def left_of(self, mark: Mark, num_passes: int) -> int:
+        """Units left of the source's first passes, on the rank with least of them.
+
+        Passes are planned one by one, unless they are known to be alike.
+        """
+        start, number = mark.start, mark.passes
+        total = np.zeros(mark.topology.num_ranks, dtype=np.int64)
+        while number < num_passes:
+            lengths = self.lengths(start)
+            passes = num_passes - number if self._is_like_all(start, lengths) else 1
+            number, total = number + passes, total + passes * lengths
+            start = pass_start(blend_epoch(start), number, mark.topology)
+        return max(0, int(total.min()) - mark.taken)
 
     def under_present_topology(self, mark: Mark) -> Mark:
         """The same mark, or the rest of its pass as a beginning under the loader's own topology.
