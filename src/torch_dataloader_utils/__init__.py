@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._observe.metrics import Metrics as Metrics
     from torch_dataloader_utils._store import (
         CoalesceLimits as CoalesceLimits,
+        HostCache as HostCache,
         RemoteOptions as RemoteOptions,
         RetryPolicy as RetryPolicy,
     )
@@ -92,7 +93,7 @@ _HOMES = {
     "_core.state": "merge_states",
     "_observe.callbacks": "LoaderCallback",
     "_observe.metrics": "Metrics",
-    "_store": "CoalesceLimits RemoteOptions RetryPolicy",
+    "_store": "CoalesceLimits HostCache RemoteOptions RetryPolicy",
     "datasets.blend": "BlendedLoader WeightSchedule blend",
     "datasets.delta": "DeltaDataset scan_delta",
     "datasets.iceberg": "IcebergDataset scan_iceberg",

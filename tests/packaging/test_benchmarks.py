@@ -14,6 +14,7 @@ SMALL = {
     "blend": ["0.02", "1"],
     "columns_at_once": ["0.02", "1"],
     "device": ["0.02", "1"],
+    "host_cache": ["--epochs", "2", "--latency", "0"],
     "images": ["40", "1"],
     "import_time": [],
     "lanes": ["0.02", "1"],

@@ -179,9 +179,9 @@ class CountingStore(LocalStore):
         super().__init__()
         object.__setattr__(self, "reads", [])
 
-    def read_into(self, path: str, spans: Any, buffers: Any, identity: str) -> None:
+    def read_into(self, path: str, spans: Any, *others: Any) -> None:
         self.reads.append((Path(path).name, sum(length for _, length in spans)))  # type: ignore[attr-defined]
-        super().read_into(path, spans, buffers, identity)
+        super().read_into(path, spans, *others)
 
 
 @needs_decoder

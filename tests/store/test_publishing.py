@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import pytest
 
-from torch_dataloader_utils._store import PendingFile, host_cache, publish, write_atomically
-from torch_dataloader_utils._store.host_cache import HostCache
+from torch_dataloader_utils._store import PendingFile, kept_files, publish, write_atomically
+from torch_dataloader_utils._store.kept_files import KeptFiles
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def files(root: Path) -> list[Path]:
 
 
 def test_a_footer_is_found_by_its_own_file_and_version_only(tmp_path: Path) -> None:
-    tails = HostCache(tmp_path / "footers")
+    tails = KeptFiles(tmp_path / "footers")
     tails.put("s3://b/a", "one", FOOTER)
     assert tails.get("s3://b/a", "one") == FOOTER
     assert tails.get("s3://b/a", "two") is None
@@ -46,7 +46,7 @@ def test_a_footer_is_found_by_its_own_file_and_version_only(tmp_path: Path) -> N
 
 
 def test_a_footer_that_is_cut_or_flipped_anywhere_is_not_used(tmp_path: Path) -> None:
-    tails = HostCache(tmp_path)
+    tails = KeptFiles(tmp_path)
     tails.put("a", "one", FOOTER[:100])
     (path,) = files(tmp_path)
     whole = path.read_bytes()
@@ -58,7 +58,7 @@ def test_a_footer_that_is_cut_or_flipped_anywhere_is_not_used(tmp_path: Path) ->
 
 
 def test_a_link_in_the_place_of_a_footer_is_not_followed(tmp_path: Path) -> None:
-    tails = HostCache(tmp_path / "footers")
+    tails = KeptFiles(tmp_path / "footers")
     tails.put("a", "one", FOOTER)
     (path,) = files(tmp_path)
     path.rename(tmp_path / "moved")
@@ -69,7 +69,7 @@ def test_a_link_in_the_place_of_a_footer_is_not_followed(tmp_path: Path) -> None
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes where nobody else may")
 def test_a_directory_that_cannot_be_written_keeps_nothing_and_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "footers").mkdir(mode=0o500)
-    HostCache(tmp_path / "footers").put("a", "one", FOOTER)
+    KeptFiles(tmp_path / "footers").put("a", "one", FOOTER)
     assert files(tmp_path) == []
 
 
@@ -77,15 +77,15 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def unknown(_: int) -> None:
         raise KeyError
 
-    for variable in ("HOME", "XDG_CACHE_HOME", host_cache.VARIABLE):
+    for variable in ("HOME", "XDG_CACHE_HOME", kept_files.VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    assert host_cache.footer_cache() is None
+    assert kept_files.footer_cache() is None
 
 
 def test_a_file_in_the_place_of_the_directory_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "footers").write_text("in the way")
-    tails = HostCache(tmp_path / "footers")
+    tails = KeptFiles(tmp_path / "footers")
     tails.put("a", "one", FOOTER)
     assert tails.get("a", "one") is None
 
@@ -94,21 +94,21 @@ KEEP = """
 import sys
 from pathlib import Path
 from tests.faults.crash_points import crash_everywhere, fill_disk_everywhere
-from torch_dataloader_utils._store.host_cache import HostCache
+from torch_dataloader_utils._store.kept_files import KeptFiles
 root, data = Path(sys.argv[1]), bytes(range(256)) * 8
 
 def check():
-    found = HostCache(root).get("a", "one")
+    found = KeptFiles(root).get("a", "one")
     assert found in (None, data), found
 
 def put():
-    HostCache(root).put("a", "one", data)
+    KeptFiles(root).put("a", "one", data)
 """
 
 
 def test_a_crash_at_any_point_leaves_a_whole_footer_or_none(tmp_path: Path) -> None:
     root = tmp_path / "crash-here"
-    script = KEEP + "print(crash_everywhere(put, check), HostCache(root).get('a', 'one') == data)"
+    script = KEEP + "print(crash_everywhere(put, check), KeptFiles(root).get('a', 'one') == data)"
     for least_steps in (3, 2):  # the second time the directories are there, and what is left to do is open and rename
         steps, is_kept = run(script, root).split()
         assert int(steps) >= least_steps
@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_a_whole_footer_or_nothing(tmp_path: Path) -> None:
 
 
 def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
-    tails = HostCache(tmp_path, most_bytes=20_000)
+    tails = KeptFiles(tmp_path, most_bytes=20_000)
     tails.put("first", "one", FOOTER)
     left = files(tmp_path)[0].with_name("cut.1-1.tmp")
     left.write_bytes(b"half")
@@ -138,7 +138,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
 
 
 def test_what_others_put_into_the_directory_does_not_keep_it_from_being_swept(tmp_path: Path) -> None:
-    tails = HostCache(tmp_path, most_bytes=20_000)
+    tails = KeptFiles(tmp_path, most_bytes=20_000)
     tails.put("first", "one", FOOTER)
     (first,) = files(tmp_path)
     os.utime(first, (1, 1))
@@ -159,7 +159,7 @@ children = []
 for child in range(4):
     pid = os.fork()
     if pid == 0:
-        tails = HostCache(root)
+        tails = KeptFiles(root)
         for number in range(200):
             key = str(number % 7)
             tails.put(key, "one", data + key.encode())

@@ -22,6 +22,9 @@ CHUNKS = (
     "not_built_chunks",
 )
 
+# Of a cache on this host: ranges that it had and had not, their bytes, entries that made room, and damaged ones.
+CACHE = ("cache_hits", "cache_misses", "cached_bytes", "cache_evictions", "cache_damaged")
+
 COUNTED = (
     *CHUNKS,
     "decoded_groups",
@@ -30,6 +33,7 @@ COUNTED = (
     "requests",
     "retries",
     "fetched_bytes",
+    *CACHE,
     "fetch_ns",
     "decode_ns",
     "stall_ns",
@@ -43,6 +47,7 @@ class Counts(ctypes.Structure):
 
     compiled_chunks and the others: see `Metrics`.
     decoded_groups, decoded_bytes: row groups read and shaped, and the memory they took. released_groups: used up.
+    cache_hits and the others: see `Metrics`.
     requests, retries, fetched_bytes: sent to remote storage, sent again after a failure, received.
     fetch_ns: waiting for remote storage. decode_ns: reading, decoding and shaping, with fetch_ns. stall_ns: waiting for
     a row group that is not decoded. transform_ns: in functions of the user. make_ns: of a worker process, making
@@ -60,6 +65,11 @@ class Counts(ctypes.Structure):
     requests: int
     retries: int
     fetched_bytes: int
+    cache_hits: int
+    cache_misses: int
+    cached_bytes: int
+    cache_evictions: int
+    cache_damaged: int
     fetch_ns: int
     decode_ns: int
     stall_ns: int

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-from torch_dataloader_utils._observe.counters import CHUNKS, Int64s, WorkerCounters, counts_shape, totals
+from torch_dataloader_utils._observe.counters import CACHE, CHUNKS, Int64s, WorkerCounters, counts_shape, totals
 from torch_dataloader_utils._observe.metrics import Metrics
 
 _END = object()
@@ -185,6 +185,7 @@ class _PassCounts:
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
             retries=counted["retries"],
+            **{name: counted[name] for name in CACHE},
             fetch_seconds=counted["fetch_ns"] / 1e9,
             decode_seconds=(counted["decode_ns"] - counted["fetch_ns"]) / 1e9,
             stall_seconds=counted["stall_ns"] / 1e9,

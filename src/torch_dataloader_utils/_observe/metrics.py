@@ -36,6 +36,10 @@ class Metrics:
             are not counted, here and in the next two.
         requests: sent to remote storage, answered or not.
         retries: those of them that were sent again after a failure.
+        cache_hits: byte ranges that came from a cache on this host; see `HostCache`. cache_misses: that were fetched.
+        cached_bytes: in those that came from it, and so were not fetched.
+        cache_evictions: entries that were removed to make room.
+        cache_damaged: entries that were not what had been written, and were fetched again.
         fetch_seconds: decoding threads waited for remote storage: requests, and pauses before they are sent again.
         decode_seconds: they decoded, shaped and shuffled rows; reading local files included.
         stall_seconds: whoever makes batches waited for a row group: the trainer's thread (threads), or workers.
@@ -65,6 +69,11 @@ class Metrics:
     fetched_bytes: int = 0
     requests: int = 0
     retries: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cached_bytes: int = 0
+    cache_evictions: int = 0
+    cache_damaged: int = 0
     fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
     stall_seconds: float = 0.0

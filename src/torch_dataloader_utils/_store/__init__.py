@@ -5,7 +5,7 @@ In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and i
 Promises: sync, thread-safe, picklable; clients are opened lazily in each process, never inherited or pickled.
 Neighbouring ranges are coalesced before any backend sees them. Failed requests are retried where that can help, and
 expired credentials renewed. Errors of clients become errors of ours. Objects are written whole (`FsspecStore.write`),
-and local files appear whole (`write_atomically`). Not for: caching data.
+and local files appear whole (`write_atomically`). A `HostCache` keeps what was read on this host's disk.
 
 `interface` says what a store is; `local` and `remote` (any fsspec client) are the two there are, and `open_store`
 chooses. A new remote store needs no more than an fsspec client. For reads that are pinned to an identity it needs a
@@ -19,6 +19,8 @@ from torch_dataloader_utils._store.cancellation import request_threads
 from torch_dataloader_utils._store.censor import censor, censored_text
 from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.diagnosis import is_refusal
+from torch_dataloader_utils._store.foresight import Foresight
+from torch_dataloader_utils._store.host_cache import HostCache
 from torch_dataloader_utils._store.interface import (
     TAIL_BYTES,
     Buffer,
@@ -44,7 +46,9 @@ __all__ = [
     "Credentials",
     "FileEntry",
     "FileStat",
+    "Foresight",
     "FsspecStore",
+    "HostCache",
     "Listing",
     "LocalStore",
     "PendingFile",

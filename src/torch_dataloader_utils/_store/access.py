@@ -1,11 +1,14 @@
 """The access to a store: options of the client, secrets, credentials, and how hard to try."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Literal, final
 from uuid import uuid4
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
+from torch_dataloader_utils._store.host_cache import HostCache
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, StoreError, of_type
@@ -56,6 +59,8 @@ class RemoteOptions:
         connections: of one process to the store, at most.
         keep_footers: whether footers that were read once are kept for the other processes of this host, in a
             directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE says which.
+        cache: keeps on this host's disk what it reads of remote files, `HostCache(directory, max_bytes="500GiB")`;
+            None for no cache.
     """
 
     backend: Literal["fsspec", "obstore"] = "fsspec"
@@ -63,6 +68,7 @@ class RemoteOptions:
     coalesce: CoalesceLimits = field(default_factory=CoalesceLimits)
     connections: int = 32
     keep_footers: bool = True
+    cache: HostCache | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in ("fsspec", "obstore"):
@@ -73,6 +79,8 @@ class RemoteOptions:
             raise ConfigTypeError(f"coalesce is {of_type(self.coalesce)}: pass CoalesceLimits(...).")
         hold_integers(self, "connections", least=1)
         hold_flags(self, "keep_footers")
+        if self.cache is not None and not isinstance(self.cache, HostCache):
+            raise ConfigTypeError(f'cache is {of_type(self.cache)}: pass HostCache(directory, max_bytes="500GiB").')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +126,17 @@ class StoreAccess:
                 raise ConfigTypeError(f"storage_options is {of_type(storage_options)}: pass a dict.")
             storage_options = Secret(dict(storage_options or {}))
         return cls(options=storage_options, credentials=credentials, remote=remote or RemoteOptions())
+
+    @property
+    def scope(self) -> str:
+        """A digest of who reads: what a cache holds for one access it does not give to another.
+
+        Of the options, and the name of the function that gives credentials; what that returns changes by the hour.
+        """
+        options = {} if self.holds_first else self.options.reveal()
+        who = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
+        text = json.dumps([options, who], default=lambda value: type(value).__qualname__, sort_keys=True)
+        return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def client_options(self, *, renews: bool = False) -> dict[str, Any]:
         """The options to open a client with; calls `credentials` if it is set.

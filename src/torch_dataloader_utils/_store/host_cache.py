@@ -1,158 +1,234 @@
-"""A cache on this host of footers, row lengths and line counts, for other processes and the next job.
+"""`HostCache`: the bytes that this host reads of remote files, kept on its disk by next use.
 
-Each is one file, named by a hash of (path, identity), so that a replaced data file never gets an old footer. Only this
-user can read them. They appear whole or not at all and have a checksum. A fault here costs a request, never a row.
+    cache_entries      one file for each range, and who fetches one that is missing
+    cache_schedule     when each row group is read next, by all ranks of this host
+    cache_index        what is there, and what makes room for what
+
+A fault of the directory costs requests, never a row: then bytes are fetched as without a cache.
 """
 
 import logging
 import os
-import random
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from hashlib import blake2b
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISDIR
 
-from torch_dataloader_utils._store.interface import Buffer
+from torch_dataloader_utils._core.arguments import parse_bytes
+from torch_dataloader_utils._observe.counters import thread_counts
+from torch_dataloader_utils._store.cache_entries import (
+    MOST_ENTRY_BYTES,
+    Claim,
+    DamagedEntryError,
+    GroupKey,
+)
+from torch_dataloader_utils._store.cache_index import CacheIndex
+from torch_dataloader_utils._store.cache_schedule import Schedule
+from torch_dataloader_utils._store.cancellation import pause
+from torch_dataloader_utils._store.interface import Buffer, Span
+from torch_dataloader_utils._store.kept_files import KeptFiles, make_private
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("torch_dataloader_utils.cache")
 
-VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
-"""Environment variable: the directory, or "off"."""
-
-_MAGIC = b"TDUTAIL1"
-_DIGEST_BYTES = 16
-# 40,000 footers of 26 KB (50 columns, 4 row groups).
-_MOST_BYTES = 1 << 30
-_PUTS_BETWEEN_SWEEPS = 4096
-_STALE_SECONDS = 3600
-
-_numbers = count()
+_FIRST_POLL_SECONDS = 0.002
+_MOST_POLL_SECONDS = 0.05
+# Footers get this part of the bytes, and at most as many as without a cache.
+_FOOTERS_PART = 16
+_MOST_FOOTER_BYTES = 1 << 30
 
 
+@dataclass(frozen=True, slots=True)
 class HostCache:
-    """The footers below one directory, which is made on the first `put`."""
+    """A cache on this host's disk of the byte ranges that plans read; for `RemoteOptions(cache=)`.
 
-    def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
-        self._root = root
-        self._most_bytes = most_bytes
-        # Some short jobs should sweep too, but not all: to list a million files takes seconds.
-        self._puts = random.SystemRandom().randrange(_PUTS_BETWEEN_SWEEPS)
+    Attributes:
+        directory: where, on a local disk. The cache makes a directory of its own in it, which only this user can read.
+            All processes of a host that name the same directory share it.
+        max_bytes: of its files, an int or text such as "500GiB".
+    """
 
-    def get(self, path: str, identity: str) -> bytes | None:
-        """The footer of this version of the file, if it is here and whole."""
-        try:
-            descriptor = os.open(self._place(path, identity), os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as file:
-                # If others may write to the directory, its content cannot be trusted.
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
-                    return None
-                content = file.read()
-        except OSError:
-            return None
-        data = content[len(_MAGIC) + _DIGEST_BYTES :]
-        return data if content == _sealed(data) else None
+    directory: str | os.PathLike[str]
+    max_bytes: int | str = field(kw_only=True)
 
-    def put(self, path: str, identity: str, data: Buffer) -> None:
-        """Keep a footer; one that cannot be written is not kept."""
-        place = self._place(path, identity)
-        try:
-            descriptor, name = self._created(place)
-            try:
-                try:
-                    _write_all(descriptor, _sealed(bytes(data)))
-                finally:
-                    os.close(descriptor)
-                os.replace(name, place)  # noqa: PTH105 - one call a footer; Path is slower
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-            self._puts += 1
-            if self._puts % _PUTS_BETWEEN_SWEEPS == 0:
-                self._sweep()
-        except OSError as error:
-            _log.debug("a footer is not kept in %s: %s", self._root, error)
+    def __post_init__(self) -> None:
+        if not isinstance(self.directory, str | os.PathLike):
+            raise ConfigTypeError(f"directory is {of_type(self.directory)}: pass the path of a directory.")
+        object.__setattr__(self, "directory", os.path.abspath(self.directory))  # noqa: PTH100 - a str is wanted
+        object.__setattr__(self, "max_bytes", parse_bytes("max_bytes", self.max_bytes, least=1))
 
-    def _created(self, place: Path) -> tuple[int, str]:
-        """A new file beside `place`, open for writing, and its name.
+    @property
+    def root(self) -> Path:
+        """The cache's own directory."""
+        return cache_root(self.directory)
 
-        The directory is this user's alone, so that names need not be hard to guess, only new.
+    @property
+    def most_bytes(self) -> int:
+        """max_bytes as a number."""
+        return int(self.max_bytes)
+
+
+def cache_root(directory: str | os.PathLike[str]) -> Path:
+    """This user's cache in a directory."""
+    return Path(directory) / f"tdu-cache-{os.geteuid()}"
+
+
+class OpenCache:
+    """A cache as one process uses it; thread-safe."""
+
+    def __init__(self, options: HostCache) -> None:
+        footer_bytes = min(_MOST_FOOTER_BYTES, options.most_bytes // _FOOTERS_PART)
+        self.footers = KeptFiles(options.root / "footers", footer_bytes)
+        self._root = options.root
+        self._index = CacheIndex(options.root, options.most_bytes - footer_bytes)
+        self._files = self._index.files
+        self._is_ready = False
+        self._warned = False
+
+    def ranges(
+        self, key: GroupKey, spans: Sequence[Span], fetch: Callable[[Sequence[Span]], list[Buffer]], wait_seconds: float
+    ) -> list[Buffer]:
+        """The bytes of each span: from the disk, or fetched and kept.
+
+        Of several threads and processes that want a span, one fetches it; the others wait for it, `wait_seconds` at
+        most, and go on where it failed or died.
         """
-        name = f"{place}.{os.getpid()}-{next(_numbers)}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        found: dict[Span, Buffer] = {}
+        names = {span: key.entry_name(span) for span in spans}
+        deadline, poll = time.monotonic() + wait_seconds, _FIRST_POLL_SECONDS
+        while True:
+            found |= self._read_all({span: name for span, name in names.items() if span not in found})
+            missing = {span: name for span, name in names.items() if span not in found}
+            if not missing:
+                return [found[span] for span in spans]
+            with self._claims(missing) as claims:
+                if time.monotonic() > deadline:
+                    claims = dict.fromkeys(missing) | claims
+                # Another process may have published one before it was claimed here.
+                found |= self._read_all({span: missing[span] for span, claim in claims.items() if claim is not None})
+                claimed = [span for span in claims if span not in found]
+                if claimed:
+                    thread_counts().cache_misses += len(claimed)
+                    for span, data in zip(claimed, fetch(claimed), strict=True):
+                        found[span] = data
+                        self._keep(claims[span], data)
+            if not claims:
+                pause(poll)
+                poll = min(2 * poll, _MOST_POLL_SECONDS)
+
+    def mark(self, token: str, key: GroupKey) -> None:
+        """A row group is being read."""
+        with self._spared():
+            self._index.schedules.mark(token, key.number)
+
+    def foresee(self, token: str, schedule: Schedule) -> None:
+        """Tell all processes of this host what this one reads from now on."""
+        with self._spared():
+            self._make()
+            self._index.schedules.publish(token, schedule)
+
+    def withdraw(self, token: str) -> None:
+        """Take back what `foresee` told."""
+        with self._spared():
+            self._index.schedules.withdraw(token)
+
+    def _read_all(self, names: Mapping[Span, str]) -> dict[Span, Buffer]:
+        """Those that are on the disk."""
+        found: dict[Span, Buffer] = {}
+        counts = thread_counts()
+        for span, name in names.items():
+            with self._spared():
+                self._make()
+                try:
+                    data = self._files.read(name, span[1])
+                except DamagedEntryError:
+                    counts.cache_damaged += 1
+                    self._index.remove(name)
+                    continue
+                if data is not None:
+                    found[span] = data
+                    counts.cache_hits += 1
+                    counts.cached_bytes += span[1]
+        return found
+
+    @contextmanager
+    def _claims(self, names: Mapping[Span, str]) -> Iterator[dict[Span, Claim | None]]:
+        """The claims that could be had, given up in the end; None for a span that is to be fetched without one."""
+        claims: dict[Span, Claim | None] = {}
         try:
-            return os.open(name, flags, 0o600), name
-        except FileNotFoundError:
-            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(name, flags, 0o600), name
+            for span, name in names.items():
+                claims[span] = None
+                if 0 < span[1] <= MOST_ENTRY_BYTES:
+                    with self._spared():
+                        claims[span] = self._files.claim(name)
+                        if claims[span] is None:
+                            del claims[span]
+            yield claims
+        finally:
+            for claim in claims.values():
+                if claim is not None:
+                    with self._spared():
+                        claim.release()
 
-    def _place(self, path: str, identity: str) -> Path:
-        name = blake2b(f"{path}\0{identity}".encode(), digest_size=20).hexdigest()
-        return self._root / name[:2] / name[2:]
+    def _keep(self, claim: Claim | None, data: Buffer) -> None:
+        if claim is None:
+            return
+        with self._spared():
+            if self._index.admits(claim.name, len(data)):
+                claim.write(data)
+                evicted = self._index.add(claim.name, len(data), claim.publish)
+                thread_counts().cache_evictions += evicted or 0
 
-    def _sweep(self) -> None:
-        """Remove the oldest until a fifth of the capacity is free, and unfinished files of killed processes."""
-        now = time.time()
-        found = sorted((status.st_mtime, status.st_size, name) for status, name in self._entries())
-        left = sum(size for _, size, _ in found)
-        wanted = left if left <= self._most_bytes else self._most_bytes * 4 // 5
-        for modified, size, name in found:
-            is_stale = name.endswith(".tmp") and now - modified > _STALE_SECONDS
-            if is_stale or left > wanted:
-                Path(name).unlink(missing_ok=True)
-                left -= size
+    def _make(self) -> None:
+        """Make the directory, unless it is there, and see that it is this user's alone."""
+        if self._is_ready:
+            return
+        make_private(self._root)
+        status = self._root.lstat()
+        if not S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{self._root} is not a directory of this user alone")
+        self._files.make()
+        self._files.sweep()
+        self._is_ready = True
 
-    def _entries(self) -> Iterator[tuple[os.stat_result, str]]:
-        """All kept files; skips folders that are not ours, and files that disappear meanwhile."""
-        for folder in self._root.iterdir():
-            with suppress(OSError), os.scandir(folder) as entries:
-                yield from ((entry.stat(), entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """An error of the disk ends what is inside, and nothing else."""
+        try:
+            yield
+        except OSError as error:
+            # Somebody may have deleted the directory.
+            self._is_ready = False
+            self._warn(error)
 
-
-def footer_cache() -> HostCache | None:
-    """This user's cache of footers on this host; None if it is switched off."""
-    return _kept("footers")
-
-
-def row_length_cache() -> HostCache | None:
-    """This user's cache of row lengths on this host; None if it is switched off."""
-    return _kept("lengths")
-
-
-def line_count_cache() -> HostCache | None:
-    """This user's cache of line counts of large local text files; None if it is switched off."""
-    return _kept("blocks")
-
-
-_opened: dict[tuple[str, str], HostCache] = {}
-
-
-def _own_directory() -> str | None:
-    """The directory of this user's caches; None for a user without a home, such as a bare number in a container."""
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    except RuntimeError:
-        return None
-    return str(home / "torch_dataloader_utils")
+    def _warn(self, error: OSError) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        _log.log(level, "the cache in %s is not used for some bytes: %s", self._root, error)
+        self._warned = True
 
 
-def _kept(kind: str) -> HostCache | None:
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen.lower() == "off":
-        return None
-    root = chosen or _own_directory()
-    if root is None:
-        return None
-    return _opened.setdefault((root, kind), HostCache(Path(root) / kind))
+_opened: dict[HostCache, OpenCache] = {}
+_opening = threading.Lock()
 
 
-def _sealed(data: bytes) -> bytes:
-    return _MAGIC + blake2b(data, digest_size=_DIGEST_BYTES).digest() + data
+def opened(options: HostCache) -> OpenCache:
+    """The cache of this process; files are touched when it is used."""
+    with _opening:
+        if options not in _opened:
+            _opened[options] = OpenCache(options)
+        return _opened[options]
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    # A nearly full disk takes a part and says so only at the next write.
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
+def _begin_anew() -> None:
+    # Another thread of the parent may have held a lock during the fork.
+    global _opening
+    _opening = threading.Lock()
+    for cache in _opened.values():
+        cache._index.unlock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

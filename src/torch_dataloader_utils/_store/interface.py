@@ -123,16 +123,27 @@ class Store(Protocol):
         """
         ...
 
-    def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
+    def ranges(
+        self, path: str, spans: Sequence[Span], identity: str | None = None, row_group: int | None = None
+    ) -> list[Buffer]:
         """The bytes of each span, in the order asked; neighbouring spans share one read and are views of it.
 
         With `identity`, the bytes are those of that file: it is checked after the bytes, so that a file which was
-        replaced in between is noticed.
+        replaced in between is noticed. With `row_group` too, whose bytes they are, a host's cache may have them.
         """
         ...
 
+    def note_read(self, path: str, identity: str, row_group: int) -> None:
+        """A row group is about to be read as the plan says; for a host's cache."""
+        ...
+
     def read_into(
-        self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
+        self,
+        path: str,
+        spans: Sequence[Span],
+        buffers: Sequence[memoryview],
+        identity: str | None = None,
+        row_group: int | None = None,
     ) -> None:
         """The bytes of each span, written into its buffer, which is as long.
 

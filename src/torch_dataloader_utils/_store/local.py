@@ -164,7 +164,13 @@ class LocalStore:
             raise short_read(path, f"the last {len(buffer)} bytes gave {have}")
         return Tail(data=buffer.toreadonly(), size=now.size, identity=now.identity)
 
-    def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
+    def ranges(
+        self,
+        path: str,
+        spans: Sequence[Span],
+        identity: str | None = None,
+        row_group: int | None = None,  # noqa: ARG002
+    ) -> list[Buffer]:
         """The bytes of each span; the identity is checked on the open file, after the reads."""
         plan = coalesce(spans, _LIMITS)
         with translated(path, "read", identity):
@@ -172,8 +178,16 @@ class LocalStore:
         self.read_into(path, plan.reads, buffers, identity)
         return plan.slices([buffer.toreadonly() for buffer in buffers])
 
+    def note_read(self, path: str, identity: str, row_group: int) -> None:
+        """Nothing: local files need no cache."""
+
     def read_into(
-        self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
+        self,
+        path: str,
+        spans: Sequence[Span],
+        buffers: Sequence[memoryview],
+        identity: str | None = None,
+        row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
         """The bytes of each span, read into its buffer: no memory is taken, which for small files is most of a read."""
         with translated(path, "read", identity), _opened(path, self.local_path(path)) as file:

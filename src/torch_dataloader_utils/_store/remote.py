@@ -11,15 +11,17 @@ from torch_dataloader_utils._core.paths import check_no_password, redact
 from torch_dataloader_utils._observe.counters import fetching, thread_counts
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
+from torch_dataloader_utils._store.cache_entries import GroupKey
 from torch_dataloader_utils._store.cancellation import ask, pause
 from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.client import clients, exclusive_use, is_hub, open_client
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
-from torch_dataloader_utils._store.host_cache import HostCache, footer_cache
+from torch_dataloader_utils._store.host_cache import OpenCache, opened
 from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.kept_files import KeptFiles, footer_cache
 from torch_dataloader_utils._store.pending_reads import PendingReads
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
@@ -114,20 +116,49 @@ class FsspecStore:
         reads = self._read(path, [(start, now.size - start)], now.identity)
         return Tail(data=reads.data[0], size=now.size, identity=now.identity)
 
-    def ranges(self, path: str, spans: Sequence[Span], identity: str | None = None) -> list[Buffer]:
+    def ranges(
+        self, path: str, spans: Sequence[Span], identity: str | None = None, row_group: int | None = None
+    ) -> list[Buffer]:
         """The bytes of each span; where requests carry no conditions, an identity costs a look-up after the reads."""
         plan = coalesce(spans, self.access.remote.coalesce)
-        reads = self._read(path, plan.reads, identity)
-        if identity is not None and not reads.are_pinned:
-            check_identity(path, identity, stat_of(self._look_up(path, identity)))
-        return plan.slices(reads.data)
+        fetch = partial(self._fetch, path, identity)
+        cache = None if row_group is None else self._cache(identity)
+        if cache is None:
+            return plan.slices(fetch(plan.reads))
+        key = self._key(path, identity, row_group)
+        return plan.slices(cache.ranges(key, plan.reads, fetch, self.access.remote.retry.most_seconds))
 
     def read_into(
-        self, path: str, spans: Sequence[Span], buffers: Sequence[memoryview], identity: str | None = None
+        self,
+        path: str,
+        spans: Sequence[Span],
+        buffers: Sequence[memoryview],
+        identity: str | None = None,
+        row_group: int | None = None,
     ) -> None:
         """The bytes of each span, copied into its buffer."""
-        for buffer, data in zip(buffers, self.ranges(path, spans, identity), strict=True):
+        for buffer, data in zip(buffers, self.ranges(path, spans, identity, row_group), strict=True):
             buffer[:] = data
+
+    def note_read(self, path: str, identity: str, row_group: int) -> None:
+        """Marks the row group in the schedule of this host's cache."""
+        cache = self._cache(identity)
+        if cache is not None:
+            cache.mark(self.access.token, self._key(path, identity, row_group))
+
+    def _fetch(self, path: str, identity: str | None, spans: Sequence[Span]) -> list[Buffer]:
+        reads = self._read(path, spans, identity)
+        if identity is not None and not reads.are_pinned:
+            check_identity(path, identity, stat_of(self._look_up(path, identity)))
+        return reads.data
+
+    def _key(self, path: str, identity: str | None, row_group: int | None) -> GroupKey:
+        return GroupKey(self.access.scope, path, identity or "", row_group or 0)
+
+    def _cache(self, identity: str | None) -> OpenCache | None:
+        # Another file may have the same size, where the server gives no more than that.
+        options = self.access.remote.cache
+        return None if options is None or identity is None or names_no_version(identity) else opened(options)
 
     def kept_tail(self, path: str, identity: str) -> bytes | None:
         """The footer, if it is kept on this host and the options allow to."""
@@ -140,10 +171,12 @@ class FsspecStore:
         if tails is not None:
             tails.put(path, identity, data)
 
-    def _tails(self, identity: str) -> HostCache | None:
+    def _tails(self, identity: str) -> KeptFiles | None:
         # The next job's file may be another one of the same size, where the server gives no more than that.
-        is_kept = self.access.remote.keep_footers and not names_no_version(identity)
-        return footer_cache() if is_kept else None
+        if not self.access.remote.keep_footers or names_no_version(identity):
+            return None
+        cache = self._cache(identity)
+        return footer_cache() if cache is None else cache.footers
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
         """Those of these names that are directories there: one listing, unless the client has just made it."""

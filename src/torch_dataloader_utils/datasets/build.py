@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
-from torch_dataloader_utils._store import StoreAccess, open_store
+from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
 from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import compared_options, counting_share, ranks_of, shows_bars
@@ -151,6 +151,7 @@ def build(
         start_method="forkserver" if access.remote.backend == "obstore" else None,
         peers=peers,
         compared=compared_options(options, num_ranks),
+        foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
     )
     dataset = make(stages, found, options)
 

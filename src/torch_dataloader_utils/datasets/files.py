@@ -52,7 +52,7 @@ class FileSource(Checked):
         is_secret=True,
     )
     remote: RemoteOptions | None = option(
-        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers)."
+        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
     )
     inventory: Inventory | None = option(
         None,

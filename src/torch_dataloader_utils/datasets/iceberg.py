@@ -125,7 +125,7 @@ class IcebergSource(Checked):
         is_secret=True,
     )
     remote: RemoteOptions | None = option(
-        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers)."
+        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
     )
     allow_empty: bool = option(False, "nothing to read gives an empty loader instead of an error.", check_flag)
     allow_bare_vectors: bool = option(

@@ -18,8 +18,8 @@ from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess
-from torch_dataloader_utils._store.host_cache import HostCache, row_length_cache
 from torch_dataloader_utils._store.identity import any_names_no_version
+from torch_dataloader_utils._store.kept_files import KeptFiles, row_length_cache
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 from torch_dataloader_utils.read.projection import ReadSpec
@@ -285,7 +285,7 @@ def _narrow(lengths: Lengths) -> Lengths:
     return lengths
 
 
-def _load(kept: HostCache, key: tuple[str, str]) -> Lengths | None:
+def _load(kept: KeptFiles, key: tuple[str, str]) -> Lengths | None:
     content = kept.get(*key)
     if content is None:
         return None
@@ -294,7 +294,7 @@ def _load(kept: HostCache, key: tuple[str, str]) -> Lengths | None:
     return lengths
 
 
-def _save(kept: HostCache, key: tuple[str, str], lengths: Lengths) -> None:
+def _save(kept: KeptFiles, key: tuple[str, str], lengths: Lengths) -> None:
     file = BytesIO()
     np.save(file, lengths, allow_pickle=False)
     kept.put(*key, file.getvalue())

@@ -18,8 +18,8 @@ import pyarrow.json as pa_json
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
-from torch_dataloader_utils._store.host_cache import line_count_cache
 from torch_dataloader_utils._store.identity import names_no_version
+from torch_dataloader_utils._store.kept_files import line_count_cache
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError

@@ -163,7 +163,7 @@ def _read_keys(
         byte_offset=0,
         byte_length=file.file_size,
     )
-    (data,) = store.ranges(file.path, [(0, file.file_size)], file.identity)
+    (data,) = store.ranges(file.path, [(0, file.file_size)], file.identity, task.ordinal)
     with foreign_errors(task, lambda: True):
         table = _read_table(file, data)
         columns = identify(table.schema, extra.table)

@@ -194,10 +194,10 @@ def _fetched(source: TaskSource) -> bytes:
         CorruptFileError, UnsupportedFeatureError: as `checked_footer_length`.
     """
     task = source.task
-    tail = source.span(source.tail_span())
+    tail = source.tail()
     length = checked_footer_length(tail, task.file_size, task.where)
     if length > len(tail):
-        tail = source.span(source.tail_span(length))
+        tail = source.tail(length)
     return bytes(tail[-length:])
 
 

@@ -182,9 +182,11 @@ class Reader:
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
     def _source(self, task: RowGroupTask) -> TaskSource:
+        store = self._store(task.path)
+        store.note_read(task.path, task.identity, task.ordinal)
         return TaskSource(
             task=task,
-            store=self._store(task.path),
+            store=store,
             page_checksums=self.spec.page_checksums,
             is_compiled=self.spec.is_compiled,
             max_row_group_bytes=self.spec.max_row_group_bytes,

@@ -50,16 +50,31 @@ class TaskSource:
         content = self.whole()
         if content is not None:
             return memoryview(content)[span[0] : sum(span)]
-        return self.store.ranges(self.task.path, [span], self.task.identity)[0]
+        return self._ranges([span])[0]
+
+    def tail(self, length: int = TAIL_BYTES) -> Buffer:
+        """The last bytes of the planned file, past a cache: a footer is kept when it is known where it begins.
+
+        Raises:
+            FileChangedError: the file has another identity now.
+        """
+        start, length = self.tail_span(length)
+        content = self.whole()
+        if content is not None:
+            return memoryview(content)[start:]
+        return self.store.ranges(self.task.path, [(start, length)], self.task.identity)[0]
 
     def read_into(self, spans: Sequence[Span], buffers: Sequence[memoryview]) -> None:
         """The same for several spans, each into a buffer of its length."""
         if not self._fetched:
-            self.store.read_into(self.task.path, spans, buffers, self.task.identity)
+            self.store.read_into(self.task.path, spans, buffers, self.task.identity, self.task.ordinal)
             return
         content = memoryview(self._fetched[0])
         for span, buffer in zip(spans, buffers, strict=True):
             buffer[:] = content[span[0] : sum(span)]
+
+    def _ranges(self, spans: Sequence[Span]) -> list[Buffer]:
+        return self.store.ranges(self.task.path, spans, self.task.identity, self.task.ordinal)
 
     @property
     def _comes_whole(self) -> bool:
@@ -74,7 +89,7 @@ class TaskSource:
     def whole(self) -> Buffer | None:
         """The whole file, if it is a small one; fetched once."""
         if self._comes_whole and not self._fetched:
-            self._fetched.extend(self.store.ranges(self.task.path, [(0, self.task.file_size)], self.task.identity))
+            self._fetched.extend(self._ranges([(0, self.task.file_size)]))
         return self._fetched[0] if self._fetched else None
 
     @contextmanager
@@ -95,7 +110,7 @@ class TaskSource:
             return
         if not self.store.is_local:
             wanted = _merged(spans())
-            data = self.store.ranges(self.task.path, wanted, self.task.identity)
+            data = self._ranges(wanted)
             sparse = SparseFile(wanted, data, self.task.file_size)
             with pa.PythonFile(_FetchingFile(sparse, self.span), mode="r") as file:
                 yield file

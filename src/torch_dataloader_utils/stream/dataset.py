@@ -1,6 +1,7 @@
 """The data set that torch sees: an IterableDataset that plans its passes, keeps its position, suits any DataLoader."""
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from torch_dataloader_utils._store.foresight import Foresight
     from torch_dataloader_utils.plan.epoch_plan import EpochPlan
     from torch_dataloader_utils.plan.planner import Planner
 
@@ -48,6 +50,7 @@ class Stages:
     start_method: how worker processes start if the caller does not say; None leaves that to Python.
     peers: the global ranks that this one is compared with, () for all of the process group; None for no comparison.
     compared: the options that these need to have alike, as texts.
+    foresight: is told what each pass and the next epochs read; None where nobody needs to know.
     """
 
     planner: "Planner"
@@ -61,6 +64,7 @@ class Stages:
     start_method: str | None = None
     peers: tuple[int, ...] | None = None
     compared: Mapping[str, str] = field(default_factory=dict)
+    foresight: "Foresight | None" = None
 
 
 class TableDataset(IterableDataset[BatchT]):
@@ -77,6 +81,8 @@ class TableDataset(IterableDataset[BatchT]):
         stages.topology.check_rank(stages.rank)
         self.stages = stages
         self.progress = Progress(self.planner.identity, self.topology, self.rank)
+        if stages.foresight is not None:
+            weakref.finalize(self, stages.foresight.end)
         self.compared = None if stages.peers is None else ComparedPasses(stages.peers, stages.compared)
 
     @property
@@ -185,6 +191,12 @@ class TableDataset(IterableDataset[BatchT]):
         """
         if self.compared is not None and not self.compared.peers and get_worker_info() is None:
             check_running(self.topology.num_ranks, self.rank)
+
+    def foresee(self, position: Position, worker: int | None) -> None:
+        """Tell a cache of this host what a pass from `position` on reads, by all workers or by one."""
+        if self.stages.foresight is not None:
+            reads, num_present = self.planner.upcoming(position, self.rank, worker)
+            self.stages.foresight.foresee(self.planner.inventory, reads.group, reads.at_bytes, num_present)
 
     @cached_property
     def data_record(self) -> dict[str, str]:

@@ -144,6 +144,7 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
     setup, progress = set_up(), dataset.progress
     this_pass = progress.begin(setup.topology, setup.worker)
     work = PassWork.of(dataset, this_pass.position)
+    dataset.foresee(this_pass.position, setup.worker)
     pins, placement = setup.pins and torch.cuda.is_available(), setup.placement
     with (
         _comparing(dataset, work, setup) as comparison,

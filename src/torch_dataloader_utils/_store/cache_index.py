@@ -1,0 +1,173 @@
+"""Which entries a host's cache has, the same in all processes; and which of them make room for a new one.
+
+    journal     what was added and removed, in records of one length; its lock is the lock of the directory
+
+The files are the truth. A process lists them once, and then reads what others append to the journal. Where that was
+cut, replaced or deleted, it lists them again.
+"""
+
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, EntryFiles, key_number
+from torch_dataloader_utils._store.cache_schedule import Schedules
+from torch_dataloader_utils._store.cancellation import pause
+
+_RECORD = struct.Struct("<40sq")
+_MOST_JOURNAL_BYTES = 16 << 20
+# A process holds the lock for milliseconds; one that was stopped holds it for ever.
+_MOST_WAIT_SECONDS = 5.0
+_POLL_SECONDS = 0.001
+# Entries are ranked again when, for every so many of them, one has changed or asked for room.
+_RANKING_AGE = 64
+
+
+class CacheIndex:
+    """The entries of one directory; thread-safe. Every method may raise OSError.
+
+    most_bytes: of all entries.
+    """
+
+    def __init__(self, root: Path, most_bytes: int) -> None:
+        self.files = EntryFiles(root)
+        self.schedules = Schedules(root)
+        self._most_bytes = most_bytes
+        self._journal = root / "journal"
+        self._lock = Lock()
+        self._seen: tuple[int, int] | None = None
+        self._offset = 0
+        self._sizes: dict[str, int] = {}
+        self._num_bytes = 0
+        self._ranking: list[tuple[float, str]] = []
+        self._changes = 0
+
+    def unlock(self) -> None:
+        """Replace the lock in a forked child, where the thread that held it may not exist."""
+        self._lock = Lock()
+
+    def admits(self, name: str, length: int) -> bool:
+        """Whether an entry is to be kept: there is room, or others are read later than it."""
+        with self._locked():
+            return self._victims(name, HEAD_BYTES + length) is not None
+
+    def add(self, name: str, length: int, publish: Callable[[], None]) -> int | None:
+        """Publish an entry, after others have made room; returns how many. None: it is not to be kept after all."""
+        with self._locked() as journal:
+            victims = self._victims(name, HEAD_BYTES + length)
+            if victims is None:
+                return None
+            removed = [victim for victim in victims if self._remove(journal, victim)]
+            publish()
+            self._record(journal, name, HEAD_BYTES + length)
+            return len(removed)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry."""
+        with self._locked() as journal:
+            self._remove(journal, name)
+
+    def _remove(self, journal: int, name: str) -> bool:
+        was_there = self.files.remove(name)
+        self._record(journal, name, -1)
+        return was_there
+
+    def _record(self, journal: int, name: str, size: int) -> None:
+        self._apply(name, size)
+        record = _RECORD.pack(name.encode(), size)
+        if os.write(journal, record) == len(record):
+            self._offset += len(record)
+
+    def _apply(self, name: str, size: int) -> None:
+        self._num_bytes -= self._sizes.pop(name, 0)
+        if size >= 0:
+            self._sizes[name] = size
+            self._num_bytes += size
+        self._changes += 1
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Inside, no other thread or process changes the entries, and this index knows all of them."""
+        with self._lock:
+            journal = self._open_journal()
+            try:
+                self._catch_up(journal)
+                yield journal
+                if self._offset > _MOST_JOURNAL_BYTES:
+                    self._journal.unlink(missing_ok=True)
+            finally:
+                fcntl.flock(journal, fcntl.LOCK_UN)
+                os.close(journal)
+
+    def _open_journal(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        deadline = time.monotonic() + _MOST_WAIT_SECONDS
+        while True:
+            journal = os.open(self._journal, flags, 0o600)
+            try:
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(journal), self._journal.lstat()):
+                    return journal
+            except (BlockingIOError, FileNotFoundError):
+                if time.monotonic() > deadline:
+                    os.close(journal)
+                    raise
+            except BaseException:
+                os.close(journal)
+                raise
+            os.close(journal)
+            pause(_POLL_SECONDS)
+
+    def _catch_up(self, journal: int) -> None:
+        status = os.fstat(journal)
+        rest = status.st_size % _RECORD.size
+        if rest:  # a full disk took a part of a record
+            os.ftruncate(journal, status.st_size - rest)
+        seen = (status.st_dev, status.st_ino)
+        if rest or seen != self._seen or status.st_size < self._offset:
+            self._sizes = dict(self.files.sizes())
+            self._num_bytes = sum(self._sizes.values())
+            self._changes += len(self._sizes)
+            self._seen, self._offset = seen, status.st_size - rest
+            return
+        for name, size in _RECORD.iter_unpack(os.pread(journal, status.st_size - self._offset, self._offset)):
+            self._apply(name.decode("ascii", "replace"), size)
+        self._offset = status.st_size
+
+    def _victims(self, name: str, size: int) -> list[str] | None:
+        """The entries to remove before one of `size` bytes is added; None if all that could are read before it.
+
+        Those whose next use is farthest go first (Belady 1966); where none is known, the oldest.
+        """
+        missing = self._num_bytes - self._sizes.get(name, 0) + size - self._most_bytes
+        if missing <= 0:
+            return []
+        if size > self._most_bytes:
+            return None
+        self._changes += 1
+        uses = self.schedules.next_uses()
+        own = uses.of(key_number(name))
+        if not self._ranking or self._changes * _RANKING_AGE >= len(self._sizes):
+            names = list(self._sizes)
+            distances = uses.of_all(np.array([key_number(each) for each in names], np.uint64))
+            farthest = np.argsort(-distances, kind="stable").tolist()
+            self._ranking = [(float(distances[index]), names[index]) for index in farthest]
+            self._changes = 0
+        victims = []
+        for distance, other in self._ranking:
+            if other == name or other not in self._sizes:
+                continue
+            if distance < own:
+                break
+            victims.append(other)
+            missing -= self._sizes[other]
+            if missing <= 0:
+                return victims
+        return None

@@ -1,0 +1,242 @@
+"""When row groups are read next on this host: every rank writes down what it will read, and marks what it has read.
+
+    schedules/TOKEN-PID     locked by a process that trains: row groups and times of this pass and the next ones, and a
+                            byte for each use of this pass, which whoever reads the row group sets
+
+So a process that needs room knows the next uses of all ranks on its host, of whatever job, without asking them. A
+schedule whose process is gone counts no more, and is removed.
+"""
+
+import fcntl
+import os
+import struct
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+Uint64s = npt.NDArray[np.uint64]
+Float64s = npt.NDArray[np.float64]
+
+_HEAD = struct.Struct("<8sQQI4x")
+_MAGIC = b"TDUSCHD1"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Schedule:
+    """The uses of row groups by one rank. keys, times: of each, this pass first; times only grow.
+
+    A time is the bytes that the rank reads before it. num_present: uses of this pass.
+    """
+
+    keys: Uint64s
+    times: Float64s
+    num_present: int
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.intp]:
+        """The uses by key, those of one key by time."""
+        return np.argsort(self.keys, kind="stable")
+
+    @cached_property
+    def sorted_keys(self) -> Uint64s:
+        """The keys of `order`."""
+        return self.keys[self.order]
+
+    def uses_of(self, key: int) -> npt.NDArray[np.intp]:
+        """The uses of one row group, by time."""
+        wanted = np.uint64(key)
+        first, stop = self.sorted_keys.searchsorted(wanted), self.sorted_keys.searchsorted(wanted, side="right")
+        return self.order[first:stop]
+
+    def distances(self, done: npt.NDArray[np.uint8]) -> Float64s:
+        """How far each use is from now, given which ones of this pass are done; infinite for those."""
+        spent = self.times[: self.num_present][done != 0]
+        now = float(spent.max()) if len(spent) else 0.0
+        distances = np.maximum(self.times - now, 0.0)
+        distances[: self.num_present][done != 0] = np.inf
+        return distances
+
+    def encoded(self) -> bytes:
+        """The content of its file, nothing done yet."""
+        body = self.keys.astype("<u8").tobytes() + self.times.astype("<f8").tobytes()
+        head = _HEAD.pack(_MAGIC, len(self.keys), self.num_present, zlib.crc32(body))
+        return head + body + bytes(self.num_present)
+
+    @classmethod
+    def decoded(cls, content: bytes) -> Self | None:
+        """The schedule in a file; None if it is damaged."""
+        if len(content) < _HEAD.size:
+            return None
+        magic, count, present, seal = _HEAD.unpack_from(content)
+        end = _HEAD.size + 16 * count
+        is_whole = magic == _MAGIC and present <= count and len(content) == end + present
+        if not is_whole or zlib.crc32(content[_HEAD.size : end]) != seal:
+            return None
+        keys = np.frombuffer(content, "<u8", count, _HEAD.size).astype(np.uint64)
+        times = np.frombuffer(content, "<f8", count, _HEAD.size + 8 * count).astype(np.float64)
+        return cls(keys=keys, times=times, num_present=present)
+
+    @property
+    def marks_at(self) -> int:
+        """Where the marks of this pass begin in its file."""
+        return _HEAD.size + 16 * len(self.keys)
+
+
+class OpenSchedule:
+    """A schedule in its file, of this process or of another one."""
+
+    def __init__(self, descriptor: int, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.descriptor)
+
+    @classmethod
+    def open(cls, place: Path) -> "OpenSchedule | None":
+        """The schedule at a path; None if it is not there, damaged or not this user's."""
+        try:
+            descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        status = os.fstat(descriptor)
+        content = os.pread(descriptor, status.st_size, 0) if status.st_uid == os.geteuid() else b""
+        schedule = Schedule.decoded(content)
+        if schedule is None:
+            os.close(descriptor)
+            return None
+        return cls(descriptor, schedule)
+
+    def done(self) -> npt.NDArray[np.uint8]:
+        """The marks of this pass."""
+        count = self.schedule.num_present
+        marks = np.frombuffer(os.pread(self.descriptor, count, self.schedule.marks_at), np.uint8)
+        return marks if len(marks) == count else np.zeros(count, np.uint8)
+
+    def mark(self, key: int) -> None:
+        """Mark the first use of a row group that is not done."""
+        for use in self.schedule.uses_of(key).tolist():
+            place = self.schedule.marks_at + use
+            if use < self.schedule.num_present and os.pread(self.descriptor, 1, place) == b"\0":
+                os.pwrite(self.descriptor, b"\1", place)
+                return
+
+    def is_at(self, place: Path) -> bool:
+        """Whether this is the file of that path now."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), place.lstat())
+        except OSError:
+            return False
+
+    def has_owner(self) -> bool:
+        """Whether the process that wrote it lives; not to be asked by that process itself."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        return False
+
+
+class Schedules:
+    """The schedules below one directory, as one process sees them; not thread-safe but for `mark`."""
+
+    def __init__(self, root: Path) -> None:
+        self._directory = root / "schedules"
+        self._known: dict[str, OpenSchedule] = {}
+        self._marked: dict[str, tuple[Path, OpenSchedule]] = {}
+
+    def publish(self, token: str, schedule: Schedule) -> None:
+        """Write down what this process reads from now on, in place of what it wrote before.
+
+        The file stays open, and so locked, as long as the process lives, or until `withdraw`.
+        """
+        place = self._directory / f"{token}-{os.getpid()}"
+        pending = place.with_name(f".{place.name}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(pending, flags, 0o600)
+        mine = OpenSchedule(descriptor, schedule)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        left, at = memoryview(schedule.encoded()), 0
+        while at < len(left):
+            at += os.pwrite(descriptor, left[at:], at)
+        pending.replace(place)
+        self._marked[token] = (place, mine)
+
+    def withdraw(self, token: str) -> None:
+        """This process reads nothing more."""
+        place, _ = self._marked.pop(token, (None, None))
+        if place is not None and place.name == f"{token}-{os.getpid()}":
+            place.unlink(missing_ok=True)
+
+    def mark(self, token: str, key: int) -> None:
+        """A process that reads for `token` is about to read a row group."""
+        place, mine = self._marked.get(token, (None, None))
+        if place is None or mine is None or not mine.is_at(place):
+            found = self._find(token)
+            if found is None:
+                return
+            self._marked[token] = found
+            mine = found[1]
+        mine.mark(key)
+
+    def _find(self, token: str) -> "tuple[Path, OpenSchedule] | None":
+        for place in self._directory.glob(f"{token}-*"):
+            found = OpenSchedule.open(place)
+            if found is not None:
+                return place, found
+        return None
+
+    def next_uses(self) -> "NextUses":
+        """When every row group is read next, as far as it is known."""
+        names = [name for name in os.listdir(self._directory) if not name.startswith(".")]  # noqa: PTH208
+        ending = f"-{os.getpid()}"
+        own = {place.name: mine for place, mine in list(self._marked.values()) if place.name.endswith(ending)}
+        known = {}
+        for name in names:
+            place = self._directory / name
+            found = own.get(name) or self._known.get(name)
+            if found is None or not found.is_at(place):
+                found = OpenSchedule.open(place)
+            if found is None:
+                continue
+            if name not in own and not found.has_owner():
+                with suppress(OSError):
+                    place.unlink()
+                continue
+            known[name] = found
+        self._known = known
+        return NextUses([(each.schedule, each.schedule.distances(each.done())) for each in known.values()])
+
+
+class NextUses:
+    """Distances of row groups to their next use, in bytes that its reader reads before; infinite if there is none."""
+
+    def __init__(self, schedules: list[tuple[Schedule, Float64s]]) -> None:
+        self._schedules = schedules
+
+    def of(self, key: int) -> float:
+        """The distance of one row group."""
+        found = [distances[schedule.uses_of(key)] for schedule, distances in self._schedules]
+        return min((float(each.min()) for each in found if len(each)), default=np.inf)
+
+    def of_all(self, keys: Uint64s) -> Float64s:
+        """The distances of many."""
+        nearest = np.full(len(keys), np.inf)
+        for schedule, distances in self._schedules:
+            ordered = schedule.sorted_keys
+            if not len(ordered):
+                continue
+            firsts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+            nearest_of_key = np.minimum.reduceat(distances[schedule.order], firsts)
+            distinct = ordered[firsts]
+            place = np.minimum(distinct.searchsorted(keys), len(distinct) - 1)
+            nearest = np.where(distinct[place] == keys, np.minimum(nearest, nearest_of_key[place]), nearest)
+        return nearest

@@ -1,0 +1,35 @@
+"""`Foresight`: tells a host's cache what a rank is going to read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._store.access import StoreAccess
+from torch_dataloader_utils._store.cache_entries import GroupKey
+from torch_dataloader_utils._store.cache_schedule import Schedule
+from torch_dataloader_utils._store.host_cache import HostCache, opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foresight:
+    """For one data set. access: how its files are read; its token stands for the rank. cache: that it has."""
+
+    access: StoreAccess
+    cache: HostCache
+
+    def foresee(self, inventory: Inventory, group: Int64s, at_bytes: npt.NDArray[np.float64], num_present: int) -> None:
+        """From now on this process and its workers read these row groups; the first `num_present` in this pass."""
+        groups, files, scope = inventory.groups, inventory.files, self.access.scope
+        distinct, which = np.unique(group, return_inverse=True)
+        numbers = [
+            GroupKey(scope, files.paths[file], files.pin(file), ordinal).number
+            for file, ordinal in zip(groups.file[distinct].tolist(), groups.ordinal[distinct].tolist(), strict=True)
+        ]
+        keys = np.array(numbers, np.uint64)[which]
+        opened(self.cache).foresee(self.access.token, Schedule(keys=keys, times=at_bytes, num_present=num_present))
+
+    def end(self) -> None:
+        """This process reads nothing more."""
+        opened(self.cache).withdraw(self.access.token)

@@ -1,0 +1,167 @@
+"""A cache on this host of footers, row lengths and line counts, for other processes and the next job.
+
+Each is one file, named by a hash of (path, identity), so that a replaced data file never gets an old footer. Only this
+user can read them. They appear whole or not at all and have a checksum. A fault here costs a request, never a row.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+
+from torch_dataloader_utils._store.interface import Buffer
+
+_log = logging.getLogger(__name__)
+
+VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
+"""Environment variable: the directory, or "off"."""
+
+_MAGIC = b"TDUTAIL1"
+_DIGEST_BYTES = 16
+# 40,000 footers of 26 KB (50 columns, 4 row groups).
+_MOST_BYTES = 1 << 30
+_PUTS_BETWEEN_SWEEPS = 4096
+_STALE_SECONDS = 3600
+
+_numbers = count()
+
+
+class KeptFiles:
+    """The footers below one directory, which is made on the first `put`."""
+
+    def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
+        self._root = root
+        self._most_bytes = most_bytes
+        # Some short jobs should sweep too, but not all: to list a million files takes seconds.
+        self._puts = random.SystemRandom().randrange(_PUTS_BETWEEN_SWEEPS)
+
+    def get(self, path: str, identity: str) -> bytes | None:
+        """The footer of this version of the file, if it is here and whole."""
+        try:
+            descriptor = os.open(self._place(path, identity), os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor, "rb") as file:
+                # If others may write to the directory, its content cannot be trusted.
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    return None
+                content = file.read()
+        except OSError:
+            return None
+        data = content[len(_MAGIC) + _DIGEST_BYTES :]
+        return data if content == _sealed(data) else None
+
+    def put(self, path: str, identity: str, data: Buffer) -> None:
+        """Keep a footer; one that cannot be written is not kept."""
+        place = self._place(path, identity)
+        try:
+            descriptor, name = self._created(place)
+            try:
+                try:
+                    _write_all(descriptor, _sealed(bytes(data)))
+                finally:
+                    os.close(descriptor)
+                os.replace(name, place)  # noqa: PTH105 - one call a footer; Path is slower
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+            self._puts += 1
+            if self._puts % _PUTS_BETWEEN_SWEEPS == 0:
+                self._sweep()
+        except OSError as error:
+            _log.debug("a footer is not kept in %s: %s", self._root, error)
+
+    def _created(self, place: Path) -> tuple[int, str]:
+        """A new file beside `place`, open for writing, and its name.
+
+        The directory is this user's alone, so that names need not be hard to guess, only new.
+        """
+        name = f"{place}.{os.getpid()}-{next(_numbers)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            return os.open(name, flags, 0o600), name
+        except FileNotFoundError:
+            make_private(place.parent)
+            return os.open(name, flags, 0o600), name
+
+    def _place(self, path: str, identity: str) -> Path:
+        name = blake2b(f"{path}\0{identity}".encode(), digest_size=20).hexdigest()
+        return self._root / name[:2] / name[2:]
+
+    def _sweep(self) -> None:
+        """Remove the oldest until a fifth of the capacity is free, and unfinished files of killed processes."""
+        now = time.time()
+        found = sorted((status.st_mtime, status.st_size, name) for status, name in self._entries())
+        left = sum(size for _, size, _ in found)
+        wanted = left if left <= self._most_bytes else self._most_bytes * 4 // 5
+        for modified, size, name in found:
+            is_stale = name.endswith(".tmp") and now - modified > _STALE_SECONDS
+            if is_stale or left > wanted:
+                Path(name).unlink(missing_ok=True)
+                left -= size
+
+    def _entries(self) -> Iterator[tuple[os.stat_result, str]]:
+        """All kept files; skips folders that are not ours, and files that disappear meanwhile."""
+        for folder in self._root.iterdir():
+            with suppress(OSError), os.scandir(folder) as entries:
+                yield from ((entry.stat(), entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, with those above it that are missing, for this user alone."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def footer_cache() -> KeptFiles | None:
+    """This user's cache of footers on this host; None if it is switched off."""
+    return _kept("footers")
+
+
+def row_length_cache() -> KeptFiles | None:
+    """This user's cache of row lengths on this host; None if it is switched off."""
+    return _kept("lengths")
+
+
+def line_count_cache() -> KeptFiles | None:
+    """This user's cache of line counts of large local text files; None if it is switched off."""
+    return _kept("blocks")
+
+
+_opened: dict[tuple[str, str], KeptFiles] = {}
+
+
+def _own_directory() -> str | None:
+    """The directory of this user's caches; None for a user without a home, such as a bare number in a container."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:
+        return None
+    return str(home / "torch_dataloader_utils")
+
+
+def _kept(kind: str) -> KeptFiles | None:
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen.lower() == "off":
+        return None
+    root = chosen or _own_directory()
+    if root is None:
+        return None
+    return _opened.setdefault((root, kind), KeptFiles(Path(root) / kind))
+
+
+def _sealed(data: bytes) -> bytes:
+    return _MAGIC + blake2b(data, digest_size=_DIGEST_BYTES).digest() + data
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    # A nearly full disk takes a part and says so only at the next write.
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]

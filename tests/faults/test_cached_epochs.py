@@ -1,0 +1,168 @@
+"""Epochs from a host's cache: the same rows without requests, and again with them whatever happened to the disk."""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.feather as feather
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.faults.conftest import QUICK
+from tests.faults.s3_server import BUCKET, S3Server
+from torch_dataloader_utils import HostCache, RemoteOptions, StructuredDataset
+from torch_dataloader_utils._store import FsspecStore, StoreAccess
+from torch_dataloader_utils.errors import StoreError
+
+ROWS = 1200
+WRITERS: dict[str, Callable[[pa.Table, Path], object]] = {
+    "parquet": partial(pq.write_table, row_group_size=100),
+    "orc": orc.write_table,
+    "arrow": feather.write_feather,
+    "csv": pa_csv.write_csv,
+}
+
+
+def upload(server: S3Server, tmp_path: Path, file_format: str = "parquet", seed: int = 0) -> None:
+    """Four files; those of Parquet have several row groups, of more bytes than what is fetched whole."""
+    random = np.random.default_rng(seed)
+    table = pa.table({"row": np.arange(ROWS), **{f"c{i}": random.random(ROWS) for i in range(30)}})
+    for number in range(4):
+        part = table.slice(number * ROWS // 4, ROWS // 4)
+        path = tmp_path / f"{number}-{seed}"
+        WRITERS[file_format](part, path)
+        server.put(f"data/{number}.{file_format}", path.read_bytes())
+
+
+def make(server: S3Server, cache: HostCache | None, **options: Any) -> Any:
+    remote = RemoteOptions(cache=cache, retry=QUICK, backend=options.pop("backend", "fsspec"))
+    loader, _ = StructuredDataset.create_dataloader(
+        f"s3://{BUCKET}/data",
+        **{"columns": ["row", "c1", "c7"], "batch_size": 64, "shuffle": True} | options,
+        storage_options=options.pop("storage_options", server.storage_options),
+        remote=remote,
+    )
+    return loader
+
+
+def rows(loader: Any, epoch: int = 0) -> list[int]:
+    loader.set_epoch(epoch)
+    return sorted(row for batch in loader for row in batch["row"].tolist())
+
+
+def data_requests(server: S3Server) -> int:
+    return len([request for request in server.requests if request.span is not None])
+
+
+@pytest.mark.parametrize("backend", ["fsspec", "obstore"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_warm_epoch_makes_no_request(server: S3Server, tmp_path: Path, backend: Any, num_workers: int) -> None:
+    upload(server, tmp_path)
+    cache = HostCache(tmp_path / "cache", max_bytes="1GiB")
+    loader = make(server, cache, backend=backend, num_workers=num_workers)
+    assert rows(loader) == list(range(ROWS))
+    cold = loader.metrics()
+    assert cold.cache_misses > 0
+    server.forget()
+    assert rows(loader, 1) == list(range(ROWS))
+    assert server.requests == []
+    warm = loader.metrics() - cold
+    assert (warm.cache_misses, warm.requests, warm.fetched_bytes, warm.cache_evictions) == (0, 0, 0, 0)
+    assert warm.cache_hits > 0
+    assert warm.cached_bytes == pytest.approx(cold.fetched_bytes, rel=0.2)
+    # The next job lists the objects and reads no byte of them.
+    again = make(server, cache, backend=backend, num_workers=num_workers)
+    assert rows(again) == list(range(ROWS))
+    assert data_requests(server) == 0
+
+
+@pytest.mark.parametrize("file_format", WRITERS)
+def test_every_format_is_cached(server: S3Server, tmp_path: Path, file_format: str) -> None:
+    upload(server, tmp_path, file_format)
+    loader = make(server, HostCache(tmp_path / "cache", max_bytes="1GiB"), format=file_format)
+    assert rows(loader) == list(range(ROWS))
+    server.forget()
+    assert rows(loader, 1) == list(range(ROWS))
+    assert data_requests(server) == 0
+
+
+def test_batches_are_those_without_a_cache(server: S3Server, tmp_path: Path) -> None:
+    upload(server, tmp_path)
+    small = HostCache(tmp_path / "cache", max_bytes=20_000)
+    for options in ({}, {"shuffle_rows": 300, "num_workers": 2}, {"lanes": 4}):
+        cached, plain = make(server, small, **options), make(server, None, **options)
+        for epoch in range(3):
+            cached.set_epoch(epoch)
+            plain.set_epoch(epoch)
+            for one, other in zip(cached, plain, strict=True):
+                assert one["row"].equal(other["row"])
+                assert one["c7"].equal(other["c7"])
+    assert 0 < cached.metrics().cache_hits < cached.metrics().cache_misses * 100
+
+
+def test_a_replaced_object_is_never_served_from_the_cache(server: S3Server, tmp_path: Path) -> None:
+    cache = HostCache(tmp_path / "cache", max_bytes="1GiB")
+    seen = []
+    for seed in range(2):
+        upload(server, tmp_path, seed=seed)
+        loader = make(server, cache, shuffle=False)
+        seen.append(np.concatenate([batch["c1"].numpy() for batch in loader]))
+    assert not np.isin(seen[0], seen[1]).any()
+
+
+def test_credentials_that_may_not_read_get_nothing_from_the_cache(server: S3Server, tmp_path: Path) -> None:
+    upload(server, tmp_path)
+    cache = HostCache(tmp_path / "cache", max_bytes="1GiB")
+    loader = make(server, cache)
+    assert rows(loader) == list(range(ROWS))
+    files = loader.dataset.planner.inventory.files
+    other = StoreAccess.of(server.storage_options | {"key": "other"}, remote=RemoteOptions(cache=cache, retry=QUICK))
+    server.accepted_tokens = {"none"}
+    with pytest.raises(StoreError):
+        FsspecStore(access=other).ranges(files.paths[0], [(0, 100)], files.identities[0], 0)
+
+
+def test_two_jobs_with_different_plans_share_a_directory(server: S3Server, tmp_path: Path) -> None:
+    upload(server, tmp_path)
+    cache = HostCache(tmp_path / "cache", max_bytes=40_000)
+    jobs = [
+        make(server, cache, shuffle_seed=1),
+        make(server, cache, shuffle_seed=2, columns=["row", "c2"], batch_size=50),
+    ]
+    for epoch in range(3):
+        for job in jobs:
+            job.set_epoch(epoch)
+        passes = [iter(job) for job in jobs]
+        found: list[list[int]] = [[], []]
+        for index, one in enumerate(passes):
+            found[index] += next(one)["row"].tolist()
+        for index, one in enumerate(passes):
+            found[index] += [row for batch in one for row in batch["row"].tolist()]
+        assert all(sorted(each) == list(range(ROWS)) for each in found)
+
+
+def test_a_directory_deleted_in_the_middle_costs_requests_only(server: S3Server, tmp_path: Path) -> None:
+    upload(server, tmp_path)
+    loader = make(server, HostCache(tmp_path / "cache", max_bytes="1GiB"))
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        found = []
+        for batch in loader:
+            found += batch["row"].tolist()
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        assert sorted(found) == list(range(ROWS))
+
+
+def test_a_schedule_is_there_as_long_as_its_loader(server: S3Server, tmp_path: Path) -> None:
+    upload(server, tmp_path)
+    loader = make(server, HostCache(tmp_path / "cache", max_bytes="1GiB"))
+    rows(loader)
+    assert len(list(tmp_path.glob("cache/*/schedules/*"))) == 1
+    del loader
+    assert list(tmp_path.glob("cache/*/schedules/*")) == []

@@ -1,0 +1,354 @@
+"""A host's cache: entries are whole or fetched, one process fetches what several want, and room is made by next use."""
+
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_dataloader_utils import HostCache
+from torch_dataloader_utils._observe.counters import Counts, count_thread_in
+from torch_dataloader_utils._store import Buffer, RemoteOptions, Span, StoreAccess
+from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, GroupKey
+from torch_dataloader_utils._store.cache_schedule import Schedule, Schedules
+from torch_dataloader_utils._store.host_cache import OpenCache
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
+
+ROOT = Path(__file__).parents[2]
+LENGTH = 1000
+SPAN = (4, LENGTH)
+
+
+def key(group: int, identity: str = "one") -> GroupKey:
+    return GroupKey("me", "s3://b/a", identity, group)
+
+
+class Origin:
+    """Where missing bytes come from; remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Span] = []
+
+    def fetch(self, spans: Sequence[Span]) -> list[Buffer]:
+        self.asked += spans
+        return [content(span) for span in spans]
+
+
+def content(span: Span) -> bytes:
+    return bytes((span[0] + place) % 251 for place in range(span[1]))
+
+
+def open_cache(directory: Path, groups: float = 100) -> OpenCache:
+    """A cache with room for so many entries beside its footers."""
+    return OpenCache(HostCache(directory, max_bytes=int(groups * (HEAD_BYTES + LENGTH)) * 16 // 15 + 1))
+
+
+def files(directory: Path, kind: str = "entries") -> list[Path]:
+    return [path for path in directory.glob(f"tdu-cache-*/{kind}/**/*") if path.is_file()]
+
+
+def read(cache: OpenCache, group: int, origin: Origin, span: Span = SPAN) -> None:
+    assert cache.ranges(key(group), [span], origin.fetch, 60) == [content(span)]
+
+
+def test_bytes_are_fetched_once_and_belong_to_one_version(tmp_path: Path) -> None:
+    origin, cache = Origin(), open_cache(tmp_path)
+    spans = [(0, 10), (50, 0), (20, 5), (0, 10)]
+    for _ in range(2):
+        assert cache.ranges(key(1), spans, origin.fetch, 60) == [content(span) for span in spans]
+        assert open_cache(tmp_path).ranges(key(1), spans[:1], origin.fetch, 60) == [content(spans[0])]
+    assert [span for span in origin.asked if span[1]] == [(0, 10), (20, 5)]
+    cache.ranges(key(1, "two"), spans[:1], origin.fetch, 60)
+    cache.ranges(key(2), spans[:1], origin.fetch, 60)
+    assert len(files(tmp_path)) == 4
+
+
+def test_files_are_this_user_s_alone(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path / "new" / "newer")
+    read(cache, 1, Origin())
+    cache.footers.put("a", "one", b"footer")
+    for path in (tmp_path / "new").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_directory_that_others_may_use_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = open_cache(tmp_path)
+    options = HostCache(tmp_path, max_bytes=1)
+    options.root.mkdir(mode=0o755)
+    read(cache, 1, Origin())
+    assert files(tmp_path) == []
+    assert "not a directory of this user alone" in caplog.text
+
+
+@given(place=st.integers(0, HEAD_BYTES + LENGTH - 1), change=st.sampled_from(["cut", "flip", "longer"]))
+def test_a_damaged_entry_is_fetched_again_and_counted(
+    tmp_path_factory: pytest.TempPathFactory, place: int, change: str
+) -> None:
+    directory, origin, counts = tmp_path_factory.mktemp("cache"), Origin(), Counts()
+    cache = open_cache(directory)
+    read(cache, 1, origin)
+    (path,) = files(directory)
+    whole = path.read_bytes()
+    flipped = whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]
+    path.write_bytes({"cut": whole[:place], "flip": flipped, "longer": whole + b"x"}[change])
+    before = count_thread_in(counts)
+    read(cache, 1, origin)
+    read(cache, 1, origin)
+    count_thread_in(before)
+    # The last bytes of the head are not used.
+    is_unused = change == "flip" and HEAD_BYTES - 4 <= place < HEAD_BYTES
+    assert len(origin.asked) == (1 if is_unused else 2)
+    assert counts.cache_damaged == (0 if is_unused else 1)
+
+
+def test_an_entry_under_another_name_and_a_link_are_not_used(tmp_path: Path) -> None:
+    origin, cache = Origin(), open_cache(tmp_path)
+    read(cache, 1, origin)
+    (first,) = files(tmp_path)
+    read(cache, 2, origin)
+    (second,) = set(files(tmp_path)) - {first}
+    second.write_bytes(first.read_bytes())
+    first.unlink()
+    first.symlink_to(second)
+    read(cache, 1, origin)
+    read(cache, 2, origin)
+    assert len(origin.asked) == 4
+
+
+def test_threads_that_want_a_range_at_once_fetch_it_once(tmp_path: Path) -> None:
+    origin, cache = Origin(), open_cache(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: read(cache, number % 3, origin), range(60)))
+    assert len(origin.asked) == 3
+
+
+def test_whoever_waits_goes_on_where_the_other_one_fails(tmp_path: Path) -> None:
+    cache, origin = open_cache(tmp_path), Origin()
+    with ThreadPoolExecutor(1) as pool:
+        waiting: list[Any] = []
+
+        def fail(spans: Sequence[Span]) -> list[Buffer]:
+            waiting.append(pool.submit(read, cache, 1, origin))
+            raise StoreError("gone")
+
+        with pytest.raises(StoreError):
+            cache.ranges(key(1), [SPAN], fail, 60)
+        waiting[0].result()
+    assert origin.asked == [SPAN]
+    assert files(tmp_path, "pending") == []
+
+
+def test_whoever_has_waited_long_enough_fetches_by_itself(tmp_path: Path) -> None:
+    cache, origin = open_cache(tmp_path), Origin()
+
+    def slow(spans: Sequence[Span]) -> list[Buffer]:
+        assert cache.ranges(key(1), [SPAN], origin.fetch, 0.01) == [content(SPAN)]
+        return origin.fetch(spans)
+
+    cache.ranges(key(1), [SPAN], slow, 60)
+    assert len(origin.asked) == 2
+
+
+def test_the_directory_may_be_deleted_or_replaced_by_a_file_at_any_time(tmp_path: Path) -> None:
+    origin, cache = Origin(), open_cache(tmp_path)
+    for number in range(8):
+        read(cache, 1, origin)
+        subprocess.run(["rm", "-rf", *map(str, tmp_path.iterdir())], check=True)
+        if number == 3:
+            HostCache(tmp_path, max_bytes=1).root.write_text("a file")
+    assert len(origin.asked) == 8
+    read(cache, 1, origin)
+    read(cache, 1, origin)
+    assert len(origin.asked) <= 10
+    read(open_cache(tmp_path), 1, origin)
+
+
+def bound(trace: list[int], room: int) -> int:
+    """Hits of Belady's rule, which may leave out what is read again last."""
+    cached: set[int] = set()
+    hits = 0
+    for now, group in enumerate(trace):
+        hits += group in cached
+        cached.add(group)
+        if len(cached) > room:
+            later = trace[now + 1 :]
+            cached.remove(max(cached, key=lambda each: later.index(each) if each in later else len(trace)))
+    return hits
+
+
+@given(trace=st.lists(st.integers(0, 9), min_size=1, max_size=60), room=st.integers(1, 8))
+def test_hits_are_as_many_as_possible(tmp_path_factory: pytest.TempPathFactory, trace: list[int], room: int) -> None:
+    directory, origin = tmp_path_factory.mktemp("cache"), Origin()
+    cache = open_cache(directory, groups=room)
+    numbers = np.array([key(group).number for group in trace], np.uint64)
+    cache.foresee("token", Schedule(keys=numbers, times=np.arange(len(trace), dtype=float), num_present=len(trace)))
+    for group in trace:
+        cache.mark("token", key(group))
+        read(cache, group, origin)
+        assert len(files(directory)) <= room
+    assert len(trace) - len(origin.asked) == bound(trace, room)
+
+
+def test_what_another_process_reads_next_is_kept(tmp_path: Path) -> None:
+    """Its schedule counts as long as it lives, whatever its job is."""
+    script = """
+import sys
+import numpy as np
+from pathlib import Path
+from tests.store.test_host_cache import key, open_cache
+from torch_dataloader_utils._store.cache_schedule import Schedule
+keys = np.array([key(1).number], np.uint64)
+cache = open_cache(Path(sys.argv[1]))
+cache.foresee("other", Schedule(keys=keys, times=np.zeros(1), num_present=1))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    cache, origin = open_cache(tmp_path, groups=1), Origin()
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        for group in (1, 2, 1, 2, 1):
+            read(cache, group, origin)
+        assert len(origin.asked) == 3
+        other.kill()
+        other.wait()
+    for group in (2, 2):
+        read(cache, group, origin)
+    assert len(origin.asked) == 4
+    assert files(tmp_path, "schedules") == []
+
+
+@given(st.binary(max_size=200))
+def test_a_damaged_schedule_counts_nothing(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    directory = tmp_path_factory.mktemp("cache")
+    cache = open_cache(directory, groups=1)
+    schedule = Schedule(keys=np.ones(2, np.uint64), times=np.zeros(2), num_present=1)
+    cache.foresee("token", schedule)
+    (path,) = files(directory, "schedules")
+    whole = schedule.encoded()
+    for content in (data, whole[: len(data)], whole[:-1] + data):
+        path.write_bytes(content)
+        read(cache, 1, Origin())
+        read(cache, 2, Origin())
+        Schedules(path.parents[1]).mark("token", 1)
+
+
+CRASH = """
+import os, sys
+from pathlib import Path
+from tests.faults import crash_points
+from tests.store.test_host_cache import Origin, files, key, open_cache, read
+from torch_dataloader_utils._store.cache_schedule import Schedule
+import numpy as np
+root = Path(sys.argv[1])
+steps = ("write", "pwrite", "pwritev", "ftruncate", "unlink")
+
+def with_audit(name):
+    inner = getattr(os, name)
+    def call(*arguments, **options):
+        sys.audit("open", "crash-here")
+        return inner(*arguments, **options)
+    setattr(os, name, call)
+
+for name in steps:
+    with_audit(name)
+
+def work():
+    cache = open_cache(root, groups=2)
+    cache.foresee("token", Schedule(keys=np.array([key(1).number], np.uint64), times=np.zeros(1), num_present=1))
+    for group in (1, 2, 3, 1):
+        cache.mark("token", key(group))
+        read(cache, group, Origin())
+    cache.withdraw("token")
+
+def check():
+    cache, origin = open_cache(root, groups=2), Origin()
+    for group in (1, 2, 3):
+        read(cache, group, origin)
+    assert len(files(root)) <= 2, files(root)
+    assert files(root, "pending") == []
+    for left in files(root):
+        left.unlink()
+    (cache._index._journal).unlink()
+"""
+
+
+def run(script: str, *arguments: object) -> str:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_crash_at_any_point_costs_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
+    assert int(run(CRASH + "print(crash_points.crash_everywhere(work, check))", tmp_path / "crash-here")) > 40
+
+
+def test_a_full_disk_costs_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
+    script = CRASH + "crash_points.fill_disk_everywhere(work, check, range(0, 1200, 40))"
+    run(script, tmp_path)
+    read(open_cache(tmp_path), 1, Origin())
+
+
+def test_processes_fetch_a_range_once_and_stay_within_the_size(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from tests.store.test_host_cache import Origin, files, open_cache, read
+root = Path(sys.argv[1])
+for room, most in ((100, 1), (3, 100)):
+    children = []
+    for child in range(4):
+        pid = os.fork()
+        if pid == 0:
+            cache = open_cache(root / str(room), groups=room)
+            for number in range(60):
+                origin = Origin()
+                read(cache, number % 10, origin)
+                if origin.asked:
+                    os.write(1, b"asked %d\\n" % room)
+            os._exit(0)
+        children.append(pid)
+    assert all(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 for pid in children)
+    assert len(files(root / str(room))) <= room
+"""
+    assert run(script, tmp_path).splitlines().count("asked 100") == 10
+
+
+def test_another_access_is_given_nothing() -> None:
+    def one() -> dict[str, Any]:
+        return {}
+
+    def two() -> dict[str, Any]:
+        return {}
+
+    scopes = [
+        StoreAccess.of({"key": "a", "secret": "b"}),
+        StoreAccess.of({"key": "a", "secret": "c"}),
+        StoreAccess.of({"anon": True}),
+        StoreAccess.of({"anon": True, "endpoint_url": "http://other"}),
+        StoreAccess.of({}, one),
+        StoreAccess.of({}, two),
+    ]
+    assert len({access.scope for access in scopes}) == len(scopes)
+    assert StoreAccess.of({"secret": "b", "key": "a"}).scope == scopes[0].scope
+    assert "b" not in scopes[0].scope or len(scopes[0].scope) == 32
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    assert HostCache(tmp_path, max_bytes="1KiB").most_bytes == 1024
+    with pytest.raises(ConfigTypeError, match="directory is an int"):
+        HostCache(1, max_bytes=1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_bytes"):
+        HostCache(tmp_path, max_bytes=0)
+    with pytest.raises(ConfigTypeError, match="cache is a str"):
+        RemoteOptions(cache="/tmp")  # type: ignore[arg-type]
+    assert HostCache("here", max_bytes=1).root.is_absolute()
