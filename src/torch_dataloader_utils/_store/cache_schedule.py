@@ -196,6 +196,10 @@ class Schedules:
 
     def next_uses(self) -> "NextUses":
         """When every row group is read next, as far as it is known."""
+        return NextUses([(each.schedule, each.schedule.distances(each.done())) for each in self.living()])
+
+    def living(self) -> list[OpenSchedule]:
+        """Those of living processes; those of dead ones are removed."""
         names = [name for name in os.listdir(self._directory) if not name.startswith(".")]  # noqa: PTH208
         ending = f"-{os.getpid()}"
         own = {place.name: mine for place, mine in list(self._marked.values()) if place.name.endswith(ending)}
@@ -213,7 +217,7 @@ class Schedules:
                 continue
             known[name] = found
         self._known = known
-        return NextUses([(each.schedule, each.schedule.distances(each.done())) for each in known.values()])
+        return list(known.values())
 
 
 class NextUses:

@@ -1,6 +1,6 @@
 """The shell command `tdu`: look at data, plans, speed and states without writing a script.
 
-    tdu scan | plan | verify | bench | head | vocabulary | state | tokens
+    tdu scan | plan | verify | bench | head | vocabulary | state | cache | tokens
 
 In: paths, patterns, saved inventories, Iceberg and Delta tables. Out: tables for people, or `--json` for programs;
 pictures of plans. Exit codes: 0 well, 1 the data (or a state) is wrong, 2 the command is. An error is one line that

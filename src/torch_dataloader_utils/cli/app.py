@@ -123,6 +123,7 @@ COMMANDS = {
     "head": "The first batches as a table.",
     "vocabulary": "Count the values of a column; make a vocabulary of them.",
     "state": "A saved state in words: epoch, what is done, what remains.",
+    "cache": "A cache on this host's disk: what is there, whether it is whole; remove it.",
     "tokens": "Token corpora in the .bin/.idx format.",
 }
 

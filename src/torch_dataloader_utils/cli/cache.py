@@ -1,0 +1,115 @@
+"""`tdu cache`: what a cache on this host's disk holds."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from torch_dataloader_utils._core.arguments import format_bytes
+from torch_dataloader_utils.cli.options import json_option
+from torch_dataloader_utils.cli.output import emit_json, print_facts, say
+from torch_dataloader_utils.errors import NoDataError, plural
+
+_EXAMPLES = """\b
+Examples:
+  tdu cache show /nvme                   how much is there, and for how many ranks
+  tdu cache verify /nvme                 check every entry, and remove damaged ones
+  tdu cache clear /nvme                  remove all of it
+"""
+
+
+@click.group("cache", epilog=_EXAMPLES)
+def command() -> None:
+    """A cache on this host's disk: what is there, whether it is whole; remove it.
+
+    DIRECTORY is the one of HostCache(directory, max_bytes=...). A job that uses it may run meanwhile.
+    """
+
+
+_directory = click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+
+
+def _subcommand(function: Callable[..., None]) -> Callable[..., None]:
+    return command.command(function.__name__)(_directory(json_option(function)))
+
+
+@_subcommand
+def show(directory: Path, as_json: bool) -> None:
+    """Entries, their bytes, and the ranks whose next reads are known."""
+    from torch_dataloader_utils._store.cache_entries import EntryFiles
+    from torch_dataloader_utils._store.cache_schedule import Schedules
+
+    root = _root(directory)
+    sizes = [size for _, size in EntryFiles(root).sizes()]
+    footers = [path.stat().st_size for path in (root / "footers").glob("*/*")]
+    ranks = len(Schedules(root).living()) if (root / "schedules").is_dir() else 0
+    if as_json:
+        facts = {
+            "entries": len(sizes),
+            "entry_bytes": sum(sizes),
+            "footers": len(footers),
+            "footer_bytes": sum(footers),
+        }
+        emit_json({"directory": str(root), **facts, "ranks": ranks})
+        return
+    print_facts(
+        [
+            ("directory", str(root)),
+            ("entries", f"{plural(len(sizes), 'range')}, {format_bytes(sum(sizes))}"),
+            ("footers", f"{len(footers):,}, {format_bytes(sum(footers))}"),
+            ("read by", plural(ranks, "rank")),
+        ]
+    )
+
+
+@_subcommand
+def verify(directory: Path, as_json: bool) -> None:
+    """Check the bytes of every entry; damaged ones are removed, and fetched again when they are needed."""
+    from torch_dataloader_utils._store.cache_entries import DamagedEntryError
+    from torch_dataloader_utils._store.cache_index import CacheIndex
+
+    index = CacheIndex(_root(directory), 0)
+    whole = damaged = 0
+    for name, _ in index.files.sizes():
+        try:
+            whole += index.files.read(name) is not None
+        except DamagedEntryError:
+            damaged += 1
+            index.remove(name)
+    if as_json:
+        emit_json({"whole": whole, "damaged": damaged})
+        return
+    say(f"Entries: {whole:,} whole, {damaged:,} damaged and removed.")
+
+
+@_subcommand
+def clear(directory: Path, as_json: bool) -> None:
+    """Remove the cache from the directory; nothing else there is touched."""
+    from torch_dataloader_utils._store.cache_entries import EntryFiles
+
+    root = _root(directory)
+    num_bytes = sum(size for _, size in EntryFiles(root).sizes())
+    # At one moment: a job that goes on makes a new one.
+    aside = root.with_name(f"{root.name}-removed-{os.getpid()}")
+    root.rename(aside)
+    shutil.rmtree(aside)
+    if as_json:
+        emit_json({"removed_bytes": num_bytes})
+        return
+    say(f"Removed {format_bytes(num_bytes)}.")
+
+
+def _root(directory: Path) -> Path:
+    """This user's cache in a directory.
+
+    Raises:
+        NoDataError: there is none.
+    """
+    from torch_dataloader_utils._store.host_cache import cache_root
+
+    root = cache_root(directory.absolute())
+    if not root.is_dir():
+        raise NoDataError(f"{directory} has no cache of this user. Pass the directory of HostCache(directory, ...).")
+    return root
