@@ -37,7 +37,7 @@ SHOWN_ONLY = {
     ): "Horovod, which does not build with this torch; tests/seed has a stand-in for it",
 }
 # Words of a `tdu` line: the same.
-COMMANDS_SHOWN_ONLY = {"://": "a bucket", "--catalog": "a catalog"}
+COMMANDS_SHOWN_ONLY = {"://": "a bucket", "--catalog": "a catalog", " /nvme": "a cache that a job has filled"}
 
 
 @pytest.fixture(scope="session")
