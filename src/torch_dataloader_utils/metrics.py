@@ -1,7 +1,17 @@
-"""Everything to observe a loader with: its metrics, callbacks, and exporters to Prometheus and OpenTelemetry."""
+"""Everything to observe a loader with: its metrics, those of all ranks, callbacks, and exporters."""
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.exporters import export_to_opentelemetry, export_to_prometheus
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.stream.gathered_metrics import GatheredMetrics, Spread, gather_metrics
 
-__all__ = ["EpochRun", "LoaderCallback", "Metrics", "export_to_opentelemetry", "export_to_prometheus"]
+__all__ = [
+    "EpochRun",
+    "GatheredMetrics",
+    "LoaderCallback",
+    "Metrics",
+    "Spread",
+    "export_to_opentelemetry",
+    "export_to_prometheus",
+    "gather_metrics",
+]

@@ -14,6 +14,7 @@ import pytest
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
 from torch_dataloader_utils import Decoding, StructuredDataset
+from torch_dataloader_utils._observe.counters import ERRORS, LATENCIES
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import StoreError
@@ -21,6 +22,14 @@ from torch_dataloader_utils.metrics import export_to_prometheus
 
 MARGIN = 4
 """How much more time the cause must have taken than anything else."""
+
+
+MOSTLY_FOR = {
+    "store": "mostly for the storage (",
+    "decode": "mostly for decoding",
+    "transform": "mostly for transform and collate_fn",
+}
+"""How the diagnosis names each cause."""
 
 
 def loader_of(where: str, access: StoreAccess | None = None, **options: Any) -> Any:
@@ -70,7 +79,7 @@ def seen_while_held_up(loader: Any, gate: Any, holds: Callable[[Metrics], bool],
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.waits)])
 @pytest.mark.parametrize("cause", ["store", "decode", "transform", "trainer"])
-def test_the_largest_number_names_what_holds_a_loader_up(
+def test_the_largest_number_and_the_diagnosis_name_what_holds_a_loader_up(
     cause: str,
     num_workers: int,
     server: S3Server,
@@ -105,8 +114,13 @@ def test_the_largest_number_names_what_holds_a_loader_up(
         monkeypatch.setattr(pq, "ParquetReader", SlowReader)
     if cause == "store":
         server.rules.append(Rule(lambda *_: gate.wait(), key="^data/", count=None))
-    batches = seen_while_held_up(loader, gate, lambda metrics: what_limits(metrics) == cause, take)
-    assert_rows(batches, 600)
+
+    def is_named(metrics: Metrics) -> bool:
+        diagnosis = metrics.diagnosis
+        named = diagnosis is None if cause == "trainer" else MOSTLY_FOR[cause] in (diagnosis or "")
+        return named and what_limits(metrics) == cause
+
+    assert_rows(seen_while_held_up(loader, gate, is_named, take), 600)
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.waits)])
@@ -152,5 +166,12 @@ def test_after_an_error_the_counts_hold_what_was_tried(num_workers: int, server:
         list(loader)
     metrics = loader.metrics()
     assert (metrics.requests, metrics.retries) == (4, 3)
+    assert sum(getattr(metrics, name) for name in LATENCIES) == 4
+    assert {name: getattr(metrics, name) for name in ERRORS} == {
+        "throttled_errors": 3,
+        "server_errors": 0,
+        "refused_errors": 1,
+        "connection_errors": 0,
+    }
     assert min(metrics.wait_seconds, metrics.stall_seconds, metrics.fetch_seconds) > 0
     assert metrics == loader.metrics()

@@ -2,7 +2,10 @@
 
 import builtins
 import gc
+import json
+import re
 import weakref
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,6 +17,8 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.exporters import INSTRUMENTS, export_to_opentelemetry, export_to_prometheus
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def loader_of(folder, **options):
@@ -193,3 +198,21 @@ def test_a_missing_client_is_named_as_its_package_is_installed(export, package, 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=f"pip install {installs}$"):
         export(Metrics)
+
+
+def test_every_name_in_the_dashboard_is_one_that_prometheus_scrapes(table):
+    dashboard = json.loads((DOCS / "how-to" / "grafana-dashboard.json").read_text())
+    registry = CollectorRegistry()
+    loader = loader_of(table)
+    export_to_prometheus(loader.metrics, {"loader": "train", "rank": "0"}, registry)
+    samples = {each.name for family in registry.collect() for each in family.samples}
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used = [re.findall(r"\btdu_\w+", query) for query in queries]
+    assert all(used)
+    assert {name for names in used for name in names} <= samples
+    for query in queries:
+        assert query.count("(") == query.count(")")
+        assert all(f"rate({name}[" in query for name in re.findall(r"tdu_\w+_total", query)), query
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
+    assert [each["name"] for each in dashboard["templating"]["list"]] == ["datasource"]

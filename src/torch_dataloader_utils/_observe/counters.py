@@ -2,8 +2,9 @@
 
 import ctypes
 import threading
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TypeVar
@@ -24,9 +25,15 @@ CHUNKS = (
 
 # Of a cache on this host: ranges that it had and had not, their bytes, entries that made room, and damaged ones.
 CACHE = ("cache_hits", "cache_misses", "cached_bytes", "cache_evictions", "cache_damaged")
+# Requests to remote storage by how long each took, and attempts that failed by what came back.
+LATENCIES = ("requests_to_10ms", "requests_to_100ms", "requests_to_1s", "requests_to_10s", "requests_over_10s")
+_LATENCY_SECONDS = (0.01, 0.1, 1.0, 10.0)
+ERRORS = ("throttled_errors", "server_errors", "refused_errors", "connection_errors")
 
 COUNTED = (
     *CHUNKS,
+    *LATENCIES,
+    *ERRORS,
     "decoded_groups",
     "released_groups",
     "decoded_bytes",
@@ -45,7 +52,7 @@ COUNTED = (
 class Counts(ctypes.Structure):
     """Integers of 64 bits, written by one thread at a time; `Counts.from_buffer` puts them into shared memory.
 
-    compiled_chunks and the others: see `Metrics`.
+    Those of CHUNKS, LATENCIES and ERRORS: see `Metrics`.
     decoded_groups, decoded_bytes: row groups read and shaped, and the memory they took. released_groups: used up.
     cache_hits and the others: see `Metrics`.
     requests, retries, fetched_bytes: sent to remote storage, sent again after a failure, received.
@@ -115,6 +122,20 @@ def count_chunks(kind: str, number: int = 1) -> None:
     counts, name = thread_counts(), f"{kind}_chunks"
     name = name if name in CHUNKS else "damaged_chunks"
     setattr(counts, name, getattr(counts, name) + number)
+
+
+def count_latencies(seconds: Iterable[float]) -> None:
+    """Count requests of the calling thread that took so long, answered or not."""
+    counts = thread_counts()
+    for each in seconds:
+        name = LATENCIES[bisect_left(_LATENCY_SECONDS, each)]
+        setattr(counts, name, getattr(counts, name) + 1)
+
+
+def count_error(name: str) -> None:
+    """Count an attempt of the calling thread that failed; name: one of `ERRORS`."""
+    counts = thread_counts()
+    setattr(counts, name, getattr(counts, name) + 1)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
+from torch_dataloader_utils._observe.counters import LATENCIES
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError, of_type
 
@@ -82,6 +83,8 @@ class Instrument:
     only_grows: bool = True
 
 
+_TOOK = ("at most 10 ms", "10 to 100 ms", "0.1 to 1 s", "1 to 10 s", "over 10 s")
+
 INSTRUMENTS = (
     Instrument(name="batches", attribute="batches", unit="", help="Batches received by the trainer."),
     Instrument(name="rows", attribute="rows", unit="", help="Rows received by the trainer."),
@@ -130,6 +133,19 @@ INSTRUMENTS = (
     Instrument(name="cached", attribute="cached_bytes", unit="By", help="Bytes that came from this host's cache."),
     Instrument(name="cache_evictions", attribute="cache_evictions", unit="", help="Cache entries that made room."),
     Instrument(name="cache_damaged", attribute="cache_damaged", unit="", help="Cache entries that were damaged."),
+    *(
+        Instrument(name=name, attribute=name, unit="", help=f"Requests to remote storage, {took}.")
+        for name, took in zip(LATENCIES, _TOOK, strict=True)
+    ),
+    Instrument(
+        name="throttled_errors",
+        attribute="throttled_errors",
+        unit="",
+        help="Failed attempts: the storage was asked too much.",
+    ),
+    Instrument(name="server_errors", attribute="server_errors", unit="", help="Failed attempts: the storage failed."),
+    Instrument(name="refused_errors", attribute="refused_errors", unit="", help="Failed attempts: refused, not found."),
+    Instrument(name="connection_errors", attribute="connection_errors", unit="", help="Failed attempts: no answer."),
     Instrument(name="fetch", attribute="fetch_seconds", unit="s", help="Time of waiting for remote storage."),
     Instrument(name="decode", attribute="decode_seconds", unit="s", help="Time of decoding, without fetching."),
     Instrument(name="stall", attribute="stall_seconds", unit="s", help="Time of waiting for decoded row groups."),
@@ -142,6 +158,13 @@ INSTRUMENTS = (
         attribute="queue_depth",
         unit="",
         help="Row groups decoded and not used up.",
+        only_grows=False,
+    ),
+    Instrument(
+        name="batch_age",
+        attribute="batch_age_seconds",
+        unit="s",
+        help="Time since the trainer was given its last batch.",
         only_grows=False,
     ),
 )

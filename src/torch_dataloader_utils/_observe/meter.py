@@ -9,10 +9,21 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-from torch_dataloader_utils._observe.counters import CACHE, CHUNKS, Int64s, WorkerCounters, counts_shape, totals
-from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils._observe.counters import (
+    CACHE,
+    CHUNKS,
+    ERRORS,
+    LATENCIES,
+    Int64s,
+    WorkerCounters,
+    counts_shape,
+    totals,
+)
+from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
 
 _END = object()
+
+_NO_GAUGES = dict.fromkeys(GAUGES, 0)
 
 
 class LoaderMeter:
@@ -76,7 +87,7 @@ class LoaderMeter:
 
     def _begin(self) -> "_PassCounts":
         # Both at once: a thread that saw one without the other would count the last pass twice.
-        self._pass = _PassCounts(before=replace(self.metrics(), queue_depth=0), begin_ns=perf_counter_ns())
+        self._pass = _PassCounts(before=replace(self.metrics(), **_NO_GAUGES), begin_ns=perf_counter_ns())
         return self._pass
 
 
@@ -114,7 +125,9 @@ class _Waiting:
         self._counts.wait_ns -= perf_counter_ns()
 
     def __exit__(self, *error: object) -> None:
-        self._counts.wait_ns += perf_counter_ns()
+        now_ns = perf_counter_ns()
+        self._counts.wait_ns += now_ns
+        self._counts.given_ns = now_ns
 
 
 def _no_memory() -> Int64s:
@@ -125,10 +138,11 @@ def _no_memory() -> Int64s:
 class _PassCounts:
     """The counts of one pass.
 
-    before: the counts of earlier passes. rows: received from worker processes. wait_ns: in next(). arrive_ns: the part
-    of it until responses of worker processes arrived. Times that are being spent are negative, as in `Counts`.
-    local: the counters of the worker in this process. memory: where workers count. earlier: what was there when the
-    pass began. end_ns, final: None while it runs. seen: the last metrics that were asked for.
+    before: the counts of earlier passes. rows: received from worker processes. wait_ns: in next(). given_ns: when the
+    trainer last went on; 0: not yet. arrive_ns: the part of wait_ns until responses of worker processes arrived. Times
+    that are being spent are negative, as in `Counts`. local: the counters of the worker in this process. memory: where
+    workers count. earlier: what was there when the pass began. end_ns, final: None while it runs. seen: the last
+    metrics that were asked for.
     """
 
     before: Metrics
@@ -139,6 +153,7 @@ class _PassCounts:
     rows: int = 0
     padding_rows: int = 0
     wait_ns: int = 0
+    given_ns: int = 0
     arrive_ns: int = 0
     local: WorkerCounters | None = None
     memory: Int64s = field(default_factory=_no_memory)
@@ -153,11 +168,11 @@ class _PassCounts:
             self.passes = 1
             self.padding_rows = run.padding_rows
         # Processes that were killed in the middle of something would spend time for ever.
-        self.final = replace(self._largest(self._now()), queue_depth=0)
+        self.final = replace(self._largest(self._now()), **_NO_GAUGES)
         self.memory = _no_memory()
 
     def metrics(self) -> Metrics:
-        """The pass up to now, with what is under way; no number is ever smaller than before, but queue_depth."""
+        """The pass up to now, with what is under way; no number is ever smaller than before, but gauges."""
         self.seen = self._largest(self._now()) if self.final is None else self.final
         return self.seen
 
@@ -165,7 +180,7 @@ class _PassCounts:
         """The larger ones of what was seen and what is read now, while other threads and processes write."""
         seen = self.seen
         largest = {each.name: max(getattr(seen, each.name), getattr(now, each.name)) for each in fields(Metrics)}
-        return Metrics(**largest | {"queue_depth": now.queue_depth})
+        return Metrics(**largest | {name: getattr(now, name) for name in GAUGES})
 
     def _now(self) -> Metrics:
         now_ns = perf_counter_ns() if self.end_ns is None else self.end_ns
@@ -180,7 +195,7 @@ class _PassCounts:
             rows=self.rows if self.local is None else self.local.rows,
             padding_rows=self.padding_rows,
             row_groups=counted["decoded_groups"],
-            **{name: counted[name] for name in CHUNKS},
+            **{name: counted[name] for name in (*CHUNKS, *LATENCIES, *ERRORS, *CACHE)},
             decoded_bytes=counted["decoded_bytes"],
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
@@ -194,6 +209,7 @@ class _PassCounts:
             wait_seconds=wait_ns / 1e9,
             seconds=(now_ns - self.begin_ns) / 1e9,
             queue_depth=max(0, counted["decoded_groups"] - counted["released_groups"]),
+            batch_age_seconds=max(0, now_ns - (self.given_ns or self.begin_ns)) / 1e9,
         )
 
 

@@ -3,18 +3,25 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from torch_dataloader_utils._observe.counters import CHUNKS
+from torch_dataloader_utils._observe.counters import CHUNKS, ERRORS
 from torch_dataloader_utils._runtime.notebook import html_of
+
+GAUGES = ("queue_depth", "batch_age_seconds")
+"""The numbers that say how it is now; all others only grow."""
+
+# A trainer that waits less is not held up: the first batch of a pass is waited for in any case.
+_MOST_WAIT_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
     """Counts and times of one rank's loader, all its workers together, since it was built (or of one pass).
 
-    All but queue_depth only grow, so the difference of two of them is what happened in between: `later - earlier`.
+    All but queue_depth and batch_age_seconds only grow, so the difference of two of them is what happened in between:
+    `later - earlier`.
 
         metrics = loader.metrics()
-        metrics.rows_per_second, metrics.wait_fraction
+        metrics.rows_per_second, metrics.wait_fraction, metrics.diagnosis
 
     Attributes:
         passes: passes that reached their last batch.
@@ -40,6 +47,13 @@ class Metrics:
         cached_bytes: in those that came from it, and so were not fetched.
         cache_evictions: entries that were removed to make room.
         cache_damaged: entries that were not what had been written, and were fetched again.
+        requests_to_10ms: those that took at most 10 ms, from when they were sent until all bytes were there or they
+            failed. The next four are those that took longer: at most 100 ms, 1 s, 10 s, or more.
+        throttled_errors: attempts that failed because the storage was asked too much (HTTP 429, 503). An attempt is
+            one request, or those for the parts of one row group.
+        server_errors: that it failed by itself (408, 500 and the like).
+        refused_errors: that it refused: no permission, expired credentials, not found, another version.
+        connection_errors: without an answer: connections that failed, time-outs, replies with wrong bytes.
         fetch_seconds: decoding threads waited for remote storage: requests, and pauses before they are sent again.
         decode_seconds: they decoded, shaped and shuffled rows; reading local files included.
         stall_seconds: whoever makes batches waited for a row group: the trainer's thread (threads), or workers.
@@ -48,6 +62,8 @@ class Metrics:
         wait_seconds: the trainer spent in `next()` of the loader's iterator.
         seconds: time in passes, the trainer's own work between batches included.
         queue_depth: row groups decoded and not used up yet, in all workers; 0 between passes.
+        batch_age_seconds: since the trainer was given its last batch, or began to wait for its first one; 0 between
+            passes.
 
     Counts and times hold what is under way, up to now, and what failed. The times from fetch_seconds to
     handover_seconds are added up over all threads and processes, so that they may exceed seconds.
@@ -74,6 +90,15 @@ class Metrics:
     cached_bytes: int = 0
     cache_evictions: int = 0
     cache_damaged: int = 0
+    requests_to_10ms: int = 0
+    requests_to_100ms: int = 0
+    requests_to_1s: int = 0
+    requests_to_10s: int = 0
+    requests_over_10s: int = 0
+    throttled_errors: int = 0
+    server_errors: int = 0
+    refused_errors: int = 0
+    connection_errors: int = 0
     fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
     stall_seconds: float = 0.0
@@ -82,6 +107,7 @@ class Metrics:
     wait_seconds: float = 0.0
     seconds: float = 0.0
     queue_depth: int = 0
+    batch_age_seconds: float = 0.0
 
     @property
     def pyarrow_chunks(self) -> dict[str, int]:
@@ -113,14 +139,52 @@ class Metrics:
         """The part of the time in passes that the trainer waited for data: 0.0 is a loader that is never waited for."""
         return self.wait_seconds / self.seconds if self.seconds else 0.0
 
+    @property
+    def diagnosis(self) -> str | None:
+        """Why the trainer waits for data and what to do, in one sentence; None if it does not wait.
+
+        Of a difference of two metrics it is about the time in between.
+        """
+        if self.wait_fraction < _MOST_WAIT_FRACTION:
+            return None
+        return f"The trainer waits {self.wait_fraction:.0%} of its time, {self._cause()}."
+
+    def _cause(self) -> str:
+        makers = {"stall": self.stall_seconds, "transform": self.transform_seconds, "handover": self.handover_seconds}
+        if sum(makers.values()) < self.wait_seconds / 2:
+            return (
+                "and batches were hardly in the making: worker processes start (persistent_workers=True), or batches "
+                "that are no tensors are sent"
+            )
+        match max(makers, key=makers.__getitem__):
+            case "transform":
+                return "mostly for transform and collate_fn: make them faster, or take more num_workers"
+            case "handover":
+                return "mostly for batches to be cut, joined and copied: stack columns, or take larger batches"
+            case _ if self.fetch_seconds > self.decode_seconds:
+                return f"mostly for the storage ({self._describe_requests()}): {self._storage_advice()}"
+            case _:
+                return (
+                    "mostly for decoding (or a slow local disk): read fewer columns, or take more "
+                    "Decoding(threads=...) or num_workers"
+                )
+
+    def _describe_requests(self) -> str:
+        slow = self.requests_to_1s + self.requests_to_10s + self.requests_over_10s
+        failed = {name: getattr(self, name) for name in ERRORS if getattr(self, name)}
+        parts = [f"{slow:,} of {self.requests:,} requests took more than 0.1 s"]
+        parts += [f"{number:,} {name.replace('_', ' ')}" for name, number in failed.items()]
+        return ", ".join(parts)
+
+    def _storage_advice(self) -> str:
+        if self.throttled_errors:
+            return "it is asked too much; let fewer jobs read these prefixes at once, or copy the data"
+        return "take more Decoding(threads=...), or bring the data nearer"
+
     def __sub__(self, earlier: "Metrics") -> "Metrics":
-        """The counts and times since `earlier`; queue_depth is the later one's."""
-        changes = {
-            field.name: getattr(self, field.name) - getattr(earlier, field.name)
-            for field in fields(self)
-            if field.name != "queue_depth"
-        }
-        return Metrics(**changes, queue_depth=self.queue_depth)
+        """The counts and times since `earlier`; queue_depth and batch_age_seconds are the later ones."""
+        changes = {each.name: getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)}
+        return Metrics(**changes | {name: getattr(self, name) for name in GAUGES})
 
     def _repr_html_(self) -> str:
         """For notebooks: the rates, and every count and time that is not zero."""

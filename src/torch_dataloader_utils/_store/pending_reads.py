@@ -1,12 +1,13 @@
 """Ranges of one file that are being read: each attempt asks, in parallel, for the bytes that are still missing."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fsspec.asyn import get_loop
 
-from torch_dataloader_utils._observe.counters import thread_counts
+from torch_dataloader_utils._observe.counters import count_latencies, thread_counts
 from torch_dataloader_utils._store.cancellation import ask, run_on_loop
 from torch_dataloader_utils._store.conditional_reads import (
     RangeReply,
@@ -70,11 +71,12 @@ class PendingReads:
         before = self._received_bytes()
         thread_counts().requests += len(missing)
         fetch = _fetch_of(filesystem)
+        begin, ended = time.perf_counter(), list[float]()
         try:
             if fetch is None:
                 errors = _sync(filesystem, key, missing)
             else:
-                works = _all(fetch(filesystem, key, reply, self._attempts.policy) for reply in missing)
+                works = _all(_timed(fetch(filesystem, key, reply, self._attempts.policy), ended) for reply in missing)
                 # The Hub's client has no loop of its own; it is given fsspec's.
                 loop = getattr(filesystem, "loop", None) or get_loop()
                 errors = run_on_loop(loop, works, self._left_seconds)
@@ -82,6 +84,9 @@ class PendingReads:
             received = self._received_bytes()
             self._attempts.received(received)
             thread_counts().fetched_bytes += received - before
+            # Those that were given up, or whose client says only when all of them are there, took all the time.
+            ends = (ended + [time.perf_counter()] * len(missing))[: len(missing)]
+            count_latencies(end - begin for end in ends)
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
@@ -102,6 +107,14 @@ def _fetch_of(filesystem: Any) -> Fetch | None:
 
 async def _all(works: Any) -> list[BaseException | None]:
     return list(await asyncio.gather(*works, return_exceptions=True))
+
+
+async def _timed(work: Awaitable[None], ended: list[float]) -> None:
+    """Does the work, and adds the moment at which it ended."""
+    try:
+        await work
+    finally:
+        ended.append(time.perf_counter())
 
 
 def _sync(filesystem: Any, key: str, missing: Sequence[RangeReply]) -> list[BaseException | None]:

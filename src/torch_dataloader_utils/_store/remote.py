@@ -2,13 +2,14 @@
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
-from torch_dataloader_utils._observe.counters import fetching, thread_counts
+from torch_dataloader_utils._observe.counters import count_error, count_latencies, fetching, thread_counts
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.cache_entries import GroupKey
@@ -269,6 +270,7 @@ class FsspecStore:
                 raise
             except Exception as error:  # whatever a storage client raises
                 diagnosis = diagnose(error, handled=handled)
+                count_error(_counted_as(diagnosis))
                 # The client's options have what `credentials` gave; without a client, see `open_client`.
                 censor(error, getattr(filesystem, "storage_options", None), handled=handled)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
@@ -292,8 +294,21 @@ class FsspecStore:
 def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]:
     filesystem.invalidate_cache()  # of the whole client: some look a file up in the listing of its directory
     thread_counts().requests += 1
-    info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
+    begin = time.perf_counter()
+    try:
+        info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
+    finally:
+        count_latencies([time.perf_counter() - begin])
     return info
+
+
+def _counted_as(diagnosis: Diagnosis) -> str:
+    """The count of such failures, one of ERRORS."""
+    if diagnosis.status in (429, 503, 509) or diagnosis.code == "SlowDown":
+        return "throttled_errors"
+    if diagnosis.kind not in (Kind.TRANSIENT, Kind.WRONG_REPLY):
+        return "refused_errors"
+    return "server_errors" if diagnosis.status else "connection_errors"
 
 
 def _sized(path: str, info: Mapping[str, Any]) -> FileStat:

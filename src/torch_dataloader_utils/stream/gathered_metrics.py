@@ -1,0 +1,110 @@
+"""`gather_metrics`: the metrics of all ranks side by side, with one collective."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+import torch.distributed as dist
+
+from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.stream.ranks import add_over_ranks, running_ranks
+
+_NO_METRICS = Metrics()
+# Seconds travel as whole nanoseconds beside the counts.
+_SCALES = {each.name: 1e9 if isinstance(getattr(_NO_METRICS, each.name), float) else 1 for each in fields(Metrics)}
+
+# A rank is slow by itself if it waits so many times as much as the rank in the middle.
+_SLOW_RANK_FACTOR = 2
+
+
+class HasMetrics(Protocol):
+    """Anything with metrics, such as a loader."""
+
+    def metrics(self) -> Metrics: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """One number over all ranks, with a rank that has each; of an even number of ranks, the lower one in the middle."""
+
+    minimum: float
+    minimum_rank: int
+    median: float
+    median_rank: int
+    maximum: float
+    maximum_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredMetrics:
+    """The metrics of all ranks.
+
+    ranks: one Metrics for each rank of the default process group, in order.
+    """
+
+    ranks: tuple[Metrics, ...]
+
+    def spread(self, name: str) -> Spread:
+        """Minimum, median and maximum of one number, such as "rows_per_second" or "throttled_errors".
+
+        Raises:
+            ConfigError: metrics have no number of this name.
+        """
+        values: list[Any] = [getattr(each, name, None) for each in self.ranks]
+        if not all(isinstance(value, (int, float)) for value in values):
+            raise ConfigError(f"Metrics have no number called {name!r}. Take one of {', '.join(_SCALES)}.")
+        order = np.argsort(values, kind="stable").tolist()
+        low, middle, high = order[0], order[(len(order) - 1) // 2], order[-1]
+        return Spread(
+            minimum=values[low],
+            minimum_rank=low,
+            median=values[middle],
+            median_rank=middle,
+            maximum=values[high],
+            maximum_rank=high,
+        )
+
+    @property
+    def diagnosis(self) -> str | None:
+        """Why trainers wait for data, with the rank if it is one; None if none waits."""
+        waits = self.spread("wait_fraction")
+        cause = self.ranks[waits.maximum_rank].diagnosis
+        if cause is None or len(self.ranks) == 1:
+            return cause
+        if waits.maximum > _SLOW_RANK_FACTOR * waits.median:
+            return (
+                f"Rank {waits.maximum_rank} holds up the others (which wait {waits.median:.0%} for data in the median, "
+                f"and then for its gradients). {cause}"
+            )
+        return f"Ranks wait alike ({waits.minimum:.0%} to {waits.maximum:.0%}); rank {waits.maximum_rank}: {cause}"
+
+
+def gather_metrics(source: HasMetrics | Metrics) -> GatheredMetrics:
+    """The metrics of all ranks, on every rank; one all-reduce of some hundred bytes a rank.
+
+        gathered = gather_metrics(loader)
+        gathered.spread("wait_seconds").maximum_rank, gathered.diagnosis
+
+    Every rank of the default process group must call it, in the trainer's thread; without a group there is one rank.
+
+    Args:
+        source: a loader, for all that it has counted; or Metrics, such as `loader.metrics() - before`.
+
+    Raises:
+        ConfigTypeError: neither.
+    """
+    if not isinstance(source, Metrics) and not callable(getattr(source, "metrics", None)):
+        raise ConfigTypeError(f"gather_metrics got {of_type(source)}: pass a loader, or what loader.metrics() gave.")
+    metrics = source if isinstance(source, Metrics) else source.metrics()
+    if running_ranks() < 2:
+        return GatheredMetrics((metrics,))
+    numbers = np.zeros((running_ranks(), len(_SCALES)), dtype=np.int64)
+    numbers[dist.get_rank()] = [round(getattr(metrics, name) * scale) for name, scale in _SCALES.items()]
+    return GatheredMetrics(tuple(_metrics(row) for row in add_over_ranks(numbers).tolist()))
+
+
+def _metrics(numbers: list[int]) -> Metrics:
+    pairs = zip(_SCALES.items(), numbers, strict=True)
+    values: dict[str, Any] = {name: number if scale == 1 else number / scale for (name, scale), number in pairs}
+    return Metrics(**values)
