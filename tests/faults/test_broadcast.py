@@ -1,5 +1,6 @@
 """Rank 0 scans for all: one listing a job, and an error on every rank if it fails."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,30 @@ def test_one_rank_lists_and_reads_footers_for_all(server: S3Server, access: Stor
     rows = run_ranks(_rank, tmp_path / "meeting", "s3://bucket/data", access)
     assert sorted(row for each in rows for row in each) == list(range(total))
     assert len(server.of("HEAD")) == 1  # whether "data" is a file: asked by one rank
+
+
+def _building_rank(rank: int, meeting: str, path: str, access: StoreAccess, options: Any, answer: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    loader, _ = StructuredDataset.create_dataloader(
+        path, num_workers=0, num_ranks="auto", storage_options=access, batch_size=50, **options
+    )
+    answer.send(len(loader))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("options", "scans"), [({}, 1), ({"broadcast_inventory": False}, RANKS), ({"check_ranks": False}, RANKS)]
+)
+def test_a_group_that_runs_reads_each_footer_of_remote_files_once(
+    options: Any, scans: int, server: S3Server, access: StoreAccess, tmp_path: Path
+) -> None:
+    upload(server, files=20)
+    steps = run_ranks(_building_rank, tmp_path / "meeting", "s3://bucket/data", access, options)
+    assert steps == [20 * 300 // 50 // RANKS] * RANKS
+    footers = Counter(each.key for each in server.of("GET") if each.span is not None)
+    assert footers == {f"data/{file}.parquet": scans for file in range(20)}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

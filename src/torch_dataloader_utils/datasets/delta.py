@@ -21,7 +21,7 @@ from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
-from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess
+from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local
 from torch_dataloader_utils.datasets.build import BuiltDataset, build
 from torch_dataloader_utils.datasets.option_fields import (
     Checked,
@@ -43,6 +43,7 @@ from torch_dataloader_utils.datasets.options import (
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
     counting_share,
+    is_scanned_once,
     ranks_of,
     scanning_share,
     shows_bars,
@@ -136,18 +137,19 @@ class DeltaSource(Checked):
         scan = self.scan_options(options.columns, options.filters, options.on_error)
         share = counting_share(options, *ranks_of(options))
         if self.inventory is not None:
-            compare_options(options, scanning_share(options))
+            compare_options(options, meets=scanning_share(options).count > 1)
             if self.roots is not None:
                 self.roots.check_inventory(self.inventory)
             found = identified(self.inventory, options.identity, self.access)
             return under_filter(found, options.filters), self.access
-        compare_options(options, share)
+        once = is_scanned_once(options, is_remote=not is_local(os.fspath(self.table)))
+        compare_options(options, meets=once or share.count > 1)
         with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
 
             def scanned(scan: DeltaScanOptions) -> Inventory:
                 return identified(scan_table(self.place, scan, on_progress), options.identity, self.access)
 
-            if options.broadcast_inventory:
+            if once:
                 found = from_rank_zero(lambda: scanned(scan))
             else:
                 agreed = of_one_version(self.place, scan, share)

@@ -11,10 +11,10 @@ from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, redact
+from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local, redact
 from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.datasets.rank_agreement import compare_options, scanning_share, shows_bars
+from torch_dataloader_utils.datasets.rank_agreement import compare_options, is_scanned_once, scanning_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import under_filter
 from torch_dataloader_utils.discover.bad_files import lies_in
 from torch_dataloader_utils.discover.content import identified
@@ -84,15 +84,17 @@ class FileSource(Checked):
             ConfigError, DataError, StoreError: as `scan_files`; and see `compare_options`, Share.check_alike.
         """
         access = StoreAccess.of(self.storage_options, self.credentials, self.remote)
-        compare_options(options, scanning_share(options))
+        is_remote = not all(map(is_local, _names(self.path)))
+        once = self.inventory is None and is_scanned_once(options, is_remote=is_remote)
+        compare_options(options, meets=once or scanning_share(options).count > 1)
         if self.inventory is None:
-            found = self._scan(options, access)
+            found = self._scan(options, access, once=once)
         else:
             found = self.inventory
             _check_place(found, self.path)
         return under_filter(identified(found, options.identity, access), options.filters), access
 
-    def _scan(self, options: TableOptions, access: StoreAccess) -> Inventory:
+    def _scan(self, options: TableOptions, access: StoreAccess, *, once: bool) -> Inventory:
         path = self.path
         paths = path if isinstance(path, str) or not isinstance(path, Sequence) else [_path(file) for file in path]
         request = ScanRequest(
@@ -117,7 +119,7 @@ class FileSource(Checked):
             def scan() -> Inventory:
                 return identified(scan_files(), options.identity, access)
 
-            return from_rank_zero(scan) if options.broadcast_inventory else _scan_alike(scan, options)
+            return from_rank_zero(scan) if once else _scan_alike(scan, options)
 
 
 def _check_place(inventory: Inventory, files: Files) -> None:
@@ -125,8 +127,7 @@ def _check_place(inventory: Inventory, files: Files) -> None:
 
     What it was made of is right as it is: an `hf://` path, say, of which files have the commit in their names.
     """
-    given = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
-    named = [os.fspath(path) for path in map(_path, given) if isinstance(path, (str, os.PathLike)) and path]
+    named = _names(files)
     paths = inventory.files.paths
     if not named or inventory.snapshot or not len(paths) or inventory.source in map(redact, named):
         return
@@ -146,6 +147,12 @@ def _scan_alike(scan: Callable[[], Inventory], options: TableOptions) -> Invento
     inventory = share.together(scan)
     share.check_alike(inventory)
     return inventory
+
+
+def _names(files: Files) -> list[str]:
+    """What the caller names, without what is no path."""
+    given = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    return [os.fspath(path) for path in map(_path, given) if isinstance(path, (str, os.PathLike)) and path]
 
 
 def _path(file: DataFileInfo | PathLike) -> PathLike:

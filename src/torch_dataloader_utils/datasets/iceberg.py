@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
-from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, is_local
 from torch_dataloader_utils.datasets.build import BuiltDataset, build
 from torch_dataloader_utils.datasets.option_fields import (
     Checked,
@@ -42,6 +42,7 @@ from torch_dataloader_utils.datasets.options import (
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
     counting_share,
+    is_scanned_once,
     ranks_of,
     scanning_share,
     shows_bars,
@@ -188,18 +189,19 @@ class IcebergSource(Checked):
         place, scan = self.place, self.scan_options(options.columns, options.filters, options.on_error)
         share = counting_share(options, *ranks_of(options))
         if self.inventory is not None:
-            compare_options(options, scanning_share(options))
+            compare_options(options, meets=scanning_share(options).count > 1)
             if place.allowed_roots is not None:
                 place.allowed_roots.check_inventory(self.inventory)
             access = self.access()
             return under_filter(identified(self.inventory, options.identity, access), options.filters), access
-        compare_options(options, share)
+        once = is_scanned_once(options, is_remote=self.catalog_config is not None or not is_local(place.table))
+        compare_options(options, meets=once or share.count > 1)
         with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
 
             def scanned(opened: OpenTable, scan: IcebergScanOptions) -> Inventory:
                 return identified(scan_table(opened, scan, on_progress), options.identity, opened.files.access)
 
-            if options.broadcast_inventory:
+            if once:
                 found = from_rank_zero(lambda: scanned(self.open(), scan))
                 access = share.together(self.access)
             else:

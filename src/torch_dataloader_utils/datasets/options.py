@@ -249,10 +249,11 @@ class TableOptions(Checked):
         "place, store or time. Costs a request for each file.",
         check_identity,
     )
-    broadcast_inventory: bool = option(
-        False,
-        "only rank 0 of the default process group scans, and sends the inventory to the others.",
-        check_flag,
+    broadcast_inventory: bool | None = option(
+        None,
+        "only rank 0 of the default process group scans, and sends the inventory to the others. None: where files are "
+        "remote, a process group of num_ranks runs that takes tensors of the CPU (gloo), and check_ranks is on.",
+        lambda name, value: None if value is None else check_flag(name, value),
     )
     decoding: Decoding = option(
         Decoding(),
@@ -414,7 +415,7 @@ class TableKeywords(TypedDict, total=False):
     pack: TokenPacking | None
     on_error: OnError
     identity: FileIdentity
-    broadcast_inventory: bool
+    broadcast_inventory: bool | None
     decoding: Decoding
     mesh: "DeviceMesh | None"
     check_ranks: bool

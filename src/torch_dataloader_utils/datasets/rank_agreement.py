@@ -15,6 +15,7 @@ from torch_dataloader_utils.stream.ranks import (
     mesh_members,
     resolve_ranks,
     running_ranks,
+    takes_cpu_tensors,
 )
 
 
@@ -61,8 +62,20 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
     return options_record(shown)
 
 
-def compare_options(options: TableOptions, share: Share) -> None:
-    """Let the ranks compare their options if any of them is about to meet the others in a collective.
+def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
+    """Whether rank 0 scans for all ranks.
+
+    By default not where files are local: each host may have a copy of them, with times of its own.
+    """
+    if options.broadcast_inventory is not None:
+        return options.broadcast_inventory
+    # Where tensors travel by GPU alone, a rank that has not chosen its own yet would meet another one on it.
+    can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
+    return can_meet and counting_part(*ranks_of(options))[1] > 1
+
+
+def compare_options(options: TableOptions, *, meets: bool) -> None:
+    """Let the ranks compare their options; `meets`: at once, as they are about to meet in a collective.
 
     Raises:
         ConfigError: they differ. Ranks that share no work raise it at their second batch.
@@ -71,7 +84,7 @@ def compare_options(options: TableOptions, share: Share) -> None:
         return
     record = compared_options(options, ranks_of(options)[0])
     comparison = publish(name_of_call("build"), mesh_members(options.mesh), record)
-    if share.count > 1 or options.broadcast_inventory:
+    if meets:
         comparison.wait()
 
 

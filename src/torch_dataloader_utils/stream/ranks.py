@@ -226,11 +226,15 @@ def counting_part(num_ranks: int, rank: int) -> tuple[int, int]:
     return (rank, num_ranks) if num_ranks > 1 and running_ranks() == num_ranks else (0, 1)
 
 
+def takes_cpu_tensors() -> bool:
+    """Whether the default process group takes tensors of the CPU, as with "gloo" or "cpu:gloo,cuda:nccl"."""
+    return "cpu:" in dist.get_backend_config()
+
+
 def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The sum over all ranks of the default process group; every rank must call it."""
-    takes_cpu_tensors = "cpu:" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
     tensor = torch.from_numpy(counts.copy())
-    tensor = tensor if takes_cpu_tensors else tensor.to(torch.device("cuda", torch.cuda.current_device()))
+    tensor = tensor if takes_cpu_tensors() else tensor.to(torch.device("cuda", torch.cuda.current_device()))
     dist.all_reduce(tensor)
     total: npt.NDArray[np.int64] = tensor.cpu().numpy()
     return total
