@@ -200,7 +200,6 @@ class _PassCounts:
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
             retries=counted["retries"],
-            **{name: counted[name] for name in CACHE},
             fetch_seconds=counted["fetch_ns"] / 1e9,
             decode_seconds=(counted["decode_ns"] - counted["fetch_ns"]) / 1e9,
             stall_seconds=counted["stall_ns"] / 1e9,
