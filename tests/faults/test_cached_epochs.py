@@ -16,9 +16,11 @@ import pytest
 
 from tests.faults.conftest import QUICK
 from tests.faults.s3_server import BUCKET, S3Server
-from torch_dataloader_utils import HostCache, RemoteOptions, StructuredDataset
+from torch_dataloader_utils import Decoding, HostCache, RemoteOptions, StructuredDataset
 from torch_dataloader_utils._store import FsspecStore, StoreAccess
 from torch_dataloader_utils.errors import StoreError
+from torch_dataloader_utils.plan.epoch_plan import host_reads
+from torch_dataloader_utils.plan.upcoming import CacheForecast
 
 ROWS = 1200
 WRITERS: dict[str, Callable[[pa.Table, Path], object]] = {
@@ -52,8 +54,12 @@ def make(server: S3Server, cache: HostCache | None, **options: Any) -> Any:
 
 
 def rows(loader: Any, epoch: int = 0) -> list[int]:
+    return sorted(unsorted_rows(loader, epoch))
+
+
+def unsorted_rows(loader: Any, epoch: int) -> list[int]:
     loader.set_epoch(epoch)
-    return sorted(row for batch in loader for row in batch["row"].tolist())
+    return [row for batch in loader for row in batch["row"].tolist()]
 
 
 def data_requests(server: S3Server) -> int:
@@ -145,6 +151,54 @@ def test_two_jobs_with_different_plans_share_a_directory(server: S3Server, tmp_p
         for index, one in enumerate(passes):
             found[index] += [row for batch in one for row in batch["row"].tolist()]
         assert all(sorted(each) == list(range(ROWS)) for each in found)
+
+
+def plain_files(server: S3Server) -> None:
+    """Four files of 20 row groups, all of as many bytes."""
+    for number in range(4):
+        table = pa.table({"row": np.arange(number * 5000, number * 5000 + 5000)})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, row_group_size=250, use_dictionary=False, compression="none")
+        server.put(f"data/{number}.parquet", bytes(sink.getvalue()))
+
+
+@pytest.mark.parametrize("groups", [8, 30, 70])
+def test_a_plan_says_what_its_cache_will_give(server: S3Server, tmp_path: Path, groups: int) -> None:
+    plain_files(server)
+    cache = HostCache(tmp_path / "cache", max_bytes=round((groups + 0.5) * 2150 * 16 / 15))
+    options = {"columns": None, "split_rows": 250, "num_ranks": 2, "num_workers": 0, "decoding": Decoding(threads=1)}
+    loader = make(server, cache, **options)
+    parts = CacheForecast(host_reads(loader.plan, 1, 9), np.full(80, 2150), groups * 2150 + 1000).parts()
+    found = []
+    for epoch in range(5):
+        before = loader.metrics()
+        loader.set_epoch(epoch)
+        for _ in loader:
+            pass
+        counts = loader.metrics() - before
+        found.append(counts.cache_hits / (counts.cache_hits + counts.cache_misses))
+    assert found == pytest.approx([part.cached_bytes / part.read_bytes for part in parts])
+    assert 0 < found[-1] < 1
+
+
+def test_hosts_with_room_for_their_shares_make_no_request_after_the_first_epoch(
+    server: S3Server, tmp_path: Path
+) -> None:
+    plain_files(server)
+    caches = [HostCache(tmp_path / f"host{host}", max_bytes=round(42 * 2150 * 16 / 15)) for host in range(2)]
+    shares = {"columns": None, "split_rows": 250, "num_ranks": 4, "num_workers": 0, "host_shares": 2}
+    loaders = [make(server, caches[rank // 2], rank=rank, **shares) for rank in range(4)]
+    orders = []
+    for epoch in range(3):
+        server.forget()
+        orders.append([row for loader in loaders for row in unsorted_rows(loader, epoch)])
+        assert sorted(orders[-1]) == list(range(20_000))
+        assert epoch == 0 or data_requests(server) == 0
+    assert orders[0] != orders[1] != orders[2]
+    # Without shares both hosts meet row groups that they have not seen.
+    apart = [make(server, caches[rank // 2], rank=rank, **shares | {"host_shares": None}) for rank in range(4)]
+    assert sorted(row for loader in apart for row in rows(loader, 3)) == list(range(20_000))
+    assert data_requests(server) > 0
 
 
 def test_a_directory_deleted_in_the_middle_costs_requests_only(server: S3Server, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ SMALL = {
     "columns_at_once": ["0.02", "1"],
     "device": ["0.02", "1"],
     "host_cache": ["--epochs", "2", "--latency", "0"],
+    "host_cache_on_paper": ["--terabytes", "0.1", "--hosts", "4", "--epochs", "5"],
     "images": ["40", "1"],
     "import_time": [],
     "lanes": ["0.02", "1"],

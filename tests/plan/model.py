@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
-from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks, share_chunks
 from torch_dataloader_utils.plan.planner import assign_epoch
 from torch_dataloader_utils.plan.strategy_call import StrategyCall
 
@@ -162,7 +162,8 @@ class Plan:
 
 def make_plan(*, space, options, epoch=0, topology):
     """A fresh plan."""
-    chunks = order_chunks(chunk_row_groups(space, options), options, epoch)
+    parts = options.rank_groups(topology.num_ranks)
+    chunks = order_chunks(share_chunks(chunk_row_groups(space, options), options), options, epoch, parts)
     position = Position(epoch=epoch, segment=Segment(topology=topology))
     return Plan(space=space, options=options, chunks=chunks, position=position)
 
@@ -170,9 +171,10 @@ def make_plan(*, space, options, epoch=0, topology):
 @st.composite
 def plans(draw):
     """Fresh plans over random files, options and topologies."""
+    drawn = draw(options)
     return make_plan(
         space=make_space(draw(files), draw(bytes_of_groups)),
-        options=draw(options),
+        options=replace(drawn, host_shares=draw(st.sampled_from([None, 1, 2, 3, 4, 6])) if drawn.shuffle else None),
         epoch=draw(st.integers(0, 3)),
         topology=draw(topologies),
     )

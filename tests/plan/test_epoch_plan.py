@@ -107,7 +107,7 @@ def test_balancing_moves_at_most_one_range_fewer_than_ranks(plan):
 @settings(max_examples=100 * EFFORT, deadline=None)
 def test_chunk_sharding_gives_each_rank_its_slice(plan):
     plan = under(plan, replace(plan.position.topology, drop_last=False))
-    plan = replace(plan, options=replace(plan.options, rank_sharding="chunks", shuffle_rows=None))
+    plan = replace(plan, options=replace(plan.options, rank_sharding="chunks", shuffle_rows=None, host_shares=None))
     for rank in range(plan.position.topology.num_ranks):
         mine = plan.chunks.take(slice(rank, None, plan.position.topology.num_ranks))
         delivered = [row for batch in rank_batches(plan, rank) for row in batch]

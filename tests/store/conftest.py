@@ -1,6 +1,9 @@
 """One moto server for all tests of a folder: starting it takes a second, opening a client half of one."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +30,14 @@ def s3(lasting_s3: MotoS3) -> Iterator[MotoS3]:
 def s3_access(lasting_s3: MotoS3) -> StoreAccess:
     """How to reach it, with short waits."""
     return StoreAccess.of(lasting_s3.options, remote=RemoteOptions(retry=QUICK, keep_footers=False))
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that every user may read, unlike those of pytest."""
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o755)
+    yield place
+    for directory in place.rglob("*"):
+        directory.chmod(0o755)
+    shutil.rmtree(place)

@@ -1,5 +1,6 @@
 """A host's cache: entries are whole or fetched, one process fetches what several want, and room is made by next use."""
 
+import os
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.store.test_local_patterns import as_a_user
 from torch_dataloader_utils import HostCache
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils._store import Buffer, RemoteOptions, Span, StoreAccess
@@ -352,3 +354,20 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match="cache is a str"):
         RemoteOptions(cache="/tmp")  # type: ignore[arg-type]
     assert HostCache("here", max_bytes=1).root.is_absolute()
+
+
+def test_a_read_only_directory_serves_what_it_has(open_place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if os.geteuid() == 0:
+        os.chown(open_place, 65534, 65534)
+    with as_a_user(open_place):
+        origin = Origin()
+        read(open_cache(open_place), 1, origin)
+        for directory in [open_place, *(path for path in open_place.rglob("*") if path.is_dir())]:
+            directory.chmod(0o500)
+        cache = open_cache(open_place)
+        for group in (1, 2, 1, 2):
+            read(cache, group, origin)
+        assert len(origin.asked) == 3
+        assert "the cache in" in caplog.text
+        for directory in [open_place, *(path for path in open_place.rglob("*") if path.is_dir())]:
+            directory.chmod(0o700)

@@ -1,8 +1,6 @@
 """Patterns over local files: what they match, and that nothing they reach is left out unnoticed."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
@@ -17,17 +15,6 @@ from torch_dataloader_utils._store.local import matching_paths
 from torch_dataloader_utils.errors import NoDataError, StoreError
 
 _NOBODY = 65534
-
-
-@pytest.fixture
-def open_place() -> Iterator[Path]:
-    """A directory that every user may read, unlike those of pytest."""
-    place = Path(tempfile.mkdtemp())
-    place.chmod(0o755)
-    yield place
-    for directory in place.rglob("*"):
-        directory.chmod(0o755)
-    shutil.rmtree(place)
 
 
 @contextmanager

@@ -17,6 +17,15 @@ def check_identity(name: str, identity: Any) -> FileIdentity:
     return identity  # type: ignore[no-any-return]
 
 
+_FOOTERS_PART = 16
+_MOST_FOOTER_BYTES = 1 << 30
+
+
+def footer_bytes(max_bytes: int) -> int:
+    """Of the bytes of a host's cache, those for footers; the rest is for what is read of row groups."""
+    return min(_MOST_FOOTER_BYTES, max_bytes // _FOOTERS_PART)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBatches:
     """Batches of rows of similar length, limited by tokens if asked: `token_batches=TokenBatches("tokens", ...)`.

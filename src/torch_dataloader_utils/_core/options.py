@@ -1,6 +1,7 @@
 """All that a plan depends on besides the data: options that bind a state, and topologies that may change."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
@@ -20,6 +21,7 @@ _COUNTS = (
     "lane_rows",
     "max_tokens_per_batch",
     "pad_to_multiple_of",
+    "host_shares",
 )
 
 
@@ -46,6 +48,7 @@ class PlanOptions:
     max_tokens_per_batch, pad_to_multiple_of, padding_free: see _core/token_budget.py; None for batches of a fixed
     number of rows.
     first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.
+    host_shares: parts of the chunks, by seed alone, that the same neighbouring ranks read in every epoch; None for one.
     """
 
     split_bytes: int | None = None
@@ -64,6 +67,8 @@ class PlanOptions:
     padding_free: bool = False
     first_row: int = 0
     stop_row: int | None = None
+    # Not in the text of options, which fingerprints of plans without it have.
+    host_shares: int | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -120,6 +125,8 @@ class PlanOptions:
             )
         if self.max_tokens_per_batch is not None:
             self._check_token_batches()
+        if self.host_shares is not None:
+            self._check_host_shares()
 
     def _check_token_batches(self) -> None:
         limit = f"max_tokens={self.max_tokens_per_batch} of token_batches="
@@ -140,6 +147,27 @@ class PlanOptions:
                 f'{limit} with rank_sharding="chunks": a batch draws from several chunks, and ranks take equal steps. '
                 'Leave rank_sharding at "rows".'
             )
+
+    def _check_host_shares(self) -> None:
+        shares = f"host_shares={self.host_shares}"
+        if not self.shuffle:
+            raise ConfigError(
+                f"{shares} without shuffle=True: in stored order every rank reads the same rows in all epochs. Leave "
+                "it out, or shuffle."
+            )
+        if self.rank_sharding != "rows":
+            raise ConfigError(f'{shares} divides by rows; it needs rank_sharding="rows", not "chunks".')
+        others = {"lanes=": self.num_lanes, "max_tokens of token_batches=": self.max_tokens_per_batch}
+        for name, value in {**others, "split_strategy=": self.strategy or None}.items():
+            if value is not None:
+                raise ConfigError(f"{shares} with {name}{value}: both say which ranks read a chunk. Leave one out.")
+
+    def rank_groups(self, num_ranks: int) -> int:
+        """How many groups of neighbouring ranks there are that keep their shares: of 1 rank each, or of several.
+
+        host_shares=16: 16 of 128 ranks (8 ranks with a share each), 8 of 24 (3 ranks with 2 shares), 1 of 1
+        """
+        return gcd(num_ranks, self.host_shares or 1)
 
     def window_rows(self, batch_rows: int) -> int | None:
         """Rows of a shuffle window, None for no row shuffle; with `bucket_by` rounded up to whole batches.

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     SORT_TIES = 4
     PACKS = 5
     WORKERS = 6
+    HOST_SHARES = 7
 
 
 def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:

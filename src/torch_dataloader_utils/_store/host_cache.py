@@ -18,6 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 
 from torch_dataloader_utils._core.arguments import parse_bytes
+from torch_dataloader_utils._core.option_values import footer_bytes
 from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store.cache_entries import (
     MOST_ENTRY_BYTES,
@@ -36,9 +37,6 @@ _log = logging.getLogger("torch_dataloader_utils.cache")
 
 _FIRST_POLL_SECONDS = 0.002
 _MOST_POLL_SECONDS = 0.05
-# Footers get this part of the bytes, and at most as many as without a cache.
-_FOOTERS_PART = 16
-_MOST_FOOTER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +78,10 @@ class OpenCache:
     """A cache as one process uses it; thread-safe."""
 
     def __init__(self, options: HostCache) -> None:
-        footer_bytes = min(_MOST_FOOTER_BYTES, options.most_bytes // _FOOTERS_PART)
-        self.footers = KeptFiles(options.root / "footers", footer_bytes)
+        for_footers = footer_bytes(options.most_bytes)
+        self.footers = KeptFiles(options.root / "footers", for_footers)
         self._root = options.root
-        self._index = CacheIndex(options.root, options.most_bytes - footer_bytes)
+        self._index = CacheIndex(options.root, options.most_bytes - for_footers)
         self._files = self._index.files
         self._is_ready = False
         self._warned = False

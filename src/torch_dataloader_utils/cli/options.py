@@ -90,6 +90,7 @@ _PLAN = (
     ),
     click.option("--lanes", "num_lanes", type=_COUNT, metavar="G", help="An order that survives other topologies."),
     click.option("--lane-rows", type=_COUNT, metavar="N", help="Rows of a lane's micro-batch."),
+    click.option("--host-shares", type=_COUNT, metavar="N", help="Shares of the chunks that hosts keep in all epochs."),
     click.option("--strategy", metavar="NAME", help="An installed split strategy."),
 )
 
@@ -168,6 +169,7 @@ _PLAN_NAMES = (
     "split_bytes",
     "split_rows",
     "rank_sharding",
+    "host_shares",
     "strategy",
 )
 

@@ -203,6 +203,12 @@ class TableOptions(Checked):
         "one order of global batches for every number of ranks and workers: Lanes(num_lanes, rows), or how many.",
         check_lanes,
     )
+    host_shares: int | None = option(
+        None,
+        "divide the chunks into so many shares by the seed alone, each read by the same neighbouring ranks in every "
+        "epoch: with as many as hosts, a HostCache needs room for its host's share only. Needs shuffle.",
+        _COUNT,
+    )
     count_rows: Literal["auto"] | bool = option(
         "auto",
         '"auto" counts what a filter leaves by reading its columns once; False plans without counts.',
@@ -357,6 +363,7 @@ class TableOptions(Checked):
             interleave=self.interleave,
             lanes=check_lanes("lanes", self.lanes),
             token_batches=self.token_batches,
+            host_shares=self.host_shares,
             strategy=strategy_name(strategy),
         )
 
@@ -407,6 +414,7 @@ class TableKeywords(TypedDict, total=False):
     shuffle_rows: int | None
     interleave: int | None
     lanes: Lanes | int | None
+    host_shares: int | None
     count_rows: Literal["auto"] | bool
     nulls: Any
     stack: Mapping[str, Sequence[str]] | None

@@ -62,27 +62,38 @@ class Transfers:
         return sum(self.leaving_rows.values())
 
 
-def even_targets(rows: Int64s) -> Int64s:
-    """Targets that differ by at most one row: the spare rows stay where most rows are.
+def even_targets(rows: Int64s, num_groups: int = 1) -> Int64s:
+    """Targets that differ by at most one row in a group of neighbouring lists: the spare rows stay where most are.
 
         rows = 9 4 4      targets = 6 6 5       (17 rows: two lists keep a sixth one)
 
     Lists with most rows keep a spare row first (ties: the lowest number), so that nothing moves without need.
     """
-    base, spare = divmod(int(rows.sum()), len(rows))
-    targets = np.full(len(rows), base, dtype=np.int64)
-    targets[np.argsort(-rows, kind="stable")[:spare]] += 1
+    groups = rows.reshape(num_groups, -1)
+    base, spare = np.divmod(groups.sum(axis=1, keepdims=True), groups.shape[1])
+    place = np.argsort(np.argsort(-groups, axis=1, kind="stable"), axis=1)
+    targets: Int64s = (base + (place < spare)).reshape(-1)
     return targets
 
 
-def plan_transfers(rows: Int64s, targets: Int64s) -> Transfers:
+def plan_transfers(rows: Int64s, targets: Int64s, num_groups: int = 1) -> Transfers:
     """The transfers from lists above their target to lists below it; at most len(rows) - 1.
+
+    num_groups: of neighbouring lists, equally many each, that rows do not leave.
 
     Pairs of lists whose surplus and deficit are equal come first; the others are matched in order of their numbers.
     (To find the true minimum is a partition problem.)
     """
-    surplus = {int(i): int(rows[i] - targets[i]) for i in np.flatnonzero(rows > targets)}
-    deficit = {int(i): int(targets[i] - rows[i]) for i in np.flatnonzero(rows < targets)}
+    change, size = targets - rows, len(rows) // num_groups
+    return Transfers.of(
+        move for start in range(0, len(rows), size) for move in _moves(start, change[start : start + size])
+    )
+
+
+def _moves(first: int, change: Int64s) -> list[tuple[int, int, int]]:
+    """(donor, receiver, rows) among lists from number `first` on, so that each gets `change` rows."""
+    surplus = {first + int(i): -int(change[i]) for i in np.flatnonzero(change < 0)}
+    deficit = {first + int(i): int(change[i]) for i in np.flatnonzero(change > 0)}
     moves = _exact_pairs(surplus, deficit)
     donors, receivers = deque(surplus.items()), deque(deficit.items())
     while donors and receivers:
@@ -94,7 +105,7 @@ def plan_transfers(rows: Int64s, targets: Int64s) -> Transfers:
             donors.popleft()
         if missing == moved:
             receivers.popleft()
-    return Transfers.of(moves)
+    return moves
 
 
 def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[tuple[int, int, int]]:

@@ -68,8 +68,43 @@ def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
     return np.array(first, dtype=np.int64)
 
 
-def order_chunks(chunks: Units, options: PlanOptions, epoch: int) -> Units:
-    """The chunks in this epoch's order: as stored, or permuted by (seed, epoch) with `shuffle`."""
+def share_chunks(chunks: Units, options: PlanOptions) -> Units:
+    """The plain chunks one share of `host_shares` after the other: permuted by seed alone, cut into equal row ranges.
+
+    chunks of 4, 4, 4 rows, permuted to 2 0 1, host_shares=2      chunk 2, rows 0-1 of chunk 0 | the rest of it, chunk 1
+    """
+    if options.host_shares is None:
+        return chunks
+    mixed = chunks.take(permutation(len(chunks), seed=options.seed, epoch=0, purpose=Purpose.HOST_SHARES))
+    ends = np.cumsum(mixed.rows)
+    bounds = part_bounds(mixed.num_rows, options.host_shares)
+    stop = np.union1d(ends, bounds[bounds > 0])
+    start = stop - np.diff(stop, prepend=0)
+    chunk = ends.searchsorted(start, side="right")
+    moved = mixed.stop[chunk] - ends[chunk]
+    return Units.plain(start + moved, stop + moved)
+
+
+def part_bounds(num_rows: int, parts: int) -> Int64s:
+    """Where equal parts of a sequence of rows begin and end, int64 [parts + 1]; those of fewer parts are among them.
+
+    11 rows in 4 parts      0 2 5 8 11      in 2      0 5 11
+    """
+    return np.arange(parts + 1, dtype=np.int64) * num_rows // parts
+
+
+def part_of_units(units: Units, parts: int) -> Int64s:
+    """In which of `part_bounds` each unit begins, int64 [units]."""
+    rows = units.rows
+    return part_bounds(units.num_rows, parts).searchsorted(np.cumsum(rows) - rows, side="right") - 1
+
+
+def order_chunks(chunks: Units, options: PlanOptions, epoch: int, parts: int = 1) -> Units:
+    """The chunks in this epoch's order: as stored, or permuted by (seed, epoch) with `shuffle`.
+
+    parts: of equal rows, whose chunks are permuted among themselves; one after the other.
+    """
     if not options.shuffle:
         return chunks
-    return chunks.take(permutation(len(chunks), seed=options.seed, epoch=epoch, purpose=Purpose.CHUNKS))
+    order = permutation(len(chunks), seed=options.seed, epoch=epoch, purpose=Purpose.CHUNKS)
+    return chunks.take(order[part_of_units(chunks, parts)[order].argsort(kind="stable")])

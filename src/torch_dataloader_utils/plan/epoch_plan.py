@@ -1,6 +1,6 @@
 """`EpochPlan`: who reads what in one epoch; as counts, as the work of each worker, as a table and as text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_dataloader_utils._core.arguments import check_integer, format_bytes
-from torch_dataloader_utils._core.inventory import Inventory, planning_fingerprint
+from torch_dataloader_utils._core.arguments import check_integer, format_bytes, parse_bytes
+from torch_dataloader_utils._core.inventory import Int64s, Inventory, planning_fingerprint
+from torch_dataloader_utils._core.option_values import footer_bytes
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
 from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
 from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
 from torch_dataloader_utils._runtime.notebook import html_of
-from torch_dataloader_utils.errors import ConfigTypeError, plural
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, plural
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
 from torch_dataloader_utils.plan.pictures.svg import small_picture
+from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, CacheForecast, GroupReads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +32,14 @@ class EpochPlan:
     Made by `plan_epoch` and by every loader (`loader.plan`). To compute one rank's part does not cost all ranks' work.
 
     inputs: what the assignment is made from. assignment: which rows every rank and worker takes.
+    following: makes the plan of the next epoch under this topology.
     is_shared: whether every one of several ranks reads everything: a split strategy without rank arguments.
     """
 
     inventory: Inventory
     inputs: EpochInputs
     assignment: Assignment
+    following: "Callable[[], EpochPlan]"
     is_shared: bool = False
 
     @property
@@ -94,7 +98,8 @@ class EpochPlan:
         # Before anything was received only the topology counts, also where a state was loaded.
         present = position.segment if position.segment.has_begun else position.topology
         text = f"({STATE_VERSION}, {data!r}, {options!r}, {position.epoch}, {position.history!r}, {present!r})"
-        return blake2b(text.encode(), digest_size=16).hexdigest()
+        shares = "" if options.host_shares is None else f", {options.host_shares} shares"
+        return blake2b(f"{text}{shares}".encode(), digest_size=16).hexdigest()
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
         """For every worker of a rank, what it still has to do.
@@ -108,9 +113,20 @@ class EpochPlan:
         """For every worker of a rank, its program and the row groups that it reads; raises as `programs`."""
         return tuple(worker_input(program, self.inventory, self.inputs.space) for program in self.programs(rank))
 
-    def explain(self, max_ranks: int = 16) -> str:
-        """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what balancing did."""
-        return _explain(self, check_integer("max_ranks", max_ranks, least=0))
+    def explain(
+        self, max_ranks: int = 16, *, cache_bytes: int | str | None = None, host_ranks: int | None = None
+    ) -> str:
+        """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what balancing did.
+
+        cache_bytes: also say which part of its bytes a host would read from a `HostCache` of this size, in this epoch
+            and the next ones. It plans these for all ranks of the first host.
+        host_ranks: ranks of a host; None for those that keep a share (`host_shares`), or else all.
+
+        Raises:
+            ConfigTypeError, ConfigError: no such number of bytes or ranks.
+        """
+        cache = "" if cache_bytes is None else describe_cache(self, parse_bytes("cache_bytes", cache_bytes), host_ranks)
+        return _explain(self, check_integer("max_ranks", max_ranks, least=0), cache)
 
     def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
         """The plan as a table, one row for each row range that a worker reads, in its reading order.
@@ -149,7 +165,7 @@ class EpochPlan:
         return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
 
 
-def _explain(plan: EpochPlan, max_ranks: int) -> str:
+def _explain(plan: EpochPlan, max_ranks: int, cache: str) -> str:
     """A table of ranks × workers, under a summary of the data, the options and what balancing did."""
     inventory, topology, options, space = plan.inventory, plan.topology, plan.inputs.options, plan.inputs.space
     lines = [
@@ -160,7 +176,7 @@ def _explain(plan: EpochPlan, max_ranks: int) -> str:
         f"epoch {plan.epoch}, {_order(options)}",
         f"{plural(topology.num_ranks, 'rank')} × {plural(topology.num_workers, 'worker')}, "
         f'batch {topology.batch_size}, rank_sharding="{options.rank_sharding}"',
-        *(f"mixing: {text}" for text in [describe_mixing(plan)] if text),
+        *(f"{name}: {text}" for name, text in [("mixing", describe_mixing(plan)), ("cache", cache)] if text),
         _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if plan.is_shared else ""),
         "",
         f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'row groups':>10}",
@@ -207,12 +223,60 @@ def describe_mixing(plan: EpochPlan) -> str:
     if options.lane_rows:
         mixed = max(mixed, batch_rows / options.lane_rows)
     mixed = max(1, min(mixed, of_worker))
+    own = ""
+    if options.host_shares is not None and (groups := options.rank_groups(topology.num_ranks)) > 1:
+        ranks = plural(topology.num_ranks // groups, "rank")
+        own = f"; every {ranks} draw from the same {plural(num_chunks // groups, 'chunk')} in all epochs"
     few = f", few: {FEW_CHUNKS} or more are needed to mix well" if of_worker < FEW_CHUNKS else ""
     each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
     return (
         f"{plural(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {plural(batch_rows, 'row')} draws from "
-        f"about {plural(round(mixed), 'chunk')}"
+        f"about {plural(round(mixed), 'chunk')}{own}"
     )
+
+
+_FORECAST_EPOCHS = 5
+
+
+def describe_cache(plan: EpochPlan, cache_bytes: int, host_ranks: int | None) -> str:
+    """What a cache of this size on the first host would give, in one line.
+
+    16.6 GiB for 8 ranks, which read 50 GiB an epoch: 2 % of it from the cache in epoch 0, then 7 %, 13 %, 17 %, 23 %
+    """
+    num_ranks = plan.topology.num_ranks
+    own = (
+        num_ranks
+        if plan.inputs.options.host_shares is None
+        else num_ranks // plan.inputs.options.rank_groups(num_ranks)
+    )
+    ranks = own if host_ranks is None else check_integer("host_ranks", host_ranks, least=1)
+    if ranks > num_ranks:
+        raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass how many a host has.")
+    groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
+    # Of stored bytes an inventory has those of all columns, of the projected columns it has those that are decoded.
+    stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
+    sizes = np.minimum(groups.projected_bytes, stored)
+    parts = CacheForecast(epochs, sizes, cache_bytes - footer_bytes(cache_bytes)).parts()
+    first, *later = [f"{100 * part.cached_bytes / max(1, part.read_bytes):.0f} %" for part in parts] or ["0 %"]
+    read_bytes = sum(part.read_bytes for part in parts) / max(1, len(parts))
+    return (
+        f"{format_bytes(cache_bytes)} for {plural(ranks, 'rank')}, which read {format_bytes(read_bytes)} an epoch: "
+        f"{first} of it from the cache in epoch {plan.epoch}{', then ' if later else ''}{', '.join(later)}"
+    )
+
+
+def host_reads(plan: EpochPlan, ranks: int, most_epochs: int) -> list[Int64s]:
+    """The row groups that the first `ranks` ranks read in this epoch and the next ones, in order; epochs apart."""
+    epochs = []
+    while True:
+        reads = [GroupReads.of(plan.programs(rank), plan.inputs.space) for rank in range(ranks)]
+        epochs.append(GroupReads.side_by_side(reads).group)
+        if len(epochs) == most_epochs:
+            return epochs
+        try:
+            plan = plan.following()
+        except LoaderError:  # of a strategy, or of an epoch too far: then nothing is known of it
+            return epochs
 
 
 def _order(options: PlanOptions) -> str:
@@ -231,6 +295,8 @@ def _order(options: PlanOptions) -> str:
         text += f", rows [{options.first_row}, {options.stop_row}) only"
     if options.num_lanes:
         text += f", {plural(options.num_lanes, 'lane')}"
+    if options.host_shares:
+        text += f", {plural(options.host_shares, 'host share')}"
     return text
 
 

@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils.errors import ConfigError, LoaderError
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
-from torch_dataloader_utils.plan.chunks import chunk_row_groups, keep_span, order_chunks
+from torch_dataloader_utils.plan.chunks import chunk_row_groups, keep_span, order_chunks, share_chunks
 from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 from torch_dataloader_utils.plan.lanes import LaneAssignment
 from torch_dataloader_utils.plan.problems import plan_problems
@@ -32,10 +32,7 @@ from torch_dataloader_utils.plan.strategy_call import (
 )
 from torch_dataloader_utils.plan.token_batches import TokenAssignment, cut_batches
 from torch_dataloader_utils.plan.uncounted import UncountedAssignment
-from torch_dataloader_utils.plan.upcoming import GroupReads
-
-# Epochs after the present one whose reads a cache knows. Two hosts read 15 of 16 row groups again within four.
-_EPOCHS_AHEAD = 4
+from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, GroupReads
 
 
 def plan_epoch(
@@ -55,6 +52,7 @@ def plan_epoch(
     interleave: int | None = None,
     lanes: Lanes | int | None = None,
     token_batches: TokenBatches | None = None,
+    host_shares: int | None = None,
     split_strategy: SplitStrategy | str | None = None,
 ) -> EpochPlan:
     """The plan of one epoch: a pure function of its arguments.
@@ -74,6 +72,7 @@ def plan_epoch(
         lanes: an order that survives a change of topology, `Lanes` or how many; see the lanes page of the docs.
         token_batches: by which column's lengths windows are ordered; windows then are whole batches. A limit of tokens
             needs the lengths, which an inventory does not have: ask a loader for that plan.
+        host_shares: parts of the chunks that hosts keep in all epochs, for a cache; see the page on it.
         split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.
 
     Raises:
@@ -92,6 +91,7 @@ def plan_epoch(
         interleave=interleave,
         lanes=check_lanes("lanes", lanes),
         token_batches=check_token_batches("token_batches", token_batches),
+        host_shares=host_shares,
         strategy=strategy_name(strategy),
     )
     topology = Topology(
@@ -157,10 +157,11 @@ class Planner:
 
     @cached_property
     def _stored_chunks(self) -> Units:
-        return keep_span(chunk_row_groups(self.space, self.options), self.options)
+        chunks = keep_span(chunk_row_groups(self.space, self.options), self.options)
+        return share_chunks(chunks, self.options)
 
     @cached_property
-    def _recent_chunks(self) -> "Recent[int, Units]":
+    def _recent_chunks(self) -> "Recent[tuple[int, int], Units]":
         return Recent(most=2)
 
     @cached_property
@@ -173,7 +174,7 @@ class Planner:
 
     @cached_property
     def _recent_reads(self) -> "Recent[tuple[Position, int, int | None], GroupReads]":
-        return Recent(most=2 * _EPOCHS_AHEAD)
+        return Recent(most=2 * EPOCHS_AHEAD)
 
     @property
     def assigns_every_row_once(self) -> bool:
@@ -209,7 +210,7 @@ class Planner:
         segment = Segment(topology=position.topology)
         present = self._reads(self.plan(position), rank, worker)
         parts = [present]
-        for epoch in range(position.epoch + 1, position.epoch + 1 + _EPOCHS_AHEAD):
+        for epoch in range(position.epoch + 1, position.epoch + 1 + EPOCHS_AHEAD):
             try:
                 key = (Position(epoch=epoch, segment=segment), rank, worker)
                 parts.append(self._recent_reads.get(key, self._reads_of_epoch))
@@ -251,8 +252,9 @@ class Planner:
         plan = self.plan(position)
         return iter(()) if plan.rank_steps is not None and not any(plan.rank_steps) else plan_problems(plan)
 
-    def _chunks(self, epoch: int) -> Units:
-        return order_chunks(self._stored_chunks, self.options, epoch)
+    def _chunks(self, key: tuple[int, int]) -> Units:
+        epoch, num_ranks = key
+        return order_chunks(self._stored_chunks, self.options, epoch, self.options.rank_groups(num_ranks))
 
     def _token_batches(self, key: tuple[int, TokenBudget]) -> Units:
         epoch, budget = key
@@ -262,7 +264,7 @@ class Planner:
                 "that read them, with dataset.plan or loader.plan."
             )
         # Chunks of epoch 0 in every epoch: windows, and so the number of batches, stay the same.
-        return cut_batches(self._recent_chunks.get(0, self._chunks), self.lengths, budget, self.options, epoch)
+        return cut_batches(self._recent_chunks.get((0, 1), self._chunks), self.lengths, budget, self.options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:
         budget = self.options.token_budget(position.first_topology.batch_size) if self.space.exact else None
@@ -270,13 +272,20 @@ class Planner:
         inputs = EpochInputs(
             space=self.space,
             options=self.options,
-            chunks=self._recent_chunks.get(position.epoch, self._chunks),
+            chunks=self._recent_chunks.get((position.epoch, position.first_topology.num_ranks), self._chunks),
             position=position,
             strategy=self._strategy_call,
             batches=batches,
         )
         is_shared = position.topology.num_ranks > 1 and not self.assigns_every_row_once
-        return EpochPlan(inventory=self.inventory, inputs=inputs, assignment=assign_epoch(inputs), is_shared=is_shared)
+        following = Position(epoch=position.epoch + 1, segment=Segment(topology=position.topology))
+        return EpochPlan(
+            inventory=self.inventory,
+            inputs=inputs,
+            assignment=assign_epoch(inputs),
+            following=partial(self._plan, following),
+            is_shared=is_shared,
+        )
 
     def __str__(self) -> str:
         return str(self.inventory)

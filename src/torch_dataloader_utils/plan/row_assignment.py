@@ -10,6 +10,7 @@ same inputs have the same assignment.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ from torch_dataloader_utils.plan.balance import (
     slice_units,
     worker_order,
 )
-from torch_dataloader_utils.plan.chunks import keep_span
+from torch_dataloader_utils.plan.chunks import keep_span, part_of_units
 from torch_dataloader_utils.plan.steps import StepSizes, batches_of_worker, count_steps, step_sizes
 from torch_dataloader_utils.plan.strategy_call import RankUnits, takes_ranks
 from torch_dataloader_utils.plan.windows import shuffle_windows
@@ -86,7 +87,8 @@ class DividedRows(Protocol):
 class SlicedChunks:
     """The chunks of a whole epoch: sliced, balanced, assigned, balanced inside the rank, cut into windows.
 
-    units: the epoch's chunks in their order.
+    units: the epoch's chunks in their order, those of one group of ranks (see `PlanOptions.rank_groups`) after those of
+        another. All that is done here is done inside of each group.
     """
 
     units: Units
@@ -99,19 +101,32 @@ class SlicedChunks:
     def _is_balanced(self) -> bool:
         return self.options.rank_sharding == "rows"
 
+    @property
+    def _num_groups(self) -> int:
+        return self.options.rank_groups(self.topology.num_ranks)
+
+    @property
+    def _group_ranks(self) -> int:
+        return self.topology.num_ranks // self._num_groups
+
+    @cached_property
+    def _group_units(self) -> list[Units]:
+        bounds = part_of_units(self.units, self._num_groups).searchsorted(np.arange(self._num_groups + 1))
+        return [self.units.take(slice(start, stop)) for start, stop in pairwise(bounds.tolist())]
+
     @cached_property
     def _sliced_rows(self) -> Int64s:
-        return rows_per_slice(self.units, self.topology.num_ranks)
+        return np.concatenate([rows_per_slice(units, self._group_ranks) for units in self._group_units])
 
     @cached_property
     def rank_rows(self) -> Int64s:
         """See DividedRows."""
-        return even_targets(self._sliced_rows) if self._is_balanced else self._sliced_rows
+        return even_targets(self._sliced_rows, self._num_groups) if self._is_balanced else self._sliced_rows
 
     @cached_property
     def transfers(self) -> Transfers:
         """See DividedRows."""
-        return plan_transfers(self._sliced_rows, self.rank_rows)
+        return plan_transfers(self._sliced_rows, self.rank_rows, self._num_groups)
 
     @cached_property
     def steps(self) -> Int64s:
@@ -135,7 +150,8 @@ class SlicedChunks:
         return RankRows(workers=workers, sizes=sizes, dropped=dropped)
 
     def _sliced(self, rank: int) -> Units:
-        return slice_units(self.units, rank, self.topology.num_ranks)
+        group, index = divmod(rank, self._group_ranks)
+        return slice_units(self._group_units[group], index, self._group_ranks)
 
 
 def balance_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:

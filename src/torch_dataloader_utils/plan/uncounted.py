@@ -37,7 +37,7 @@ class UncountedAssignment:
         """The assignment of the whole epoch.
 
         Raises:
-            ConfigError: lanes or buckets, which need row counts.
+            ConfigError: lanes, buckets or shares, which need row counts.
         """
         if inputs.options.num_lanes is not None:
             raise ConfigError(
@@ -48,6 +48,11 @@ class UncountedAssignment:
             raise ConfigError(
                 "token_batches= needs exact row counts, so that windows are whole batches, and this plan has none: "
                 'leave count_rows at its default, or pass count_rows="auto".'
+            )
+        if inputs.options.host_shares is not None:
+            raise ConfigError(
+                "host_shares= needs exact row counts, so that shares are equal, and this plan has none: leave "
+                'count_rows at its default, or pass count_rows="auto".'
             )
         topology, chosen = inputs.position.first_topology, None
         if inputs.strategy is not None:

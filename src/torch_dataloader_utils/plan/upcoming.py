@@ -1,10 +1,12 @@
-"""Which row groups a rank reads when, in this pass and in the epochs after it: what a cache on its host needs to know.
+"""Which row groups a rank reads when, in this pass and in the epochs after it, and how much of that a cache holds.
 
 A plan is a pure function, so what will be read in later epochs is known as well as what is read now.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Self
 
 import numpy as np
@@ -15,6 +17,9 @@ from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
 
 Float64s = npt.NDArray[np.float64]
+
+EPOCHS_AHEAD = 4
+"""Epochs after the present one whose reads a cache knows. Two hosts read 15 of 16 row groups again within four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,6 +60,17 @@ class GroupReads:
             all_bytes=float(starts[-1]),
         )
 
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Self]) -> Self:
+        """The reads of several ranks."""
+        at_bytes = np.concatenate([part.at_bytes for part in parts])
+        order = np.argsort(at_bytes, kind="stable")
+        return cls(
+            group=np.concatenate([part.group for part in parts])[order],
+            at_bytes=at_bytes[order],
+            all_bytes=max(part.all_bytes for part in parts),
+        )
+
 
 def _lane_reads(lane: Units, space: RowSpace) -> tuple[Int64s, Float64s]:
     """The row groups of a lane, each where it is first needed, as a part of the lane's rows.
@@ -70,3 +86,87 @@ def _lane_reads(lane: Units, space: RowSpace) -> tuple[Int64s, Float64s]:
     group, first = np.unique(slices.group, return_index=True)
     at = (unit_start[slices.unit] + inside)[first]
     return group, at / max(lane.num_rows, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPart:
+    """Of one epoch: the bytes that a host reads, and those of them that its cache has."""
+
+    read_bytes: int
+    cached_bytes: int
+
+
+class CacheForecast:
+    """A host's cache, empty at first, as it would be used; the same rules as `_store/cache_index.py`.
+
+    What is read again last is evicted first, and not kept if that is itself; of what no known epoch reads, the oldest.
+
+    epochs: the row groups that the ranks of a host read, in order; those of one epoch each. sizes: bytes of each row
+        group. most_bytes: that the cache holds.
+    """
+
+    def __init__(self, epochs: Sequence[Int64s], sizes: Int64s, most_bytes: int) -> None:
+        self._reads = np.concatenate([*epochs, np.zeros(0, np.int64)])
+        self._starts = np.cumsum([0, *map(len, epochs)]).tolist()
+        self._sizes = sizes
+        self._room = most_bytes
+        # Row group -> (where in the order it is read next, number); what was kept first has the lowest number.
+        self._kept: dict[int, tuple[int, int]] = {}
+        self._farthest: list[tuple[int, int, int, int]] = []
+        self._numbers = count()
+
+    def parts(self) -> list[CachedPart]:
+        """What the cache gives in each epoch; the last `EPOCHS_AHEAD` are only foreseen."""
+        following = _next_reads(self._reads)
+        found = []
+        for epoch in range(max(0, len(self._starts) - 1 - EPOCHS_AHEAD)):
+            start, stop, unknown = (self._starts[epoch + ahead] for ahead in (0, 1, 1 + EPOCHS_AHEAD))
+            self._farthest = [self._rank(group, unknown) for group in self._kept]
+            heapify(self._farthest)
+            groups, sizes = self._reads[start:stop], self._sizes[self._reads[start:stop]]
+            cached = 0
+            for group, size, later in zip(groups.tolist(), sizes.tolist(), following[start:stop].tolist(), strict=True):
+                if group in self._kept:
+                    cached += size
+                    self._keep(group, later, self._kept[group][1], unknown)
+                elif self._makes_room(size, min(later, unknown)):
+                    self._room -= size
+                    self._keep(group, later, next(self._numbers), unknown)
+            found.append(CachedPart(read_bytes=int(sizes.sum()), cached_bytes=cached))
+        return found
+
+    def _keep(self, group: int, later: int, number: int, unknown: int) -> None:
+        self._kept[group] = (later, number)
+        heappush(self._farthest, self._rank(group, unknown))
+
+    def _rank(self, group: int, unknown: int) -> tuple[int, int, int, int]:
+        later, number = self._kept[group]
+        return -min(later, unknown), number, later, group
+
+    def _makes_room(self, size: int, later: int) -> bool:
+        """Evict what is read no earlier than `later`, if that is room enough."""
+        victims, room = [], self._room
+        while room < size and self._farthest and -self._farthest[0][0] >= later:
+            victim = heappop(self._farthest)
+            _, number, when, group = victim
+            # Places of what was read or evicted since are still there.
+            if self._kept.get(group) == (when, number):
+                victims.append(victim)
+                room += int(self._sizes[group])
+        if room < size:
+            for victim in victims:
+                heappush(self._farthest, victim)
+            return False
+        for victim in victims:
+            del self._kept[victim[-1]]
+        self._room = room
+        return True
+
+
+def _next_reads(groups: Int64s) -> Int64s:
+    """For each read, the number of the next one of the same row group; far beyond the last where there is none."""
+    order = np.argsort(groups, kind="stable")
+    following = np.full(len(groups), np.iinfo(np.int64).max)
+    same = groups[order[1:]] == groups[order[:-1]]
+    following[order[:-1][same]] = order[1:][same]
+    return following
