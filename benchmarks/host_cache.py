@@ -1,6 +1,6 @@
 """How many requests does a cache on the host's disk save, and how near is that to the best possible?
 
-    python benchmarks/host_cache.py [--epochs 6] [--latency 0.05]
+    python benchmarks/host_cache.py [--epochs 6] [--latency 0.05] [--host-shares 2]
 
 Two hosts are two directories, with two ranks each, in four processes that wait for each other after every step (gloo).
 The bound is computed by brute force: Belady's rule, with all accesses of all epochs known. LRU is simulated on the same
@@ -64,13 +64,13 @@ def make_loader(path: str, port: int, rank: int, cache: HostCache | None, **opti
     return loader
 
 
-def run_rank(rank: int, port: int, directory: str, max_bytes: int, epochs: int) -> None:
+def run_rank(rank: int, port: int, directory: str, max_bytes: int, epochs: int, host_shares: int | None) -> None:
     """One rank: prints requests and bytes of each epoch."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{directory}/group", rank=rank, world_size=RANKS)
     cache = HostCache(f"{directory}/host{rank * HOSTS // RANKS}", max_bytes=max_bytes)
-    loader = make_loader(f"s3://{BUCKET}/data", port, rank, cache)
+    loader = make_loader(f"s3://{BUCKET}/data", port, rank, cache, host_shares=host_shares)
     found = []
     for epoch in range(epochs):
         loader.set_epoch(epoch)
@@ -84,9 +84,9 @@ def run_rank(rank: int, port: int, directory: str, max_bytes: int, epochs: int) 
     dist.destroy_process_group()
 
 
-def accesses(port: int, epochs: int) -> list[list[tuple[int, int]]]:
+def accesses(port: int, epochs: int, host_shares: int | None) -> list[list[tuple[int, int]]]:
     """Of every host, (row group, epoch) of every read of its ranks, in order."""
-    loader = make_loader(f"s3://{BUCKET}/data", port, 0, None)
+    loader = make_loader(f"s3://{BUCKET}/data", port, 0, None, host_shares=host_shares)
     planner = loader.dataset.planner
     hosts = []
     for host in range(HOSTS):
@@ -131,10 +131,11 @@ def misses_by_lru(trace: list[tuple[int, int]], room: int, epochs: int) -> list[
     return missed
 
 
-def ours(server: S3Server, max_bytes: int, epochs: int) -> list[list[int]]:
+def ours(server: S3Server, max_bytes: int, epochs: int, host_shares: int | None) -> list[list[int]]:
     """(requests, bytes, hits, evictions) of each epoch, of both hosts together."""
     with tempfile.TemporaryDirectory() as directory:
         common = ["--port", server.port, "--directory", directory, "--max-bytes", max_bytes, "--epochs", epochs]
+        common += [] if host_shares is None else ["--host-shares", host_shares]
         ranks = [
             subprocess.Popen([sys.executable, __file__, "--rank", str(rank), *map(str, common)])
             for rank in range(RANKS)
@@ -157,7 +158,16 @@ def warm_epochs(server: S3Server, rounds: int) -> dict[str, float]:
         loaders = {
             "cache": make_loader(remote, server.port, 0, cache, **fast),
             "local": make_loader(str(local), server.port, 0, None, **fast),
-            "filecache": make_loader(f"filecache::{remote}", server.port, 0, None, storage_options=kept, **fast),
+            # One thread: of two, one reads what the other has only begun to write.
+            "filecache": make_loader(
+                f"filecache::{remote}",
+                server.port,
+                0,
+                None,
+                storage_options=kept,
+                num_ranks=1,
+                decoding=Decoding(threads=1),
+            ),
         }
         times: dict[str, list[float]] = {name: [] for name in loaders}
         rows = 0
@@ -185,22 +195,30 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--directory")
     parser.add_argument("--max-bytes", type=int)
+    parser.add_argument("--host-shares", type=int)
     arguments = parser.parse_args()
     if arguments.rank is not None:
-        run_rank(arguments.rank, arguments.port, arguments.directory, arguments.max_bytes, arguments.epochs)
+        run_rank(
+            arguments.rank,
+            arguments.port,
+            arguments.directory,
+            arguments.max_bytes,
+            arguments.epochs,
+            arguments.host_shares,
+        )
         return
     print_machine()
-    server, epochs = S3Server(), arguments.epochs
+    server, epochs, shares = S3Server(), arguments.epochs, arguments.host_shares
     for file in range(FILES):
         server.put(f"data/{file}.parquet", encoded(file))
     figures: dict[str, Any] = {}
-    traces = accesses(server.port, epochs)
+    traces = accesses(server.port, epochs, shares)
     server.latency_seconds = arguments.latency
     entry = len(COLUMNS) * 8 * ROWS + 1024
     for part in (1.0, 0.5, 0.2):
         room = round(part * FILES * GROUPS / HOSTS)
         max_bytes = room * entry * 16 // 15
-        measured = ours(server, max_bytes, epochs)
+        measured = ours(server, max_bytes, epochs, shares)
         best = np.sum([misses_by_belady(trace, room, epochs) for trace in traces], axis=0).tolist()
         lru = np.sum([misses_by_lru(trace, room, epochs) for trace in traces], axis=0).tolist()
         print(
@@ -212,10 +230,9 @@ def main() -> None:
         print_epochs("MB fetched", [each[1] / 1e6 for each in measured])
         figures[f"{part:.0%}"] = {"measured": measured, "belady": best, "lru": lru}
         later = slice(1, None)
-        print(
-            f"    after the first: {sum(each[0] for each in measured[later]) / sum(best[later]):.3f} × the bound, "
-            f"LRU {sum(lru[later]) / sum(best[later]):.3f} ×"
-        )
+        ours_later, best_later, lru_later = sum(each[0] for each in measured[later]), sum(best[later]), sum(lru[later])
+        print(f"    after the first: {ours_later} requests, bound {best_later}, LRU {lru_later}", end="")
+        print(f": {ours_later / best_later:.3f} ×, {lru_later / best_later:.3f} ×" if best_later else "")
     server.latency_seconds = 0.0
     figures["rows_per_second"] = speeds = warm_epochs(server, 7)
     print(", ".join(f"{name} {each:,.0f} rows/s" for name, each in speeds.items()))

@@ -201,6 +201,29 @@ def test_hosts_with_room_for_their_shares_make_no_request_after_the_first_epoch(
     assert data_requests(server) > 0
 
 
+@pytest.mark.parametrize("columns", [["row"], ["row", "c1", "c2", "c29"]])
+def test_damaged_entries_are_read_again_into_the_same_memory(
+    server: S3Server, tmp_path: Path, columns: list[str]
+) -> None:
+    upload(server, tmp_path)
+    cached = make(server, HostCache(tmp_path / "cache", max_bytes="1GiB"), columns=columns)
+    plain = make(server, None, columns=columns)
+    rows(cached)
+    for number, entry in enumerate(sorted(tmp_path.glob("cache/*/entries/*/*"))):
+        whole = entry.read_bytes()
+        entry.write_bytes([whole[:-9], whole[:-9] + bytes(9), whole[:200] + b"!" + whole[201:]][number % 3])
+    for epoch in range(1, 3):
+        server.forget()
+        cached.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        for one, other in zip(list(cached), list(plain), strict=True):
+            assert all(one[name].equal(other[name]) for name in columns)
+    assert cached.metrics().cache_damaged >= 12
+    server.forget()
+    rows(cached, 3)
+    assert server.requests == []
+
+
 def test_a_directory_deleted_in_the_middle_costs_requests_only(server: S3Server, tmp_path: Path) -> None:
     upload(server, tmp_path)
     loader = make(server, HostCache(tmp_path / "cache", max_bytes="1GiB"))

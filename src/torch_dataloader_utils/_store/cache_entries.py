@@ -76,10 +76,10 @@ class EntryFiles:
         for name in ("entries", "pending", "schedules"):
             make_private(self.root / name)
 
-    def read(self, name: str, length: int | None = None) -> Buffer | None:
+    def read(self, name: str, length: int | None = None, into: memoryview | None = None) -> Buffer | None:
         """The bytes of an entry; None if it is not there.
 
-        length: that it must have; None for whatever it says.
+        length: that it must have; None for whatever it says. into: memory of that length to read them into.
 
         Raises:
             DamagedEntryError: these are not the bytes that were written under this name.
@@ -91,13 +91,15 @@ class EntryFiles:
         try:
             status = os.fstat(descriptor)
             size = status.st_size if length is None else HEAD_BYTES + length
-            if status.st_uid != os.geteuid() or status.st_size != size or size > HEAD_BYTES + MOST_ENTRY_BYTES:
+            fits = HEAD_BYTES <= size == status.st_size <= HEAD_BYTES + MOST_ENTRY_BYTES
+            if status.st_uid != os.geteuid() or not fits:
                 raise DamagedEntryError(name)
-            content = memoryview(os.pread(descriptor, size, 0))
+            head = bytearray(HEAD_BYTES)
+            data = memoryview(bytearray(size - HEAD_BYTES)) if into is None else into
+            is_whole = os.preadv(descriptor, [head, data], 0) == size
         finally:
             os.close(descriptor)
-        data = content[HEAD_BYTES:]
-        if content[:HEAD_BYTES] != _head(name, data):
+        if not is_whole or head != _head(name, data):
             raise DamagedEntryError(name)
         return data
 

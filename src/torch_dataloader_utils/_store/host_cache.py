@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
+from types import MappingProxyType
 
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.option_values import footer_bytes
@@ -87,9 +88,14 @@ class OpenCache:
         self._warned = False
 
     def ranges(
-        self, key: GroupKey, spans: Sequence[Span], fetch: Callable[[Sequence[Span]], list[Buffer]], wait_seconds: float
+        self,
+        key: GroupKey,
+        spans: Sequence[Span],
+        fetch: Callable[[Sequence[Span]], list[Buffer]],
+        wait_seconds: float,
+        into: Mapping[Span, memoryview] = MappingProxyType({}),
     ) -> list[Buffer]:
-        """The bytes of each span: from the disk, or fetched and kept.
+        """The bytes of each span: from the disk, into the memory that `into` has for it, or fetched and kept.
 
         Of several threads and processes that want a span, one fetches it; the others wait for it, `wait_seconds` at
         most, and go on where it failed or died.
@@ -98,7 +104,7 @@ class OpenCache:
         names = {span: key.entry_name(span) for span in spans}
         deadline, poll = time.monotonic() + wait_seconds, _FIRST_POLL_SECONDS
         while True:
-            found |= self._read_all({span: name for span, name in names.items() if span not in found})
+            found |= self._read_all({span: name for span, name in names.items() if span not in found}, into)
             missing = {span: name for span, name in names.items() if span not in found}
             if not missing:
                 return [found[span] for span in spans]
@@ -106,7 +112,9 @@ class OpenCache:
                 if time.monotonic() > deadline:
                     claims = dict.fromkeys(missing) | claims
                 # Another process may have published one before it was claimed here.
-                found |= self._read_all({span: missing[span] for span, claim in claims.items() if claim is not None})
+                found |= self._read_all(
+                    {span: missing[span] for span, claim in claims.items() if claim is not None}, into
+                )
                 claimed = [span for span in claims if span not in found]
                 if claimed:
                     thread_counts().cache_misses += len(claimed)
@@ -133,7 +141,7 @@ class OpenCache:
         with self._spared():
             self._index.schedules.withdraw(token)
 
-    def _read_all(self, names: Mapping[Span, str]) -> dict[Span, Buffer]:
+    def _read_all(self, names: Mapping[Span, str], into: Mapping[Span, memoryview]) -> dict[Span, Buffer]:
         """Those that are on the disk."""
         found: dict[Span, Buffer] = {}
         counts = thread_counts()
@@ -141,7 +149,7 @@ class OpenCache:
             with self._spared():
                 self._make()
                 try:
-                    data = self._files.read(name, span[1])
+                    data = self._files.read(name, span[1], into.get(span))
                 except DamagedEntryError:
                     counts.cache_damaged += 1
                     self._index.remove(name)

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -96,6 +96,11 @@ class FsspecStore:
     """
 
     access: StoreAccess
+    _scope: str = field(default="", init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.access.remote.cache is not None:
+            object.__setattr__(self, "_scope", self.access.scope)
 
     @property
     def is_local(self) -> bool:
@@ -122,12 +127,7 @@ class FsspecStore:
     ) -> list[Buffer]:
         """The bytes of each span; where requests carry no conditions, an identity costs a look-up after the reads."""
         plan = coalesce(spans, self.access.remote.coalesce)
-        fetch = partial(self._fetch, path, identity)
-        cache = None if row_group is None else self._cache(identity)
-        if cache is None:
-            return plan.slices(fetch(plan.reads))
-        key = self._key(path, identity, row_group)
-        return plan.slices(cache.ranges(key, plan.reads, fetch, self.access.remote.retry.most_seconds))
+        return plan.slices(self._reads(path, plan.reads, identity, row_group, {}))
 
     def read_into(
         self,
@@ -137,15 +137,36 @@ class FsspecStore:
         identity: str | None = None,
         row_group: int | None = None,
     ) -> None:
-        """The bytes of each span, copied into its buffer."""
-        for buffer, data in zip(buffers, self.ranges(path, spans, identity, row_group), strict=True):
-            buffer[:] = data
+        """The bytes of each span, read into its buffer from a cache, or copied into it."""
+        plan = coalesce(spans, self.access.remote.coalesce)
+        # A read that joins several spans has none of their buffers.
+        reads = self._reads(path, plan.reads, identity, row_group, dict(zip(spans, buffers, strict=True)))
+        filled = set(map(id, reads))
+        for buffer, data in zip(buffers, plan.slices(reads), strict=True):
+            if id(buffer) not in filled:
+                buffer[:] = data
 
     def note_read(self, path: str, identity: str, row_group: int) -> None:
         """Marks the row group in the schedule of this host's cache."""
         cache = self._cache(identity)
         if cache is not None:
             cache.mark(self.access.token, self._key(path, identity, row_group))
+
+    def _reads(
+        self,
+        path: str,
+        reads: Sequence[Span],
+        identity: str | None,
+        row_group: int | None,
+        into: Mapping[Span, memoryview],
+    ) -> list[Buffer]:
+        """The bytes of each span, by one request, or one entry of the cache, in the memory that `into` has for it."""
+        fetch = partial(self._fetch, path, identity)
+        cache = None if row_group is None else self._cache(identity)
+        if cache is None:
+            return fetch(reads)
+        key = self._key(path, identity, row_group)
+        return cache.ranges(key, reads, fetch, self.access.remote.retry.most_seconds, into)
 
     def _fetch(self, path: str, identity: str | None, spans: Sequence[Span]) -> list[Buffer]:
         reads = self._read(path, spans, identity)
@@ -154,7 +175,7 @@ class FsspecStore:
         return reads.data
 
     def _key(self, path: str, identity: str | None, row_group: int | None) -> GroupKey:
-        return GroupKey(self.access.scope, path, identity or "", row_group or 0)
+        return GroupKey(self._scope, path, identity or "", row_group or 0)
 
     def _cache(self, identity: str | None) -> OpenCache | None:
         # Another file may have the same size, where the server gives no more than that.
