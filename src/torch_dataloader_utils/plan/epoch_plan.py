@@ -118,9 +118,11 @@ class EpochPlan:
     ) -> str:
         """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what balancing did.
 
-        cache_bytes: also say which part of its bytes a host would read from a `HostCache` of this size, in this epoch
-            and the next ones. It plans these for all ranks of the first host.
-        host_ranks: ranks of a host; None for those that keep a share (`host_shares`), or else all.
+        Args:
+            max_ranks: ranks that the table shows.
+            cache_bytes: also say which part of its bytes a host would read from a `HostCache` of this size, in this
+                epoch and the next ones, which are planned for all ranks of the first host.
+            host_ranks: ranks of a host; None for those that keep a share (`host_shares`), or else all.
 
         Raises:
             ConfigTypeError, ConfigError: no such number of bytes or ranks.
