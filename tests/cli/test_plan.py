@@ -148,3 +148,17 @@ def test_a_drawn_picture_names_the_files_by_their_colours(table, tmp_path):
     tdu("plan", table, "--draw", picture)
     text = picture.read_text()
     assert all(f"part-{number}.parquet" in text for number in range(3))
+
+
+def test_a_cache_of_a_size_is_foreseen(table):
+    options = [str(table), "--ranks", "4", "--shuffle", "--split-rows", "1"]
+    assert tdu_json("plan", *options)["cache"] is None
+    shared = [*options, "--host-shares", "2", "--cache-bytes", "1GiB"]
+    plan = plan_epoch(scan_files(str(table)), num_ranks=4, shuffle=True, split_rows=1, host_shares=2)
+    found = tdu_json("plan", *shared)["cache"]
+    assert found.startswith("1 GiB for 2 ranks")
+    assert found.endswith("then 100 %, 100 %, 100 %, 100 %")
+    assert f"cache: {found}" in plan.explain(cache_bytes="1GiB")
+    assert found in " ".join(tdu("plan", *shared).stdout.split())
+    assert "\ncache" not in tdu("plan", *options).stdout
+    assert "cache_bytes" in one_line(tdu("plan", *options, "--cache-bytes", "much", code=2))

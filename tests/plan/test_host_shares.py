@@ -4,12 +4,16 @@ from dataclasses import replace
 from itertools import chain
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.plan.model import bytes_of_groups, files, make_plan, make_space, options, rows_of, topologies
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils.errors import ConfigError
 
@@ -65,6 +69,44 @@ def test_shares_follow_the_seed_and_mix_the_files():
         shares.append([set(rows) for rows in rows_of_groups(make_plan(space=SPACE, options=shared, topology=topology))])
         assert all(len({row // 96 for row in rows}) >= 6 for rows in shares[-1])
     assert shares[0] != shares[1]
+
+
+def test_a_loader_of_shares_goes_on_with_other_ranks(tmp_path):
+    pq.write_table(pa.table({"row": np.arange(6000)}), tmp_path / "a.parquet", row_group_size=100)
+
+    def make(num_ranks, rank):
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path), batch_size=64, shuffle=True, split_rows=1, num_ranks=num_ranks, rank=rank, host_shares=4
+        )
+        loader.set_epoch(1)
+        return loader
+
+    received, state = [], None
+    for rank in range(4):
+        loader = make(4, rank)
+        received += [row for _, batch in zip(range(5), loader, strict=False) for row in batch["row"].tolist()]
+        state = loader.state_dict()
+    later = [make(6, rank) for rank in range(6)]
+    for loader in later:
+        loader.load_state_dict(state)
+        received += [row for batch in loader for row in batch["row"].tolist()]
+    assert sorted(received) == list(range(6000))
+    # 2 groups of 3 ranks, in the next epochs.
+    epochs = []
+    for epoch in (2, 3):
+        for loader in later:
+            loader.set_epoch(epoch)
+        epochs.append({row for loader in later[:3] for batch in loader for row in batch["row"].tolist()})
+    assert len(epochs[0]) == 3000
+    assert epochs[0] == epochs[1]
+
+
+def test_shares_need_row_counts(tmp_path):
+    pq.write_table(pa.table({"row": np.arange(600)}), tmp_path / "a.parquet", row_group_size=100)
+    with pytest.raises(ConfigError, match="host_shares= needs exact row counts"):
+        StructuredDataset.create_dataloader(
+            str(tmp_path), shuffle=True, host_shares=2, filters=pc.field("row") > 7, count_rows=False
+        )
 
 
 @pytest.mark.parametrize(

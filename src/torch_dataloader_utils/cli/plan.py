@@ -21,6 +21,7 @@ Examples:
   tdu plan data/ --ranks 8 --workers 4 --shuffle --draw plan.html
   tdu plan --inventory inventory.parquet --ranks 1024 --workers 8 --json
   tdu plan data/ --ranks 2 --save plan.parquet
+  tdu plan data/ --ranks 64 --shuffle --cache-bytes 500GiB --host-ranks 8
 """
 
 
@@ -49,6 +50,8 @@ def _picture_file(context: click.Context, option: click.Parameter, value: str | 
 @click.option(
     "--max-ranks", type=click.IntRange(min=1), default=32, show_default=True, help="Ranks to show and to draw."
 )
+@click.option("--cache-bytes", metavar="SIZE", help="Say what a cache of this size on each host would save.")
+@click.option("--host-ranks", type=click.IntRange(min=1), metavar="N", help="Ranks of a host, for --cache-bytes.")
 @json_option
 def command(
     source: DataSource,
@@ -56,18 +59,21 @@ def command(
     draw_path: Path | None,
     save_path: Path | None,
     max_ranks: int,
+    cache_bytes: str | None,
+    host_ranks: int | None,
     as_json: bool,
 ) -> None:
     """Who reads what: ranks, workers, rows, steps, cuts, imbalance.
 
     The plan is the one that a loader with these options follows; only metadata is read.
     """
+    from torch_dataloader_utils.plan.epoch_plan import describe_cache
     from torch_dataloader_utils.plan.pictures.timeline import make_timeline
     from torch_dataloader_utils.plan.planner import plan_epoch
 
     plan = plan_epoch(source.inventory(), **plan_arguments(planning))
     timeline = make_timeline(plan, max_ranks)
-    summary = summarize(plan)
+    summary = {**summarize(plan), "cache": describe_cache(plan, cache_bytes, host_ranks) or None}
     if draw_path is not None:
         from torch_dataloader_utils.cli.plan_page import plan_page
         from torch_dataloader_utils.plan.pictures.svg import plan_picture
@@ -144,7 +150,7 @@ def _print(summary: dict[str, Any], timeline: "Timeline") -> None:
             f"epoch {summary['epoch']}, {plural(summary['num_chunks'], 'chunk')} {shuffle}{windows}, "
             f"seed {summary['seed']}",
         ),
-        *(("mixing", text) for text in [summary["mixing"]] if text),
+        *((name, summary[name]) for name in ("mixing", "cache") if summary[name]),
         ("steps", _steps(summary)),
         (
             "balancing",

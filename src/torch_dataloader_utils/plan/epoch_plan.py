@@ -127,8 +127,9 @@ class EpochPlan:
         Raises:
             ConfigTypeError, ConfigError: no such number of bytes or ranks.
         """
-        cache = "" if cache_bytes is None else describe_cache(self, parse_bytes("cache_bytes", cache_bytes), host_ranks)
-        return _explain(self, check_integer("max_ranks", max_ranks, least=0), cache)
+        return _explain(
+            self, check_integer("max_ranks", max_ranks, least=0), describe_cache(self, cache_bytes, host_ranks)
+        )
 
     def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
         """The plan as a table, one row for each row range that a worker reads, in its reading order.
@@ -240,12 +241,14 @@ def describe_mixing(plan: EpochPlan) -> str:
 _FORECAST_EPOCHS = 5
 
 
-def describe_cache(plan: EpochPlan, cache_bytes: int, host_ranks: int | None) -> str:
-    """What a cache of this size on the first host would give, in one line.
+def describe_cache(plan: EpochPlan, cache_bytes: int | str | None, host_ranks: int | None) -> str:
+    """What a cache of this size on the first host would give, in one line; "" without a size.
 
     16.6 GiB for 8 ranks, which read 50 GiB an epoch: 2 % of it from the cache in epoch 0, then 7 %, 13 %, 17 %, 23 %
     """
-    num_ranks = plan.topology.num_ranks
+    if cache_bytes is None:
+        return ""
+    most_bytes, num_ranks = parse_bytes("cache_bytes", cache_bytes), plan.topology.num_ranks
     own = (
         num_ranks
         if plan.inputs.options.host_shares is None
@@ -258,11 +261,11 @@ def describe_cache(plan: EpochPlan, cache_bytes: int, host_ranks: int | None) ->
     # Of stored bytes an inventory has those of all columns, of the projected columns it has those that are decoded.
     stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
     sizes = np.minimum(groups.projected_bytes, stored)
-    parts = CacheForecast(epochs, sizes, cache_bytes - footer_bytes(cache_bytes)).parts()
+    parts = CacheForecast(epochs, sizes, most_bytes - footer_bytes(most_bytes)).parts()
     first, *later = [f"{100 * part.cached_bytes / max(1, part.read_bytes):.0f} %" for part in parts] or ["0 %"]
     read_bytes = sum(part.read_bytes for part in parts) / max(1, len(parts))
     return (
-        f"{format_bytes(cache_bytes)} for {plural(ranks, 'rank')}, which read {format_bytes(read_bytes)} an epoch: "
+        f"{format_bytes(most_bytes)} for {plural(ranks, 'rank')}, which read {format_bytes(read_bytes)} an epoch: "
         f"{first} of it from the cache in epoch {plan.epoch}{', then ' if later else ''}{', '.join(later)}"
     )
 
