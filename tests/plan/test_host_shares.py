@@ -101,6 +101,12 @@ def test_a_loader_of_shares_goes_on_with_other_ranks(tmp_path):
     assert epochs[0] == epochs[1]
 
 
+def test_shares_that_no_ranks_keep_are_a_warning(tmp_path):
+    pq.write_table(pa.table({"row": np.arange(6000)}), tmp_path / "a.parquet", row_group_size=100)
+    with pytest.warns(UserWarning, match="host_shares=4 keeps no chunks on their hosts: 4 shares and 3 ranks"):
+        StructuredDataset.create_dataloader(str(tmp_path), shuffle=True, num_ranks=3, host_shares=4)
+
+
 def test_shares_need_row_counts(tmp_path):
     pq.write_table(pa.table({"row": np.arange(600)}), tmp_path / "a.parquet", row_group_size=100)
     with pytest.raises(ConfigError, match="host_shares= needs exact row counts"):

@@ -10,8 +10,8 @@ from torch_dataloader_utils.plan.epoch_plan import FEW_CHUNKS, EpochPlan
 
 
 def warn_about(plan: EpochPlan) -> None:
-    """Warn of all `plan_problems`, and of shuffle=True where it does nothing, or little."""
-    for problem in chain(_unused_shuffle(plan), _weak_shuffle(plan), plan_problems(plan)):
+    """Warn of all `plan_problems`, and of shuffle=True and host_shares where they do nothing, or little."""
+    for problem in chain(_unused_shuffle(plan), _weak_shuffle(plan), _unused_shares(plan), plan_problems(plan)):
         warn_user(problem)
 
 
@@ -75,6 +75,16 @@ def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
         f"{plural(workers, 'worker')}{of_all}. With fewer than {FEW_CHUNKS} each, epochs and batches are much alike. "
         f"Pass shuffle_rows=65_536, which permutes rows too, {smaller}or write smaller row groups."
     )
+
+
+def _unused_shares(plan: EpochPlan) -> Iterator[str]:
+    """Shares that no group of ranks keeps; one rank alone reads everything in any case."""
+    shares, num_ranks = plan.inputs.options.host_shares or 1, plan.topology.num_ranks
+    if shares > 1 and num_ranks > 1 and plan.inputs.options.rank_groups(num_ranks) == 1:
+        yield (
+            f"host_shares={shares} keeps no chunks on their hosts: {shares} shares and {num_ranks} ranks have no "
+            "common divisor. Pass the number of hosts, or a multiple of it."
+        )
 
 
 def _why_nothing_comes(plan: EpochPlan) -> str:
