@@ -85,6 +85,7 @@ class Instrument:
 INSTRUMENTS = (
     Instrument(name="batches", attribute="batches", unit="", help="Batches received by the trainer."),
     Instrument(name="rows", attribute="rows", unit="", help="Rows received by the trainer."),
+    Instrument(name="tokens", attribute="tokens", unit="", help="Tokens of packed samples, padding included."),
     Instrument(
         name="padding_rows", attribute="padding_rows", unit="", help="Rows repeated so that all ranks take equal steps."
     ),
