@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from examples.demo.data import write_trips
 
-from torch_dataloader_utils import Lanes, StructuredDataset, plan_epoch, scan_files
+from torch_dataloader_utils import Lanes, StructuredDataset, WeightSchedule, blend, plan_epoch, scan_files
 from torch_dataloader_utils.plan.pictures.svg import plan_picture
 from torch_dataloader_utils.plan.pictures.timeline import make_timeline
 
@@ -26,6 +26,7 @@ FILES = {"a": (4, 4, 4), "b": (5, 2)}
 CHUNK_OF_ROW = np.repeat(np.arange(5), sum(FILES.values(), ()))
 COLORS = ("#4c78a8", "#72b7b2", "#54a24b", "#e45756", "#f58518")
 SIDE, GAP, LINE, LEFT = 22, 12, 34, 76
+STEP, SHARES = 16, 48
 
 Batches = list[list[int]]
 
@@ -82,6 +83,22 @@ class Picture:
             self.height += LINE
         self.width = max(self.width, int(starts[-1]))
         self.height += 6
+
+    def mixture(self, schedule: WeightSchedule, sources: list[int]) -> None:
+        """Above the weights of every step, below it the source that gave the step's batch."""
+        for step, source in enumerate(sources):
+            x, y = LEFT + step * STEP, float(self.height)
+            for color, share in zip(COLORS, schedule.shares_at(step).tolist(), strict=False):
+                self._bar(x, y, share * SHARES, color)
+                y += share * SHARES
+            self._bar(x, self.height + SHARES + 6, STEP - 2, COLORS[source])
+        for text, down in (("weights", SHARES / 2), ("source", SHARES + STEP)):
+            self.shapes.append(f'<text x="4" y="{self.height + down:.0f}">{text}</text>')
+        self.height += SHARES + LINE
+        self.width = max(self.width, LEFT + len(sources) * STEP)
+
+    def _bar(self, x: int, y: float, height: float, color: str) -> None:
+        self.shapes.append(f'<rect x="{x}" y="{y:.1f}" width="{STEP - 2}" height="{height:.1f}" fill="{color}"/>')
 
     def _batch(self, left: int, rows: list[int], opacity: float) -> None:
         for place, row in enumerate(rows):
@@ -160,11 +177,37 @@ def draw_plan(folder: Path) -> str:
     return plan_picture(make_timeline(plan, max_ranks=3))
 
 
+def draw_mixture(folder: Path) -> str:
+    """Blends of three sources: weights that change at steps, or on a line, and a source that reaches its cap."""
+    weights = {0: [8, 2, 0], 12: [5, 3, 2], 24: [1, 3, 6]}
+    picture = Picture()
+    for title, batches_of_last, schedule, caps in (
+        ("weights that change at steps 12 and 24", 40, WeightSchedule(weights), {}),
+        ("the same with linear=True", 40, WeightSchedule(weights, linear=True), {}),
+        (
+            'weights 2 1 1, and the last source has 5 batches: max_epochs=1, at_cap="renormalise"',
+            5,
+            WeightSchedule({0: [2, 1, 1]}),
+            {"max_epochs": 1, "at_cap": "renormalise"},
+        ),
+    ):
+        loaders = []
+        for source, num_batches in enumerate((40, 40, batches_of_last)):
+            path = folder / f"{source}.parquet"
+            pq.write_table(pa.table({"row": np.arange(num_batches)}), path)
+            loaders.append(StructuredDataset.create_dataloader(str(path), batch_size=1, num_workers=0)[0])
+        batches = blend(loaders, schedule, stop=40, source_column="source", **caps)
+        picture.title(title)
+        picture.mixture(schedule, [int(batch["source"][0]) for batch in batches])
+    return picture.svg()
+
+
 PICTURES = {
     "concepts/equal-steps.svg": draw_equal_steps,
     "concepts/state.svg": draw_state,
     "concepts/lanes.svg": draw_lanes,
     "how-to/plan-of-trips.svg": draw_plan,
+    "how-to/weights-that-move.svg": draw_mixture,
 }
 
 

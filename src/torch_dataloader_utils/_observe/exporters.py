@@ -88,6 +88,7 @@ _TOOK = ("at most 10 ms", "10 to 100 ms", "0.1 to 1 s", "1 to 10 s", "over 10 s"
 INSTRUMENTS = (
     Instrument(name="batches", attribute="batches", unit="", help="Batches received by the trainer."),
     Instrument(name="rows", attribute="rows", unit="", help="Rows received by the trainer."),
+    Instrument(name="tokens", attribute="tokens", unit="", help="Tokens of packed samples, padding included."),
     Instrument(
         name="padding_rows", attribute="padding_rows", unit="", help="Rows repeated so that all ranks take equal steps."
     ),

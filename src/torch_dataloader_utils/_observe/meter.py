@@ -29,13 +29,15 @@ _NO_GAUGES = dict.fromkeys(GAUGES, 0)
 class LoaderMeter:
     """Counts all passes of one loader; `metrics()` may be called at any time, from any thread."""
 
-    def __init__(self, callbacks: Sequence[LoaderCallback] = ()) -> None:
+    def __init__(self, callbacks: Sequence[LoaderCallback] = (), row_tokens: int = 0) -> None:
+        """row_tokens: tokens of each row, where all have the same number."""
         self.callbacks = tuple(callbacks)
+        self.row_tokens = row_tokens
         self._pass = _PassCounts(before=Metrics(), begin_ns=0, end_ns=0, final=Metrics())
 
-    def __reduce__(self) -> tuple[type["LoaderMeter"], tuple[Sequence[LoaderCallback]]]:
+    def __reduce__(self) -> tuple[type["LoaderMeter"], tuple[Sequence[LoaderCallback], int]]:
         """A copy belongs to another loader, in another process perhaps, and has counted nothing."""
-        return LoaderMeter, (self.callbacks,)
+        return LoaderMeter, (self.callbacks, self.row_tokens)
 
     def metrics(self) -> Metrics:
         """Everything since the loader was built."""
@@ -87,7 +89,8 @@ class LoaderMeter:
 
     def _begin(self) -> "_PassCounts":
         # Both at once: a thread that saw one without the other would count the last pass twice.
-        self._pass = _PassCounts(before=replace(self.metrics(), **_NO_GAUGES), begin_ns=perf_counter_ns())
+        before = replace(self.metrics(), **_NO_GAUGES)
+        self._pass = _PassCounts(before=before, begin_ns=perf_counter_ns(), row_tokens=self.row_tokens)
         return self._pass
 
 
@@ -138,15 +141,16 @@ def _no_memory() -> Int64s:
 class _PassCounts:
     """The counts of one pass.
 
-    before: the counts of earlier passes. rows: received from worker processes. wait_ns: in next(). given_ns: when the
-    trainer last went on; 0: not yet. arrive_ns: the part of wait_ns until responses of worker processes arrived. Times
-    that are being spent are negative, as in `Counts`. local: the counters of the worker in this process. memory: where
-    workers count. earlier: what was there when the pass began. end_ns, final: None while it runs. seen: the last
-    metrics that were asked for.
+    before: the counts of earlier passes. row_tokens: of each row. rows: received from worker processes. wait_ns: in
+    next(). given_ns: when the trainer last went on; 0: not yet. arrive_ns: the part of wait_ns until responses of
+    worker processes arrived. Times that are being spent are negative, as in `Counts`. local: the counters of the worker
+    in this process. memory: where workers count. earlier: what was there when the pass began. end_ns, final: None while
+    it runs. seen: the last metrics that were asked for.
     """
 
     before: Metrics
     begin_ns: int
+    row_tokens: int = 0
     end_ns: int | None = None
     passes: int = 0
     batches: int = 0
@@ -189,10 +193,12 @@ class _PassCounts:
         wait_ns, arrive_ns = _spent(self.wait_ns, now_ns), _spent(self.arrive_ns, now_ns)
         # Whoever makes batches (the trainer, or worker processes) waits for rows, calls functions, or hands over.
         handover_ns = counted["make_ns"] + wait_ns - arrive_ns - counted["stall_ns"] - counted["transform_ns"]
+        rows = self.rows if self.local is None else self.local.rows
         return Metrics(
             passes=self.passes,
             batches=self.batches,
-            rows=self.rows if self.local is None else self.local.rows,
+            rows=rows,
+            tokens=rows * self.row_tokens,
             padding_rows=self.padding_rows,
             row_groups=counted["decoded_groups"],
             **{name: counted[name] for name in (*CHUNKS, *LATENCIES, *ERRORS, *CACHE)},

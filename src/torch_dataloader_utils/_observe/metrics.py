@@ -27,6 +27,7 @@ class Metrics:
         passes: passes that reached their last batch.
         batches: received by the trainer.
         rows: in those batches.
+        tokens: in those rows where they are packed samples, padding included: rows * sequence_length; else 0.
         padding_rows: rows that came a second time so that this rank takes its last step; see `plan.repeated_rows`.
         row_groups: row groups read and decoded, ahead of the trainer included.
         compiled_chunks: column chunks of Parquet files that the compiled decoder read. The next six are those that
@@ -72,6 +73,7 @@ class Metrics:
     passes: int = 0
     batches: int = 0
     rows: int = 0
+    tokens: int = 0
     padding_rows: int = 0
     row_groups: int = 0
     compiled_chunks: int = 0
@@ -128,6 +130,11 @@ class Metrics:
     def rows_per_second(self) -> float:
         """Rows the trainer received, by the time in passes; 0 before the first batch."""
         return self.rows / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of packed samples that the trainer received, by the time in passes."""
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def decoded_bytes_per_second(self) -> float:

@@ -151,6 +151,7 @@ def build(
         start_method="forkserver" if access.remote.backend == "obstore" else None,
         peers=peers,
         compared=compared_options(options, num_ranks),
+        row_tokens=0 if options.pack is None else options.pack.sequence_length,
         foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
     )
     dataset = make(stages, found, options)

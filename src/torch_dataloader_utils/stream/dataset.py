@@ -50,6 +50,7 @@ class Stages:
     start_method: how worker processes start if the caller does not say; None leaves that to Python.
     peers: the global ranks that this one is compared with, () for all of the process group; None for no comparison.
     compared: the options that these need to have alike, as texts.
+    row_tokens: tokens of each row, where rows are packed samples; else 0.
     foresight: is told what each pass and the next epochs read; None where nobody needs to know.
     """
 
@@ -64,6 +65,7 @@ class Stages:
     start_method: str | None = None
     peers: tuple[int, ...] | None = None
     compared: Mapping[str, str] = field(default_factory=dict)
+    row_tokens: int = 0
     foresight: "Foresight | None" = None
 
 

@@ -79,7 +79,7 @@ class TableDataLoader(DataLoader[BatchT]):
         if num_workers > 0 and stages.start_method is not None:
             options.setdefault("multiprocessing_context", stages.start_method)
         super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
-        self._meter = LoaderMeter((*stages.callbacks, *callbacks))
+        self._meter = LoaderMeter((*stages.callbacks, *callbacks), stages.row_tokens)
         # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None

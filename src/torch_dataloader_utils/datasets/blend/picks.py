@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import check_integer, hold_flags, hold_integers, is_integer
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.blend_index import continue_blend
 from torch_dataloader_utils.tokens.weight_schedule import SchedulePiece, WeightSchedule
 
@@ -33,7 +33,10 @@ _MOST_FILLED_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendOptions:
-    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the item) with per="batch"."""
+    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the item) with per="batch".
+
+    source_column decides nothing about the order, and so is not described in states.
+    """
 
     weights: tuple[float, ...] | WeightSchedule
     per: ItemKind
@@ -42,6 +45,7 @@ class BlendOptions:
     drop_last: bool = False
     max_epochs: tuple[int | None, ...] | None = None
     at_cap: CapPolicy = "stop"
+    source_column: str | None = None
 
     def __post_init__(self) -> None:
         hold_flags(self, "drop_last")
@@ -60,7 +64,8 @@ class BlendOptions:
                 f"batch_size={self.batch_rows} with stop={self.stop!r}: batches are filled with rows that come again. "
                 f'Pass at most {_MOST_FILLED_ROWS}, or stop="first_exhausted".'
             )
-
+        if not isinstance(self.source_column, str | None):
+            raise ConfigTypeError(f"source_column={self.source_column!r}: pass the name of a new column.")
         self._check_end()
 
     def _check_end(self) -> None:
