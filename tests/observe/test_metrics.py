@@ -19,6 +19,8 @@ from torch_dataloader_utils._observe.counters import CHUNKS
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import CorruptFileError
 
+needs_decoder = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+
 
 class Recorder(LoaderCallback):
     """Keeps the calls that it gets."""
@@ -263,7 +265,7 @@ def chunks_of(metrics):
     return {name: getattr(metrics, name) for name in CHUNKS if getattr(metrics, name)}
 
 
-@pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+@needs_decoder
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, num_workers):
     write_kinds(tmp_path / "a.parquet", groups=4)
@@ -278,7 +280,10 @@ def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, 
     assert repr(loader).endswith(f"; {text}>")
 
 
-@pytest.mark.parametrize(("is_built", "name"), [(True, "turned_off_chunks"), (False, "not_built_chunks")])
+@pytest.mark.parametrize(
+    ("is_built", "name"),
+    [pytest.param(True, "turned_off_chunks", marks=needs_decoder), (False, "not_built_chunks")],
+)
 def test_chunks_say_that_there_is_no_compiled_decoder_or_that_it_is_turned_off(tmp_path, monkeypatch, is_built, name):
     monkeypatch.setattr(_decoder, "IS_BUILT", is_built)
     # Columns in an order of their own: what is known of files with the same columns is kept.
@@ -311,7 +316,7 @@ def test_over_all_ranks_each_chunk_is_counted_once_a_row_group(tmp_path_factory,
         assert sum(chunks_of(metrics).values()) == leaves * metrics.row_groups
 
 
-@pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+@needs_decoder
 def test_a_damaged_chunk_is_counted_as_it_was_given_to_pyarrow(tmp_path):
     path = tmp_path / "a.parquet"
     write_kinds(path, groups=1, kinds="n")

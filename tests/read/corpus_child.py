@@ -2,8 +2,8 @@
 
     python -m tests.read.corpus_child FOLDER      {"file": ..., "seen": [...], "error": ..., "rows_are_exact": ...}
 
-"together": whether the numbers of all its row groups came by one call. What is read together is the same. A file at
-which this process dies has no line.
+"together": whether the numbers of all its row groups came by one call. What is read together is the same. "chunks": how
+many were decoded by whom (see `Counts`). A file at which this process dies has no line.
 """
 
 import json
@@ -18,6 +18,7 @@ from tests.process_limits import limit_process
 from tests.read.files import make_spec, make_task, parquet_tasks
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils._formats.record_batches import side_by_side
+from torch_dataloader_utils._observe.counters import CHUNKS, Counts, count_thread_in
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.read.reader import make_reader
 
@@ -50,13 +51,17 @@ def verdict(path: Path) -> dict[str, Any]:
 def read(tasks: list[Any], schema: pa.Schema) -> dict[str, Any]:
     """Rows of each row group up to the first error."""
     batches: list[pa.RecordBatch] = []
-    error = None
+    error, counts = None, Counts()
+    before = count_thread_in(counts)
     try:
         reader = make_reader(make_spec(schema))
         batches.extend(map(reader.read, tasks))
     except LoaderError as caught:
         error = [type(caught).__name__, str(caught)]
-    return {"seen": [batch.num_rows for batch in batches], "error": error, "batches": batches}
+    finally:
+        count_thread_in(before)
+    chunks = {kind: getattr(counts, kind) for kind in CHUNKS}
+    return {"seen": [batch.num_rows for batch in batches], "error": error, "batches": batches, "chunks": chunks}
 
 
 def read_together(tasks: list[Any], schema: pa.Schema) -> tuple[pa.Table | None, bool]:

@@ -235,7 +235,7 @@ def test_other_rows_than_planned(tmp_path: Path, rows: str) -> None:
 def test_nulls_that_the_schema_does_not_allow(tmp_path: Path) -> None:
     tasks = write_parquet(tmp_path / "a.parquet", ROWS.set_column(0, "x", [[1, None] * 20]), 20)
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
-    with pytest.raises(SchemaError, match="20 nulls"):
+    with pytest.raises(SchemaError, match=r"[12]0 nulls"):  # of both row groups, or of the first
         make_reader(make_spec(schema)).read_together(tasks)
 
 

@@ -153,7 +153,19 @@ void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 /* footer.c: what a footer says of its row groups. For each row group GROUP_NUMBERS numbers, and then for each leaf column
  * CHUNK_NUMBERS, in the order of the enums; -1 for none. */
 enum { GROUP_ROWS, GROUP_BYTES, GROUP_NUMBERS };
-enum { CHUNK_CODEC, CHUNK_VALUES, CHUNK_UNCOMPRESSED, CHUNK_COMPRESSED, CHUNK_DATA, CHUNK_DICTIONARY, CHUNK_NUMBERS };
+enum {
+    CHUNK_CODEC,
+    CHUNK_VALUES,
+    CHUNK_UNCOMPRESSED,
+    CHUNK_COMPRESSED,
+    CHUNK_DATA,
+    CHUNK_DICTIONARY,
+    CHUNK_TYPE,
+    CHUNK_TEXT_BYTES,  /* of its size statistics: this, and the lengths of two histograms */
+    CHUNK_REPETITIONS,
+    CHUNK_DEFINITIONS,
+    CHUNK_NUMBERS
+};
 
 typedef struct {
     uint64_t groups, leaves;

@@ -150,7 +150,8 @@ PyDoc_STRVAR(read_footer_doc,
              "understood wholly\n\n"
              "footer[:head_end]: version and schema. footer[tail_start:]: what comes after the row groups. numbers: int64 as\n"
              "bytes; of each row group its rows and bytes, then of each leaf: codec, values, uncompressed and compressed\n"
-             "bytes, first data page, dictionary page (-1: none).");
+             "bytes, first data page, dictionary page, physical type, and of size statistics: bytes of text, lengths of the\n"
+             "histograms of repetition and definition levels (-1: none).");
 
 static PyObject *footer_numbers(PyObject *module, PyObject *arguments) {
     (void)module;

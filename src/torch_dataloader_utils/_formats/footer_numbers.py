@@ -16,7 +16,10 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class OfChunk(IntEnum):
-    """The numbers of a column chunk; -1 where the footer has none."""
+    """The numbers of a column chunk; -1 where the footer has none.
+
+    The last three are of its size statistics: bytes of text, and the lengths of the histograms of levels.
+    """
 
     CODEC = 0
     VALUES = 1
@@ -24,6 +27,10 @@ class OfChunk(IntEnum):
     COMPRESSED = 3
     DATA_START = 4
     DICTIONARY_START = 5
+    TYPE = 6
+    TEXT_BYTES = 7
+    REPETITIONS = 8
+    DEFINITIONS = 9
 
 
 class FooterNumbers(NamedTuple):

@@ -11,7 +11,7 @@ Source: parquet-format, "Types" and "Logical Types".
 import itertools
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s, RowRange
+from torch_dataloader_utils._formats.footer_numbers import OfChunk
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
@@ -29,6 +30,9 @@ from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.read.source import TaskSource
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+
+# As parquet.thrift numbers them.
+_PHYSICAL_TYPES = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "FIXED_LEN_BYTE_ARRAY": 7}
 
 # Columns begin at multiples of this, as Arrow wants it.
 _ALIGNED_BYTES = 64
@@ -40,11 +44,13 @@ PAGES = ProcessMemory()
 class NumberColumn(NamedTuple):
     """A top-level column of one number a row, or of one list of numbers.
 
-    leaf: its number among the leaf columns. stored, width: bytes of a value in the file, and in memory; a bit: 0, 1.
+    leaf: its number among the leaf columns. physical_type: as parquet.thrift numbers it.
+    stored, width: bytes of a value in the file, and in memory; a bit: 0, 1.
     is_optional: whether values, or items of lists, may be null; the field says whether lists may.
     """
 
     leaf: int
+    physical_type: int
     field: pa.Field
     stored: int
     width: int
@@ -55,6 +61,12 @@ class NumberColumn(NamedTuple):
     def kind(self) -> tuple[bool, int, int, bool]:
         """Columns are sorted by this: side by side, at even distances, those of one kind are a matrix as they lie."""
         return self.is_list, self.stored, self.width, self.is_integer
+
+    @property
+    def declared(self) -> tuple[int, int, int, int]:
+        """What the metadata of a chunk say of it, from `OfChunk.TYPE` on."""
+        definitions = 1 + self.is_optional + (1 + self.field.nullable if self.is_list else 0)
+        return self.physical_type, -1, 1 + self.is_list, definitions
 
     @property
     def layout(self) -> tuple[int, int, bool, bool]:
@@ -83,6 +95,7 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
             continue
         found[field.name] = NumberColumn(
             leaf=leaf,
+            physical_type=_PHYSICAL_TYPES[column.physical_type],
             field=field,
             stored={"BOOLEAN": 0, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": 2}.get(column.physical_type, 8),
             width=max(1, stored.bit_width // 8),
@@ -158,6 +171,22 @@ def _is_same(stored: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(stored == wanted)
 
 
+def are_as_declared(columns: Collection[NumberColumn], chunks: Int64s) -> bool:
+    """Whether the chunks of a file (see `FooterNumbers`) are of the type, and have the levels, of their columns.
+
+    pyarrow refuses others. Levels that are not counted (-1, 0) may be any.
+    """
+    leaves, declared = [column.leaf for column in columns], [column.declared for column in columns]
+    if not leaves or not len(chunks):
+        return True
+    if chunks.shape[1] <= max(leaves):
+        return False
+    found = chunks[:, leaves, OfChunk.TYPE :]
+    are_same = found == np.array(declared)
+    are_same[:, :, 2:] |= found[:, :, 2:] <= 0
+    return bool(are_same.all())
+
+
 def read_numbers(
     source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, rows: RowRange
 ) -> pa.RecordBatch | None:
@@ -172,8 +201,8 @@ def read_numbers(
     num_rows = stop - start
     columns = sorted(columns, key=NumberColumn.kind)
     taken, room_bytes = [], source.max_row_group_bytes
-    known = {codec for codec in set(chunks[:, 0].tolist()) if _decoder.has_codec(codec)}
-    of_columns = chunks[[column.leaf for column in columns]].tolist()
+    known = {codec for codec in set(chunks[:, OfChunk.CODEC].tolist()) if _decoder.has_codec(codec)}
+    of_columns = chunks[[column.leaf for column in columns], : OfChunk.TYPE].tolist()
     for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
         begin = chunk_start(data, dictionary)
         is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size

@@ -22,7 +22,7 @@ from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
 from torch_dataloader_utils.read.file_cache import FileCache
-from torch_dataloader_utils.read.number_columns import NumberColumn, number_columns
+from torch_dataloader_utils.read.number_columns import NumberColumn, are_as_declared, number_columns
 from torch_dataloader_utils.read.source import TaskSource
 
 # Tables with other columns.
@@ -181,6 +181,8 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         metadata = _parsed(encoded)
         check_metadata(encoded, metadata, source.task.where)
         columns = _known_columns.of(metadata, numbers if is_small else None)
+    if numbers is not None and not are_as_declared(columns.numbers.values(), numbers.chunks):
+        numbers = None
     footer = Footer(encoded, columns, numbers, metadata)
     if kept is None:
         source.store.keep_tail(*source.key, encoded)
