@@ -73,11 +73,13 @@ def check_seal(data: Buffer, path: str) -> bool:
     Raises:
         CorruptFileError: there is one, and it is not that of these bytes.
     """
-    content = bytes(data)
-    seal = _SEAL.match(content, max(0, content.rfind(_DIGEST_KEY)))
+    content = memoryview(data)
+    seal = None
+    for found in re.finditer(re.escape(_DIGEST_KEY), content):  # the last one is it
+        seal = _SEAL.match(content, found.start())
     if seal is None:
         return False
-    if seal[1] != _digest(memoryview(content), slice(*seal.span(1))):
+    if seal[1] != _digest(content, slice(*seal.span(1))):
         raise corrupt(path, "its bytes are not those that were written (the seal does not fit)")
     return True
 
@@ -93,6 +95,7 @@ _GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
 _GROUP_TYPES = {name: np.dtype(np.int32 if name == "ordinal" else np.int64) for name in _GROUP_COLUMNS}
 _CODES = "partition_codes."
 _CONTENT = "content"
+_FILES_AT_ONCE = 65_536
 
 
 def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
@@ -123,30 +126,30 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
     return pa.table(columns), about
 
 
-def from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
-    """The inventory that `to_table` took apart.
+def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
+    """The inventory that `to_table` took apart. Columns are read one by one, in parts, so that little is there twice.
 
     Raises:
         ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException: the parts do not fit together.
     """
     files = FileTable(
-        paths=_string_column(table["path"]),
-        sizes=_numbers(table["size"]),
-        identities=_string_column(table["identity"]),
-        formats=_numbers(table["format"]),
+        paths=_strings_of(file, "path"),
+        sizes=_numbers_of(file, "size"),
+        identities=_strings_of(file, "identity"),
+        formats=_numbers_of(file, "format"),
         partitions=tuple(
-            PartitionColumn(name=name, values=_read_values(values), codes=_numbers(table[_CODES + name]))
+            PartitionColumn(name=name, values=_read_values(values), codes=_numbers_of(file, _CODES + name))
             for name, values in about["partitions"]
         ),
-        contents=_string_column(table[_CONTENT]) if _CONTENT in table.column_names else None,
+        contents=_strings_of(file, _CONTENT) if _CONTENT in file.schema_arrow.names else None,
     )
-    lists = {name: _one_chunk(table[name]) for name in _GROUP_COLUMNS}
-    counts = lists["ordinal"].value_lengths().to_numpy()
-    if not all(np.array_equal(each.value_lengths().to_numpy(zero_copy_only=False), counts) for each in lists.values()):
+    lists = {name: _lists_of(file, name) for name in _GROUP_COLUMNS}
+    counts = lists["ordinal"][0]
+    if not all(np.array_equal(each, counts) for each, _ in lists.values()):
         raise ValueError("its lists differ in length")
     groups = GroupTable(
         file=np.repeat(np.arange(len(files), dtype=np.int32), counts),
-        **{name: lists[name].flatten().to_numpy() for name in _GROUP_COLUMNS},
+        **{name: numbers for name, (_, numbers) in lists.items()},
     )
     projection = about["projection"]
     inventory = Inventory(
@@ -166,6 +169,9 @@ def from_table(table: pa.Table, about: Mapping[str, Any]) -> Inventory:
 def _check(inventory: Inventory) -> None:
     """Raises ValueError, or an error of Arrow's, unless all parts have their types and fit together."""
     files, groups = inventory.files, inventory.groups
+    columns = (files.sizes, files.identities, files.formats, files.contents, *(each.codes for each in files.partitions))
+    if any(column is not None and len(column) != len(files) for column in columns):
+        raise ValueError("its columns differ in length")
     for name, wanted in _GROUP_TYPES.items():
         if getattr(groups, name).dtype != wanted:
             raise ValueError(f"{name} is no {wanted}")
@@ -206,30 +212,38 @@ def _strings(column: StringColumn) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(column), buffers)
 
 
-def _string_column(column: pa.ChunkedArray) -> StringColumn:
-    array = _one_chunk(column).cast(pa.large_string())
-    array.validate(full=True)
-    if array.null_count:
-        raise ValueError("a text is missing")
-    _, offsets, data = array.buffers()
-    starts = (
-        np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
-        if len(array)
-        else np.zeros(1, np.int64)
+def _parts(file: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
+    for batch in file.iter_batches(_FILES_AT_ONCE, columns=[name], use_threads=False):
+        yield batch.column(name)
+    pa.default_memory_pool().release_unused()  # Arrow keeps what it decoded into
+    yield pa.array([], file.schema_arrow.field(name).type)  # so that there is one
+
+
+def _strings_of(file: pq.ParquetFile, name: str) -> StringColumn:
+    texts, lengths = [np.zeros(0, np.uint8)], [np.zeros(1, np.int64)]
+    for part in filter(len, _parts(file, name)):
+        array = part.cast(pa.large_string())
+        array.validate(full=True)
+        if array.null_count:
+            raise ValueError("a text is missing")
+        _, offsets, data = array.buffers()
+        starts = np.frombuffer(offsets, dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
+        if data:
+            texts.append(np.frombuffer(data, dtype=np.uint8)[starts[0] : starts[-1]].copy())
+        lengths.append(np.diff(starts))
+    return StringColumn(data=np.concatenate(texts), offsets=np.cumsum(np.concatenate(lengths)))
+
+
+def _numbers_of(file: pq.ParquetFile, name: str) -> npt.NDArray[Any]:
+    return np.concatenate([part.to_numpy(zero_copy_only=False) for part in _parts(file, name)])
+
+
+def _lists_of(file: pq.ParquetFile, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """How many numbers each file has, and the numbers of all files."""
+    counts, numbers = zip(
+        *((part.value_lengths(), np.array(part.flatten())) for part in _parts(file, name)), strict=True
     )
-    text = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, np.uint8)
-    return StringColumn(data=text[int(starts[0]) : int(starts[-1])], offsets=starts - starts[0])
-
-
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    numbers: npt.NDArray[Any] = _one_chunk(column).to_numpy(zero_copy_only=False)
-    return numbers
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.chunks else pa.array([], column.type)
+    return np.concatenate(counts), np.concatenate(numbers)
 
 
 def _text(data: bytes) -> str:
@@ -316,12 +330,12 @@ def load_inventory(
     tail = store.tail(target, store.stat(target).size)
     is_sealed = check_seal(tail.data, target)
     with _fitting(target):
-        table = pq.read_table(pa.BufferReader(tail.data), use_threads=False)
-    about = _about(table, target)
+        file = pq.ParquetFile(pa.BufferReader(tail.data))
+    about = _about(file.schema_arrow, target)
     if not is_sealed:
         raise corrupt(target, "the saved inventory has no seal, so that another tool wrote it")
     with _fitting(target):
-        inventory = from_table(table, about)
+        inventory = from_file(file, about)
     if roots is not None:
         roots.check_inventory(inventory)
     return inventory
@@ -335,8 +349,8 @@ def _first_with_credentials(paths: StringColumn) -> str | None:
     return next(filter(has_credentials, paths), None)
 
 
-def _about(table: pa.Table, path: str) -> Mapping[str, Any]:
-    text = (table.schema.metadata or {}).get(_KEY)
+def _about(schema: pa.Schema, path: str) -> Mapping[str, Any]:
+    text = (schema.metadata or {}).get(_KEY)
     if text is None:
         raise ConfigError(f"{redact(path)} is no saved inventory. Pass a file that save_inventory wrote.")
     with _fitting(path):
