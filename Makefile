@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 TORCHREC = torchrec fbgemm-gpu-cpu pyre-extensions pyvers tensordict typing-inspect
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo quick test slow nightly lint docs bench package clean
+.PHONY: demo quick test slow nightly lint docs bench bench-tables package clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -69,6 +69,12 @@ bench: $(VENV)/.installed-test
 	@echo "benchmarks: $(BENCHMARKS)"
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 	@echo "results: benchmarks/results/*.json; what they mean: docs/performance.md"
+
+# Tables of numbers in every layout and codec, and small files, against the better of polars and pyarrow in the same run.
+bench-tables: $(VENV)/.installed-test
+	@for layout in snappy zstd snappy-required zstd-required; do \
+	    $(BIN)/python benchmarks/tabular.py 0.5 3 $$layout || exit 1; done
+	@$(BIN)/python benchmarks/small_files.py
 
 # Source package and wheel in dist/, tested in an empty environment.
 package:

@@ -23,19 +23,28 @@ def made_once(name: str, write: Callable[[Path], None]) -> Path:
     return folder
 
 
-def tabular(gib: float = 1.0) -> Path:
-    """40 float32, 10 int64 and 1 int8 column in 8 files, row groups of 64 Ki rows, snappy."""
+LAYOUTS = ("snappy", "zstd", "snappy-required", "zstd-required")
+
+
+def tabular(gib: float = 1.0, layout: str = "snappy") -> Path:
+    """40 float32, 10 int64 and 1 int8 column in 8 files, row groups of 64 Ki rows, with dictionaries.
+
+    layout: the codec, and whether the schema says that there are no nulls, of which there are none.
+    """
 
     def write(folder: Path) -> None:
         rows = int(gib * 2**30 / 241)
         groups = max(8, rows // GROUP_ROWS)
         rng = np.random.default_rng(0)
+        codec, _, required = layout.partition("-")
+        fields = [field.with_nullable(not required) for field in _tabular(rng, 1).schema]
         for file in range(8):
-            with pq.ParquetWriter(folder / f"part-{file}.parquet", _tabular(rng, 1).schema) as writer:
+            with pq.ParquetWriter(folder / f"part-{file}.parquet", pa.schema(fields), compression=codec) as writer:
                 for _ in range(file, groups, 8):
-                    writer.write_table(_tabular(rng, GROUP_ROWS), row_group_size=GROUP_ROWS)
+                    table = _tabular(rng, GROUP_ROWS).cast(pa.schema(fields))
+                    writer.write_table(table, row_group_size=GROUP_ROWS)
 
-    return made_once(f"tabular-{gib:g}", write)
+    return made_once(f"tabular-{gib:g}" if layout == "snappy" else f"tabular-{gib:g}-{layout}", write)
 
 
 def _tabular(rng: np.random.Generator, rows: int) -> pa.Table:

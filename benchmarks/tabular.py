@@ -1,15 +1,16 @@
 """How fast does a table of 51 columns reach the trainer, by engine, batch size, form and shuffle?
 
-python benchmarks/tabular.py [GiB] [runs]
+python benchmarks/tabular.py [GiB] [runs] [layout]
 
-Loaders are built, and the limits know the footers, before the clock starts.
+layout: see `data.LAYOUTS`. A second table has the processor time of this process, against pyarrow; worker processes are
+not in it. Loaders are built, and the limits know the footers, before the clock starts.
 """
 
 import itertools
 import sys
 
 from bare import table_limits
-from data import STACK, tabular
+from data import LAYOUTS, STACK, tabular
 from measure import alternate, fastest, report
 
 from torch_dataloader_utils import StructuredDataset
@@ -39,22 +40,29 @@ def add_sum(batch):
 def main() -> None:
     gib = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-    folder = tabular(gib)
+    layout = sys.argv[3] if len(sys.argv) > 3 else LAYOUTS[0]
+    folder = tabular(gib, layout)
     bare = table_limits(folder)
     rows = next(iter(bare.values()))()
-    cases = dict(bare)
+    in_threads, in_processes = {}, {}
     for batch in (1024, 8192):
-        options = {"batch_size": batch}
-        processes = {"num_workers": 2, "persistent_workers": True, **options}
-        shuffle = {"num_workers": 0, "shuffle": True, "shuffle_rows": 65_536, **options}
-        cases[f"threads, dict, batch {batch}"] = passes(folder, num_workers=0, **options)
-        cases[f"threads, stacked, batch {batch}"] = passes(folder, num_workers=0, stack=STACK, **options)
-        cases[f"2 processes, dict, batch {batch}"] = passes(folder, **processes)
-        cases[f"2 processes, light transform, batch {batch}"] = passes(folder, transform=add_sum, **processes)
-        cases[f"threads, rows shuffled, batch {batch}"] = passes(folder, **shuffle)
-        cases[f"threads, rows shuffled, stacked, batch {batch}"] = passes(folder, stack=STACK, **shuffle)
-    times = alternate(cases, runs=runs)
-    report("tabular", times, limit=fastest(times, bare), unit="rows", amount=rows, gib=gib, page_cache="warm")
+        options = {"num_workers": 0, "batch_size": batch}
+        shuffle = {"shuffle": True, "shuffle_rows": 65_536, **options}
+        in_threads[f"threads, dict, batch {batch}"] = passes(folder, **options)
+        in_threads[f"threads, stacked, batch {batch}"] = passes(folder, stack=STACK, **options)
+        in_threads[f"threads, rows shuffled, batch {batch}"] = passes(folder, **shuffle)
+        in_threads[f"threads, rows shuffled, stacked, batch {batch}"] = passes(folder, stack=STACK, **shuffle)
+        workers = {"num_workers": 2, "persistent_workers": True, "batch_size": batch}
+        in_processes[f"2 processes, dict, batch {batch}"] = passes(folder, **workers)
+        in_processes[f"2 processes, stacked, batch {batch}"] = passes(folder, stack=STACK, **workers)
+        in_processes[f"2 processes, light transform, batch {batch}"] = passes(folder, transform=add_sum, **workers)
+    name = "tabular" if layout == LAYOUTS[0] else f"tabular_{layout}"
+    facts = {"unit": "rows", "amount": rows, "gib": gib, "layout": layout, "page_cache": "warm"}
+    times = alternate(bare | in_threads | in_processes, runs=runs)
+    report(name, times, limit=fastest(times, bare), **facts)
+    pyarrow = {case: read for case, read in bare.items() if "pyarrow" in case}
+    times = alternate(pyarrow | in_threads, runs=runs, clock="processor")
+    report(f"{name}_processor", times, limit=fastest(times, pyarrow), clock="processor", **facts)
 
 
 if __name__ == "__main__":
