@@ -20,6 +20,7 @@ from tests.read.files import parquet_tasks
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import RowRange
 from torch_dataloader_utils._observe.counters import CHUNKS, Counts, count_thread_in
+from torch_dataloader_utils.errors import CorruptFileError
 
 pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
 
@@ -122,3 +123,18 @@ def test_numbers_of_other_writers_are_decoded_here(tmp_path: Path, write: Any, c
     chunks = {kind: getattr(counts, kind) for kind in CHUNKS}
     assert chunks.pop("compiled_chunks") >= 24
     assert not any(chunks.values()), chunks
+
+
+@pytest.mark.parametrize("data_type", [pa.int32(), pa.uint32()])
+def test_deltas_of_duckdb_that_are_wider_than_their_numbers(tmp_path: Path, data_type: pa.DataType) -> None:
+    path, bounds = tmp_path / "a.parquet", np.iinfo(data_type.to_pandas_dtype())
+    found = np.random.default_rng(0).integers(bounds.min, bounds.max, 3000, data_type.to_pandas_dtype(), endpoint=True)
+    content = pa.table({"c": found, "l": pa.ListArray.from_arrays(np.arange(3001, dtype=np.int32), pa.array(found))})
+    by_duckdb(content, path, "snappy", 2048)
+    assert "DELTA_BINARY_PACKED" in pq.read_metadata(path).row_group(0).column(0).encodings
+    with pytest.raises(OSError, match=r"Init(Block|Header) EOF"):
+        pq.read_table(path)
+    ours = pa.Table.from_batches(read(parquet_tasks(path), pq.read_schema(path)))
+    assert ours.to_pydict() == content.to_pydict()
+    with pytest.raises(CorruptFileError, match="in DuckDB PARQUET_VERSION v1"):
+        read(parquet_tasks(path), pq.read_schema(path), is_compiled=False)

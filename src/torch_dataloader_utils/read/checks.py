@@ -38,6 +38,8 @@ _FAR_TIME = "is out of range for nanosecond resolution"
 
 # What pyarrow's JSON reader says of a line that is no object.
 _ARRAY = "Column() changed from object to array"
+# What pyarrow says of deltas that are wider than their numbers. Pages that were cut can give it, too.
+_WIDE_DELTAS = ("InitBlock EOF", "InitHeader EOF")
 
 
 @contextmanager
@@ -103,6 +105,13 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
             return SchemaError(
                 f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
                 "its values: inventory=scan_files(..., schema=). Without it they are guessed from the first file."
+            )
+        case _ if any(part in text for part in _WIDE_DELTAS):
+            return CorruptFileError(
+                f"{task.where} does not decode ({text}). Either it is damaged, or its numbers are DELTA_BINARY_PACKED "
+                "as DuckDB (PARQUET_VERSION v2) and arrow-go write them, which pyarrow cannot read and the compiled "
+                "decoder can, in flat columns and lists (it may be off, or not built). Write it again with another "
+                "encoding (in DuckDB PARQUET_VERSION v1), or leave it out."
             )
         case _:
             return CorruptFileError(
