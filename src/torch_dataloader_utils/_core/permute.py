@@ -48,15 +48,15 @@ def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: i
 
 
 class EpochKey(NamedTuple):
-    """What permutations inside of one row group are keyed by in one epoch; index: its first plan row."""
+    """What permutations inside of one row group are keyed by in one epoch; first_row: its first plan row."""
 
     seed: int
     epoch: int
-    index: int
+    first_row: int
 
     def permutation(self, count: int, purpose: Purpose) -> npt.NDArray[np.int64]:
         """A permutation of range(count), int64."""
-        return permutation(count, seed=self.seed, epoch=self.epoch, purpose=purpose, index=self.index)
+        return permutation(count, seed=self.seed, epoch=self.epoch, purpose=purpose, index=self.first_row)
 
 
 def stable_order(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
