@@ -1,7 +1,7 @@
 """Which data set gives sample i of a blend: always the one that is furthest behind its share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,14 +83,18 @@ class BlendRule:
         """
         picks = np.empty((len(counts), step_count), dtype=np.int16)
         numbers = np.empty(picks.shape, dtype=np.int64)
+        # Arrays of one shape and no broadcasts: numpy's loops are then as long as the arrays, and not as a row.
+        rule, step = self._repeated(len(counts)), np.repeat(steps, counts.shape[1]).reshape(counts.shape)
+        first_whole = max(0, self.least - steps.min(initial=np.inf))
+        step -= self.start
         errors = np.empty_like(counts)
         flat_counts, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
-        step = steps[:, None].copy()
         for number in range(step_count):
-            self._fill_targets(np.maximum(step, self.least) - self.start, errors)
+            places = step if number >= first_whole else np.maximum(step, self.least - self.start)
+            rule._fill_targets(places, errors)
             errors -= counts
-            if self.limits is not None:
-                errors[counts >= self.limits] = -np.inf
+            if rule.limits is not None:
+                np.copyto(errors, -np.inf, where=counts >= rule.limits)
             chosen = errors.argmax(axis=1)
             picks[:, number] = chosen
             chosen += rows
@@ -98,6 +102,15 @@ class BlendRule:
             flat_counts[chosen] = given + 1
             step += 1
         return BlendIndex(dataset_index=picks, dataset_sample_index=numbers)
+
+    def _repeated(self, count: int) -> "BlendRule":
+        """The rule with arrays [count, K]."""
+        arrays: dict[str, Any] = {
+            name: np.tile(array, (count, 1))
+            for name in ("shares", "limits", "base", "half_slopes")
+            if (array := getattr(self, name)) is not None
+        }
+        return replace(self, **arrays)
 
     def _fill_targets(self, places: npt.NDArray[np.float64], out: Counts) -> None:
         """What each data set should have given, [M, K], so many steps [M, 1] after `start`."""
