@@ -46,6 +46,7 @@ def main() -> None:
     for name, fields in FIELDS.items():
         add(f"greedy, {name}, batch 64", fields=fields)
         add(f"greedy, eod, {name}, batch 64", fields=fields, eod=0)
+        add(f"greedy, eod, shuffled documents, {name}, batch 64", fields=fields, eod=0, shuffle_documents=True)
     add("greedy, eod, extra token, all fields, batch 64", eod=0, extra_token=True)
     add("greedy, eod, all fields, batch 8", batch_size=8, eod=0)
     add("best fit, eod, tokens, batch 64", fields=("tokens",), eod=0, fill="best_fit")

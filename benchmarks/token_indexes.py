@@ -42,7 +42,18 @@ Rows = list[dict[str, Any]]
 
 def measure(run: Callable[[], Any], rounds: int) -> float:
     """Least processor milliseconds of several runs."""
-    return min(alternate({"": run}, runs=rounds, clock="processor")[""]) * 1e3
+    return compare({"": run}, rounds)[""]
+
+
+def compare(cases: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The same of several cases, which alternate."""
+    spent = alternate(cases, runs=rounds, clock="processor")
+    return {name: min(each) * 1e3 for name, each in spent.items()}
+
+
+def ratio(ours: float, theirs: float | None) -> str:
+    """Theirs, and how many times as long ours takes."""
+    return "- | -" if theirs is None else f"{theirs:.1f} | {ours / theirs:.2f}"
 
 
 def find_megatron() -> Any:
@@ -57,43 +68,43 @@ def find_megatron() -> Any:
 
 def print_sample_index(tokens: int, rounds: int, megatron: Any) -> Rows:
     print(f"\nSample index of {tokens:,} tokens, samples of {LENGTH}:\n")
-    print("| mean document | documents | sum in file order | pass | sample index | ratio | megatron | all three |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| mean document | documents | sum in file order | pass | sample index | ratio | megatron | ratio | all three |"
+    )
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     rows: Rows = []
     for mean in (100, 500, 2000):
         random = np.random.default_rng(0)
         lengths = random.geometric(1 / mean, tokens // mean).astype(np.int32)
-        total = int(lengths.sum())
         order = np.arange(len(lengths), dtype=np.int32)
         np.random.RandomState(1).shuffle(order)
-        plan = plan_epochs(total, sequence_length=LENGTH, extra_tokens=1, num_samples=None)
-        once = measure(lambda a=lengths, o=order: np.cumsum(a[o], dtype=np.int64), rounds)
-        ours = measure(
-            lambda a=lengths, o=order, p=plan: build_sample_index(a, o, sample_count=p.sample_count, **OPTIONS),
-            rounds,
-        )
-        theirs = None
-        if megatron is not None:
-            theirs = measure(
-                lambda a=lengths, o=order, t=total: megatron.build_sample_idx_int32(a, o, LENGTH, 1, t, True, 1),
-                rounds,
-            )
-        everything = measure(
-            lambda a=lengths, p=plan: build_indices(a, range(len(a)), p, seed=1, **OPTIONS),
-            max(1, rounds // 3),
-        )
-        plain = measure(lambda a=lengths: a.sum(dtype=np.int64), rounds)
+        found = compare(_index_cases(lengths, order, megatron), rounds)
+        once, ours, theirs = found["pass"], found["sample_index"], found.get("megatron")
         print(
-            f"| {mean} | {len(lengths):,} | {plain:.2f} | {once:.2f} | {ours:.2f} | {ours / once:.2f} "
-            f"| {'-' if theirs is None else f'{theirs:.2f}'} | {everything:.0f} |"
+            f"| {mean} | {len(lengths):,} | {found['sum']:.2f} | {once:.2f} | {ours:.2f} | {ours / once:.2f} "
+            f"| {ratio(ours, theirs)} | {found['all_three']:.0f} |"
         )
-        found = {"sum": plain, "pass": once, "sample_index": ours, "megatron": theirs, "all_three": everything}
         rows.append({"mean_document": mean, "documents": len(lengths), **found})
     return rows
 
 
+def _index_cases(lengths: Any, order: Any, megatron: Any) -> dict[str, Callable[[], Any]]:
+    total = int(lengths.sum())
+    plan = plan_epochs(total, sequence_length=LENGTH, extra_tokens=1, num_samples=None)
+    cases: dict[str, Callable[[], Any]] = {
+        "sum": lambda: lengths.sum(dtype=np.int64),
+        "pass": lambda: np.cumsum(lengths[order], dtype=np.int64),
+        "sample_index": lambda: build_sample_index(lengths, order, sample_count=plan.sample_count, **OPTIONS),
+        "all_three": lambda: build_indices(lengths, range(len(lengths)), plan, seed=1, **OPTIONS),
+    }
+    if megatron is not None:
+        cases["megatron"] = lambda: megatron.build_sample_idx_int32(lengths, order, LENGTH, 1, total, True, 1)
+    return cases
+
+
 def print_blends(rounds: int, megatron: Any) -> Rows:
-    print(f"\nBlend of {BLEND_SAMPLES:,} samples:\n\n| weights | data sets | ours | megatron |\n|---|---:|---:|---:|")
+    print(f"\nBlend of {BLEND_SAMPLES:,} samples:\n\n| weights | data sets | ours | megatron | ratio |")
+    print("|---|---:|---:|---:|---:|")
     random = np.random.default_rng(0)
     cases = {
         "7 : 2 : 1": [0.7, 0.2, 0.1],
@@ -105,18 +116,20 @@ def print_blends(rounds: int, megatron: Any) -> Rows:
     }
     rows: Rows = []
     for name, weights in cases.items():
-        ours = measure(lambda w=weights: blend_by_weight(w, BLEND_SAMPLES), max(1, rounds // 3))
-        theirs = None
-        if megatron is not None:
-            arrays = np.zeros(BLEND_SAMPLES, np.int16), np.zeros(BLEND_SAMPLES, np.int64)
-            shares = (np.array(weights) / np.sum(weights)).tolist()
-            theirs = measure(
-                lambda a=arrays, s=shares: megatron.build_blending_indices(*a, s, len(s), BLEND_SAMPLES, False),
-                max(1, rounds // 3),
-            )
-        print(f"| {name} | {len(weights)} | {ours:.0f} | {'-' if theirs is None else f'{theirs:.0f}'} |")
+        found = compare(_blend_cases(weights, megatron), rounds)
+        ours, theirs = found["ours"], found.get("megatron")
+        print(f"| {name} | {len(weights)} | {ours:.1f} | {ratio(ours, theirs)} |")
         rows.append({"weights": name, "data_sets": len(weights), "ours": ours, "megatron": theirs})
     return rows
+
+
+def _blend_cases(weights: list[float], megatron: Any) -> dict[str, Callable[[], Any]]:
+    cases: dict[str, Callable[[], Any]] = {"ours": lambda: blend_by_weight(weights, BLEND_SAMPLES)}
+    if megatron is not None:
+        arrays = np.zeros(BLEND_SAMPLES, np.int16), np.zeros(BLEND_SAMPLES, np.int64)
+        shares = (np.array(weights) / np.sum(weights)).tolist()
+        cases["megatron"] = lambda: megatron.build_blending_indices(*arrays, shares, len(shares), BLEND_SAMPLES, False)
+    return cases
 
 
 def print_fill(tokens: int, rounds: int) -> Rows:

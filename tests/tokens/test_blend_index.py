@@ -84,7 +84,7 @@ def test_a_blend_goes_on_from_the_counts_of_what_was_given(weights: list[float],
     picks = pick_greatest_error(shares, before + count)
     counts = np.bincount(picks[:before], minlength=len(shares)).astype(np.float64)
     rule = BlendRule(shares=np.array(shares), limits=None)
-    assert continue_blend(rule, counts, count).tolist() == picks[before:]
+    assert continue_blend(rule, counts, count).dataset_index.tolist() == picks[before:]
     assert counts.sum() == before
 
 

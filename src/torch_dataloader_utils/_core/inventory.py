@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._core.permute import EpochKey
 from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigTypeError, of_type, plural
 
@@ -207,6 +208,7 @@ class RowGroupTask:
     """All a reader needs to read one row group; one is made when a group is read, never for planning.
 
     identity: with the time of the last change, where that is known; see `pinned`.
+    epoch_key: for readers that order what they read by the epoch; None where it is read in no epoch.
     """
 
     path: str
@@ -221,6 +223,7 @@ class RowGroupTask:
     byte_length: int
     partition_values: tuple[tuple[str, Any], ...] = ()
     extra: Any = None
+    epoch_key: EpochKey | None = None
 
     @property
     def where(self) -> str:
@@ -291,7 +294,7 @@ class Inventory:
     def __repr__(self) -> str:
         return f"<Inventory of {self}>"
 
-    def task(self, group: int) -> RowGroupTask:
+    def task(self, group: int, epoch_key: EpochKey | None = None) -> RowGroupTask:
         """The reading task of one row group."""
         groups, files = self.groups, self.files
         file = int(groups.file[group])
@@ -308,6 +311,7 @@ class Inventory:
             byte_length=int(groups.byte_length[group]),
             partition_values=tuple((c.name, c.values[int(c.codes[file])]) for c in files.partitions),
             extra=files.extras[file] if files.extras else None,
+            epoch_key=epoch_key,
         )
 
     def take_groups(self, indices: Int64s) -> "Inventory":

@@ -6,6 +6,7 @@ to the seed, so that (seed 1, epoch 0) and (seed 0, epoch 1) have nothing to do 
 """
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ class Purpose(IntEnum):
     PACKS = 5
     WORKERS = 6
     HOST_SHARES = 7
+    DOCUMENTS = 8
 
 
 def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:
@@ -43,6 +45,18 @@ def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: i
     Source: argsort (stable, so equal words keep their order) of `random_words`.
     """
     return stable_order(random_words(count, seed=seed, epoch=epoch, purpose=purpose, index=index))
+
+
+class EpochKey(NamedTuple):
+    """What permutations inside of one row group are keyed by in one epoch; first_row: its first plan row."""
+
+    seed: int
+    epoch: int
+    first_row: int
+
+    def permutation(self, count: int, purpose: Purpose) -> npt.NDArray[np.int64]:
+        """A permutation of range(count), int64."""
+        return permutation(count, seed=self.seed, epoch=self.epoch, purpose=purpose, index=self.first_row)
 
 
 def stable_order(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.inventory import Int64s, Inventory, RowGroupTask
+from torch_dataloader_utils._core.permute import EpochKey
 from torch_dataloader_utils._core.token_budget import WindowOrder
 from torch_dataloader_utils._core.units import RowSpace, Units, ranges
 
@@ -154,6 +155,11 @@ class WorkerInput:
     group_start: Int64s
     group_stop: Int64s
     exact: bool
+
+    def task(self, group: int) -> RowGroupTask:
+        """The reading task of one row group, in the epoch of the program."""
+        program = self.program
+        return self.inventory.task(group, EpochKey(program.seed, program.epoch, int(self.group_start[group])))
 
 
 def rows_of_parts(parts: BatchParts) -> int:

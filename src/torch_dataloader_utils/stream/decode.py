@@ -69,7 +69,7 @@ class Decoder:
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB) & ~is_text
         self._pool = ThreadPool(options.threads, "tdu-decode")
-        self._groups = GroupDecoder(work.inventory, reader, shaper, counters)
+        self._groups = GroupDecoder(work, reader, shaper, counters)
 
     def next_job(self, groups: Sequence[int]) -> Sequence[int]:
         """The row groups that the next job should decode, out of these (at least one), from the first on.

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, read_block
-from torch_dataloader_utils._core.inventory import ALL_ROWS, Inventory, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, RowGroupTask, RowRange
+from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import QuickJobs
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
@@ -43,10 +44,10 @@ class GroupDecoder:
     growth: how much larger row groups are once decoded.
     """
 
-    def __init__(self, inventory: Inventory, reader: RowGroupReader, shaper: Shaper, counters: WorkerCounters) -> None:
+    def __init__(self, work: WorkerInput, reader: RowGroupReader, shaper: Shaper, counters: WorkerCounters) -> None:
         self.growth = Growth()
-        self._inventory = inventory
-        self._projected_bytes = inventory.groups.projected_bytes
+        self._work = work
+        self._projected_bytes = work.inventory.groups.projected_bytes
         self._reader = reader
         self._shaper = shaper
         self._counters = counters
@@ -107,7 +108,7 @@ class GroupDecoder:
     def _task(self, group: int) -> RowGroupTask:
         if self._is_closed:
             raise CancelledError
-        return self._inventory.task(group)
+        return self._work.task(group)
 
 
 class Growth:

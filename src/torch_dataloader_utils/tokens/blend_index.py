@@ -1,7 +1,7 @@
 """Which data set gives sample i of a blend: always the one that is furthest behind its share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,20 @@ def normalize_weights(weights: Sequence[float]) -> list[float]:
     return normalized
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlendIndex:
+    """Sample i of the blend is sample `dataset_sample_index[i]` (int64) of data set `dataset_index[i]` (int16)."""
+
+    dataset_index: npt.NDArray[np.int16]
+    dataset_sample_index: npt.NDArray[np.int64]
+
+
 Counts = npt.NDArray[np.float64]
 
 DEFAULT_SEGMENTS = 1024
-# Cells of one step: segments × data sets. Keeps 30,000 data sets from costing gigabytes.
-_STEP_CELLS = 1 << 21
+# Cells of one step: segments × data sets. These stay in the processor's cache; and fewer segments are longer, beside a
+# run-up that grows with the data sets.
+_STEP_CELLS = 1 << 15
 # Steps to run up before a segment: enough to heal a guess in most blends (measured up to 300 data sets).
 _RUN_UP_STEPS = 64
 _RUN_UP_STEPS_PER_DATASET = 4
@@ -67,25 +76,41 @@ class BlendRule:
     start: float = 0.0
     least: float = 1.0
 
-    def advance(self, steps: npt.NDArray[np.float64], counts: Counts, step_count: int) -> npt.NDArray[np.int16]:
-        """Run every row of `counts` [M, K] for `step_count` steps from `steps` [M]; picks int16 [step_count, M].
+    def advance(self, steps: npt.NDArray[np.float64], counts: Counts, step_count: int) -> BlendIndex:
+        """Run every row of `counts` [M, K] for `step_count` steps from `steps` [M]; both arrays are [M, step_count].
 
         `counts` is changed in place.
         """
-        picks = np.empty((step_count, len(counts)), dtype=np.int16)
+        picks = np.empty((len(counts), step_count), dtype=np.int16)
+        numbers = np.empty(picks.shape, dtype=np.int64)
+        # Arrays of one shape and no broadcasts: numpy's loops are then as long as the arrays, and not as a row.
+        rule, step = self._repeated(len(counts)), np.repeat(steps, counts.shape[1]).reshape(counts.shape)
+        first_whole = max(0, self.least - steps.min(initial=np.inf))
+        step -= self.start
         errors = np.empty_like(counts)
         flat_counts, rows = counts.reshape(-1), np.arange(len(counts)) * counts.shape[1]
-        step = steps[:, None].copy()
         for number in range(step_count):
-            self._fill_targets(np.maximum(step, self.least) - self.start, errors)
+            places = step if number >= first_whole else np.maximum(step, self.least - self.start)
+            rule._fill_targets(places, errors)
             errors -= counts
-            if self.limits is not None:
-                errors[counts >= self.limits] = -np.inf
+            if rule.limits is not None:
+                np.copyto(errors, -np.inf, where=counts >= rule.limits)
             chosen = errors.argmax(axis=1)
-            picks[number] = chosen
-            flat_counts[rows + chosen] += 1
+            picks[:, number] = chosen
+            chosen += rows
+            numbers[:, number] = given = flat_counts[chosen]
+            flat_counts[chosen] = given + 1
             step += 1
-        return picks
+        return BlendIndex(dataset_index=picks, dataset_sample_index=numbers)
+
+    def _repeated(self, count: int) -> "BlendRule":
+        """The rule with arrays [count, K]."""
+        arrays: dict[str, Any] = {
+            name: np.tile(array, (count, 1))
+            for name in ("shares", "limits", "base", "half_slopes")
+            if (array := getattr(self, name)) is not None
+        }
+        return replace(self, **arrays)
 
     def _fill_targets(self, places: npt.NDArray[np.float64], out: Counts) -> None:
         """What each data set should have given, [M, K], so many steps [M, 1] after `start`."""
@@ -111,12 +136,10 @@ class BlendRule:
         return counts if self.limits is None else np.minimum(counts, self.limits)
 
 
-def continue_blend(
-    rule: BlendRule, counts: Counts, count: int, *, segment_limit: int = DEFAULT_SEGMENTS
-) -> npt.NDArray[np.int16]:
-    """The next `count` picks of a blend in which data set k has given `counts[k]` samples (float64 [K]) before.
+def continue_blend(rule: BlendRule, counts: Counts, count: int, *, segment_limit: int = DEFAULT_SEGMENTS) -> BlendIndex:
+    """The next `count` samples of a blend in which data set k has given `counts[k]` samples (float64 [K]) before.
 
-        shares .5 .25 .25    counts 0 0 0, count 4: picks 0 1 2 0    counts 2 1 1, count 2: picks 0 1
+        shares .5 .25 .25    counts 0 0 0, count 4: data sets 0 1 2 0    counts 2 1 1, count 2: data sets 0 1
 
     A rule with limits must have `count` samples left. segment_limit: how many segments run side by side.
     """
@@ -129,29 +152,23 @@ def continue_blend(
     rule.advance(starts[1:] - run_up, entries[1:], run_up)
     entries[0] = counts
     exits = np.empty_like(entries)
-    picks = np.empty((length, len(starts)), dtype=np.int16)
+    picks = np.empty((len(starts), length), dtype=np.int16)
+    numbers = np.empty(picks.shape, dtype=np.int64)
     pending = np.arange(len(starts))
     while pending.size:
         advanced = entries[pending]
-        picks[:, pending] = rule.advance(starts[pending], advanced, length)
+        found = rule.advance(starts[pending], advanced, length)
+        picks[pending], numbers[pending] = found.dataset_index, found.dataset_sample_index
         exits[pending] = advanced
         pending = np.flatnonzero((exits[:-1] != entries[1:]).any(axis=1)) + 1
         entries[pending] = exits[pending - 1]
-    return picks.T.reshape(-1)[:count]
+    return BlendIndex(dataset_index=picks.reshape(-1)[:count], dataset_sample_index=numbers.reshape(-1)[:count])
 
 
 # The data set index is int16 in the format.
 MAX_DATASETS = 2**15 - 1
 
 _BLOCK_SAMPLES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BlendIndex:
-    """Sample i of the blend is sample `dataset_sample_index[i]` (int64) of data set `dataset_index[i]` (int16)."""
-
-    dataset_index: npt.NDArray[np.int16]
-    dataset_sample_index: npt.NDArray[np.int64]
 
 
 def blend_by_weight(weights: Sequence[float], size: int, *, normalize: bool = True) -> BlendIndex:
@@ -204,22 +221,7 @@ def _blend(
     counts = np.zeros(len(rule.shares))
     for first in range(0, size, block_samples):
         stop = min(first + block_samples, size)
-        picks = continue_blend(rule, counts, stop - first, segment_limit=segment_limit)
-        dataset_index[first:stop] = picks
-        dataset_sample_index[first:stop] = _number_picks(picks, counts)
-        counts += np.bincount(picks, minlength=len(counts))
+        found = continue_blend(rule, counts, stop - first, segment_limit=segment_limit)
+        dataset_index[first:stop], dataset_sample_index[first:stop] = found.dataset_index, found.dataset_sample_index
+        counts += np.bincount(found.dataset_index, minlength=len(counts))
     return BlendIndex(dataset_index=dataset_index, dataset_sample_index=dataset_sample_index)
-
-
-def _number_picks(picks: npt.NDArray[np.int16], counts: Counts) -> npt.NDArray[np.int64]:
-    """Which sample of its data set each pick is, int64: `counts[k]` of data set k were taken before.
-
-    picks 0 1 0, counts 5 2      5 2 6
-    """
-    order = np.argsort(picks, kind="stable")
-    sizes = np.bincount(picks, minlength=len(counts))
-    group_starts = np.cumsum(sizes) - sizes
-    grouped = picks[order]
-    numbers = np.empty(len(picks), dtype=np.int64)
-    numbers[order] = np.arange(len(picks)) - group_starts[grouped] + counts.astype(np.int64)[grouped]
-    return numbers

@@ -206,7 +206,7 @@ def _piece_picks(pieces: Sequence[SchedulePiece], counts: Int64s, most: int) -> 
     count = int(min(most, piece.stop - made))
     present = counts[active]
     rule = piece.rule(active, made - int(present.sum()))
-    picks = continue_blend(rule, present.astype(np.float64), count, segment_limit=_SEGMENTS)
+    picks = continue_blend(rule, present.astype(np.float64), count, segment_limit=_SEGMENTS).dataset_index
     return picks if len(active) == len(counts) else active.astype(np.int16)[picks]
 
 

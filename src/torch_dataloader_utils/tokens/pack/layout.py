@@ -8,7 +8,7 @@ Both give pieces, and a piece of both reads the same: tokens [start, stop) of a 
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -233,8 +233,15 @@ def count_greedy(num_tokens: int, packing: TokenPacking) -> int:
     return count_greedy_samples(num_tokens, packing.sequence_length, extra_tokens=extra, keep_tail=True)
 
 
-def lay_out(tokens: Int64s, packing: TokenPacking) -> DocumentPieces:
-    """The pieces of all samples of one row group, from the tokens that its documents take up."""
+def lay_out(tokens: Int64s, packing: TokenPacking, order: Int64s | None = None) -> DocumentPieces:
+    """The pieces of all samples of one row group, from the tokens that its documents take up.
+
+    order: in which documents are taken; None: as they are stored. There are as many samples in any order: greedy ones
+    follow from the sum of tokens, best fit takes documents by length.
+    """
+    if order is not None:
+        pieces = lay_out(tokens[order], packing)
+        return replace(pieces, document=order[pieces.document])
     if packing.fill == "greedy":
         extra = int(packing.extra_token)
         return fill_greedily(tokens, packing.sequence_length, extra_tokens=extra, keep_tail=True)

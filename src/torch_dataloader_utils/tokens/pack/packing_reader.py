@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, Int64s, RowGroupTask, RowRange
+from torch_dataloader_utils._core.permute import Purpose
 from torch_dataloader_utils._formats.arrow_schema import is_list
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError
 from torch_dataloader_utils.read.reader import Reader, join_row_groups, slice_rows
@@ -64,7 +65,7 @@ class PackingReader:
         stored = _read(self.reader, task)
         documents = list_documents(stored.column(0), task.where)
         tokens = document_tokens(documents.lengths, self.packing, task.where)
-        pieces = lay_out(tokens, self.packing)
+        pieces = lay_out(tokens, self.packing, self._order(task, len(tokens)))
         planned = pieces.sample_count if task.live_rows == UNKNOWN else task.live_rows
         if pieces.sample_count != planned:
             self._check_bound(task, pieces.sample_count)
@@ -85,6 +86,11 @@ class PackingReader:
     def count_samples(self, lengths: Int64s, task: RowGroupTask) -> int:
         """Samples of one row group, from the lengths of its documents."""
         return count_samples(document_tokens(lengths, self.packing, task.where), self.packing)
+
+    def _order(self, task: RowGroupTask, count: int) -> Int64s | None:
+        if task.epoch_key is None or not self.packing.shuffle_documents:
+            return None
+        return task.epoch_key.permutation(count, Purpose.DOCUMENTS)
 
     def _check_bound(self, task: RowGroupTask, samples: int) -> None:
         """Fewer samples than planned are right where the plan took an upper bound from this very footer."""

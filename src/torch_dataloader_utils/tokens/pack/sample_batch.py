@@ -169,7 +169,7 @@ class PackedGroup:
 
     def per_token(self, documents: Documents, eod: float, pad: float) -> pa.FixedSizeListArray:
         """Values of all tokens, `sample_tokens` a sample. documents: as long as the tokens, or with EOD and padding."""
-        rows = _place_pieces if self.packing.fill == "best_fit" else _cut_stream
+        rows = _cut_stream if self.packing.is_stream else _place_pieces
         return fixed_lists(rows(self, documents, eod, pad))
 
     def per_document(self, values: pa.Array) -> pa.ListArray:

@@ -76,6 +76,7 @@ class PackTokensKeywords(TypedDict, total=False):
     counts: Counts
     pad_to_multiple_of: int
     tokenizer: Any
+    shuffle_documents: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class TokenPacking:
     counts: Counts = "footers"
     pad_to_multiple_of: int = 1
     tokenizer: NamedTokenizer | None = None
+    shuffle_documents: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str):
@@ -100,7 +102,7 @@ class TokenPacking:
         hold_integers(self, "sequence_length", least=1)
         if self.sequence_length > _MOST_TOKENS:
             raise ConfigError(f"sequence_length={self.sequence_length}: pass at most {_MOST_TOKENS}.")
-        hold_flags(self, "extra_token")
+        hold_flags(self, "extra_token", "shuffle_documents")
         hold_integers(self, "pad_id", "eod", least=0)
         hold_integers(self, "pad_to_multiple_of", least=1)
         for name, choices in (("fill", Fill), ("over_long", OverLong), ("counts", Counts)):
@@ -166,19 +168,26 @@ class TokenPacking:
         return replace(self, fields=self.sources | more) if more else self
 
     @property
+    def is_stream(self) -> bool:
+        """Whether samples are the stored tokens one after the other."""
+        return self.fill == "greedy" and not self.shuffle_documents
+
+    @property
     def sample_tokens(self) -> int:
         """Tokens of a sample, the extra one included."""
         return self.sequence_length + self.extra_token
 
     def describe(self) -> str:
         """All that decides which samples there are, as JSON; what inventories and states are bound to."""
-        hidden = ("fields", "pad_to_multiple_of", "tokenizer")
+        hidden = ("fields", "pad_to_multiple_of", "tokenizer", "shuffle_documents")
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
         # States of before these were options have none.
         if self.pad_to_multiple_of > 1:
             shown["pad_to_multiple_of"] = self.pad_to_multiple_of
         if self.tokenizer is not None:
             shown["tokenizer"] = self.tokenizer.name
+        if self.shuffle_documents:
+            shown["shuffle_documents"] = True
         return json.dumps(shown)
 
 
@@ -229,6 +238,7 @@ def pack_tokens(
     counts: Counts = "footers",
     pad_to_multiple_of: int = 1,
     tokenizer: Any = None,
+    shuffle_documents: bool = False,
 ) -> TokenPacking:
     """Documents as samples of `sequence_length` tokens: pass it as `create_dataloader(..., pack=...)`.
 
@@ -264,6 +274,8 @@ def pack_tokens(
             messages, through its chat template), the path of a tokenizer.json, or a picklable function from a list of
             values to their token lists, or to a mapping with these as "input_ids" and further lists. All text is
             tokenized once before the plan, to count; the counts are kept on this host.
+        shuffle_documents: permute the documents of a row group by seed and epoch before they are packed, so that they
+            share samples with others in each epoch. With best_fit only documents of one length change places.
 
     Raises:
         ConfigTypeError: a value of another type. ConfigError: one out of range.
@@ -280,4 +292,5 @@ def pack_tokens(
         counts=counts,
         pad_to_multiple_of=pad_to_multiple_of,
         tokenizer=tokenizer,
+        shuffle_documents=shuffle_documents,
     )
