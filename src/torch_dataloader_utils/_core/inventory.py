@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigTypeError, of_type, plural
 
@@ -207,6 +208,7 @@ class RowGroupTask:
     """All a reader needs to read one row group; one is made when a group is read, never for planning.
 
     identity: with the time of the last change, where that is known; see `pinned`.
+    table: the table and its snapshot, as text; "" for plain files.
     """
 
     path: str
@@ -221,6 +223,7 @@ class RowGroupTask:
     byte_length: int
     partition_values: tuple[tuple[str, Any], ...] = ()
     extra: Any = None
+    table: str = ""
 
     @property
     def where(self) -> str:
@@ -237,8 +240,8 @@ class Inventory:
         source: where it was scanned from, for messages.
         row_filter: text of the filter that `live_rows` already accounts for, "" for none.
         projection: the columns that `projected_bytes` counts, None for all.
-        snapshot: the version of a table, "" for plain files; the same files may have other deletes in another
-            version.
+        snapshot: of which version of a table this is, None for plain files; the same files may have other deletes in
+            another version.
         notes: lines of text about what the scan found; plans show them.
     """
 
@@ -248,7 +251,7 @@ class Inventory:
     source: str
     row_filter: str = ""
     projection: tuple[str, ...] | None = None
-    snapshot: str = ""
+    snapshot: TableSnapshot | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -308,6 +311,7 @@ class Inventory:
             byte_length=int(groups.byte_length[group]),
             partition_values=tuple((c.name, c.values[int(c.codes[file])]) for c in files.partitions),
             extra=files.extras[file] if files.extras else None,
+            table="" if self.snapshot is None else self.source,
         )
 
     def take_groups(self, indices: Int64s) -> "Inventory":
@@ -339,7 +343,7 @@ class Inventory:
             digest.update(partition.codes.tobytes())
         digest.update(self.schema)
         digest.update(self.row_filter.encode())
-        digest.update(self.snapshot.encode())
+        digest.update(str(self.snapshot or "").encode())
         return digest.hexdigest()
 
 
@@ -376,7 +380,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
     return (
         ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
         ("filters", short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
-        ("snapshot", _shortened(inventory.snapshot or "none")),
+        ("snapshot", _shortened(str(inventory.snapshot or "none"))),
         ("files", f"{inventory.num_files} {kind} {short_digest(*file_arrays, files.sizes)}"),
         ("schema", short_digest(inventory.schema)),
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
