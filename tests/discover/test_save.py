@@ -10,6 +10,7 @@ import pytest
 
 from tests.discover.datasets import write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory, StringColumn
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
 from torch_dataloader_utils.discover.saved_inventory import sealed_parquet
 from torch_dataloader_utils.errors import (
@@ -89,11 +90,13 @@ def test_any_size_round_trips(tmp_path, files, groups):
 
 
 def test_what_a_scan_left_out_and_the_version_of_a_table_are_saved_too(tmp_path):
-    inventory = made(1, 1, snapshot="table snapshot 3", notes=("on_error=skip left out 1 of 2 files", "b.parquet: bad"))
+    snapshot = TableSnapshot(table="a b", snapshot_id=3, kind="version")
+    inventory = made(1, 1, snapshot=snapshot, notes=("on_error=skip left out 1 of 2 files", "b.parquet: bad"))
     save_inventory(inventory, tmp_path / "i")
     loaded = load_inventory(tmp_path / "i")
     assert same(inventory, loaded)
     assert loaded.notes == inventory.notes
+    assert loaded.snapshot == snapshot
 
 
 def test_a_remote_store_will_do():

@@ -2,20 +2,25 @@
 
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 RANKS = 2
 
 
-def run_ranks(job: Callable[..., None], meeting: Path, *args: Any) -> list[Any]:
-    """What each rank answers: `job(rank, meeting, *args, answer)` in a process of its own."""
-    fork = multiprocessing.get_context("fork")
-    pipes = [fork.Pipe() for _ in range(RANKS)]
-    children = [fork.Process(target=job, args=(rank, str(meeting), *args, pipes[rank][1])) for rank in range(RANKS)]
+def run_ranks(
+    job: Callable[..., None], meeting: Path, *args: Any, ranks: int = RANKS, start: str = "fork"
+) -> list[Any]:
+    """What each rank answers, None if it died: `job(rank, meeting, *args, answer)` in a process of its own."""
+    context = multiprocessing.get_context(start)
+    pipes = [context.Pipe() for _ in range(ranks)]
+    children = [context.Process(target=job, args=(rank, str(meeting), *args, pipes[rank][1])) for rank in range(ranks)]
     for child in children:
         child.start()
-    answers = [ours.recv() if ours.poll(200) else None for ours, _ in pipes]
+    for child, (ours, _) in zip(children, pipes, strict=True):
+        wait([ours, child.sentinel], 200)
+    answers = [ours.recv() if ours.poll() else None for ours, _ in pipes]
     for child in children:
         child.join(60)
         child.kill()

@@ -92,7 +92,9 @@ def test_every_engine_counts_the_same(table, num_workers):
     assert metrics.row_groups == 12 + 2 * (num_workers == 2)
     assert metrics.decoded_bytes > 0
     assert metrics.decode_seconds > 0
-    assert min(metrics.stall_seconds, metrics.handover_seconds) > 0
+    # Where decoding keeps ahead there is no stall, so neither part alone has a lower bound.
+    assert min(metrics.stall_seconds, metrics.handover_seconds) >= 0
+    assert metrics.stall_seconds + metrics.handover_seconds > 0
     assert 0 < metrics.wait_seconds <= metrics.seconds
     assert metrics.transform_seconds == 0
     assert metrics.requests == metrics.retries == metrics.fetched_bytes == 0

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.permute import EpochKey
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigTypeError, of_type, plural
 
@@ -209,6 +210,7 @@ class RowGroupTask:
 
     identity: with the time of the last change, where that is known; see `pinned`.
     epoch_key: for readers that order what they read by the epoch; None where it is read in no epoch.
+    table: the table and its snapshot, as text; "" for plain files.
     """
 
     path: str
@@ -224,6 +226,7 @@ class RowGroupTask:
     partition_values: tuple[tuple[str, Any], ...] = ()
     extra: Any = None
     epoch_key: EpochKey | None = None
+    table: str = ""
 
     @property
     def where(self) -> str:
@@ -240,8 +243,8 @@ class Inventory:
         source: where it was scanned from, for messages.
         row_filter: text of the filter that `live_rows` already accounts for, "" for none.
         projection: the columns that `projected_bytes` counts, None for all.
-        snapshot: the version of a table, "" for plain files; the same files may have other deletes in another
-            version.
+        snapshot: of which version of a table this is, None for plain files; the same files may have other deletes in
+            another version.
         notes: lines of text about what the scan found; plans show them.
     """
 
@@ -251,7 +254,7 @@ class Inventory:
     source: str
     row_filter: str = ""
     projection: tuple[str, ...] | None = None
-    snapshot: str = ""
+    snapshot: TableSnapshot | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -312,6 +315,7 @@ class Inventory:
             partition_values=tuple((c.name, c.values[int(c.codes[file])]) for c in files.partitions),
             extra=files.extras[file] if files.extras else None,
             epoch_key=epoch_key,
+            table="" if self.snapshot is None else self.source,
         )
 
     def take_groups(self, indices: Int64s) -> "Inventory":
@@ -343,7 +347,7 @@ class Inventory:
             digest.update(partition.codes.tobytes())
         digest.update(self.schema)
         digest.update(self.row_filter.encode())
-        digest.update(self.snapshot.encode())
+        digest.update(str(self.snapshot or "").encode())
         return digest.hexdigest()
 
 
@@ -380,7 +384,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
     return (
         ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
         ("filters", short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),
-        ("snapshot", _shortened(inventory.snapshot or "none")),
+        ("snapshot", _shortened(str(inventory.snapshot or "none"))),
         ("files", f"{inventory.num_files} {kind} {short_digest(*file_arrays, files.sizes)}"),
         ("schema", short_digest(inventory.schema)),
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),

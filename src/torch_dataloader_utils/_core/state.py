@@ -24,6 +24,7 @@ from typing import Any
 from torch_dataloader_utils._core.arguments import is_integer
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
 _LOG_KEYS = ("num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors")
@@ -174,19 +175,27 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
     return sealed(state)
 
 
-def decode_state(state: Mapping[str, Any], identity: Identity, topology: Topology) -> tuple[Position, int | None]:
+def decode_state(
+    state: Mapping[str, Any], identity: Identity, topology: Topology, *, files_may_change: bool = False
+) -> tuple[Position, int | None]:
     """The position that a state names, and the worker that saved it for itself (None: it is of the whole rank).
 
-    A state without a log, or with the log of the epoch before, is at the start of its epoch, under `topology`.
+    A state without a log, or with the log of the epoch before, is at the start of its epoch, under `topology`. Nothing
+    is left of the epoch before, so that it may be of an earlier snapshot of the table.
+
+    files_may_change: whether it may be of other plain files too.
 
     Raises:
         CheckpointMismatchError: other data, other options, another version, or a state that was changed.
     """
     check_intact(state)
-    _compare_data(state, identity)
     _compare_options(state["options"], _changed_options(identity.options))
     segments = _decode_log(state["log"])
-    if not segments or _is_of_epoch_before(segments):
+    is_at_start = not segments or _is_of_epoch_before(segments)
+    if is_at_start and state["epoch"] and _may_follow(state, identity, files_may_change=files_may_change):
+        return Position(epoch=state["epoch"], segment=Segment(topology=topology)), state.get("worker")
+    _compare_data(state, identity)
+    if is_at_start:
         start = Segment(topology=topology)
         return Position(epoch=state["epoch"], segment=start, before=segments), state.get("worker")
     return Position(epoch=state["epoch"], history=segments[:-1], segment=segments[-1]), state.get("worker")
@@ -338,6 +347,19 @@ def _changed_options(options: PlanOptions) -> list[list[Any]]:
     ]
 
 
+def _may_follow(state: Mapping[str, Any], identity: Identity, *, files_may_change: bool) -> bool:
+    """Whether the data of `identity` are not those of the state but later ones, read in the same way."""
+    saved, present = dict(state.get("settings", ())), dict(identity.settings)
+    if state["fingerprint"] == identity.fingerprint or any(
+        saved.get(name) != present.get(name) for name in ("columns", "filters")
+    ):
+        return False
+    before, after = (TableSnapshot.parse(str(side.get("snapshot"))) for side in (saved, present))
+    if before is None or after is None:
+        return files_may_change and before is after
+    return after.may_follow(before)
+
+
 def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     """Raise unless the state is of the same data; the message names the settings that differ."""
     saved = dict(state.get("settings", ()))
@@ -356,8 +378,12 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
 def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
     present = dict(identity.settings)
     if saved.get("snapshot") != present.get("snapshot"):
+        snapshot = TableSnapshot.parse(str(saved.get("snapshot")))
+        if snapshot is None:
+            return ""
         return (
-            "Tables move on: pass snapshot_id= (version= in Delta) to read the snapshot that the state was saved with. "
+            f"Tables move on: pass {snapshot.options} to go on in the snapshot that the state was saved with. (A state "
+            "at the end of an epoch loads onto any later snapshot; of increments, onto the next one.) "
         )
     if present.get("snapshot", "none") != "none" and saved.get("schema") != present.get("schema"):
         return (

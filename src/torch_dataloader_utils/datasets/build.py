@@ -5,12 +5,14 @@ RowDataset                           the first two
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 import pyarrow as pa
+from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
@@ -21,9 +23,16 @@ from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
+from torch_dataloader_utils.datasets.data_change import DataChange, check_same_columns
 from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.datasets.rank_agreement import compared_options, counting_share, ranks_of, shows_bars
+from torch_dataloader_utils.datasets.rank_agreement import (
+    check_refreshable,
+    compared_options,
+    counting_share,
+    ranks_of,
+    shows_bars,
+)
 from torch_dataloader_utils.datasets.row_counts import (
     check_rows_fit,
     count_live_rows,
@@ -55,6 +64,8 @@ from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, store
 from torch_dataloader_utils.tokens.pack.text import tokenized
 from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, TokenPacking, pack_tokens
 
+_log = logging.getLogger(__name__)
+
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
 
@@ -69,17 +80,25 @@ class Source(Protocol):
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory, the same on all ranks, and how its files are reached."""
 
+    def newest(self, read: Inventory) -> "Source":
+        """Where to look for what is there by now, after `read`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """An inventory that has been found, and how its files are reached."""
+    """An inventory that has been found, how its files are reached, and where newer data are looked for."""
 
     inventory: Inventory
     access: StoreAccess
+    source: Source
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:  # noqa: ARG002  # see Source
         """Both as they are."""
         return self.inventory, self.access
+
+    def newest(self, read: Inventory) -> Source:
+        """See Source."""
+        return self.source.newest(read)
 
 
 D = TypeVar("D", bound=TableDataset)
@@ -118,13 +137,29 @@ def build(
     inventory, access = source.find(options)
     # From here on without the mesh, which would keep its process group for as long as the data set lives.
     options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
-    found, share = Found(inventory=inventory, access=access), counting_share(options, num_ranks, rank)
+    found = Found(inventory=inventory, access=access, source=source)
+
+    # 2. Rows, 3. planner, 4. stream.
+    dataset = make(_build_stages(found, options, num_ranks, rank, peers), found, options)
+
+    # 5. Loader.
+    if loader_options is None:
+        return dataset, None
+    warn_about(dataset.plan)
+    return dataset, TableDataLoader(dataset, **loader_options)
+
+
+def _build_stages(
+    found: Found, options: TableOptions, num_ranks: int, rank: int, peers: tuple[int, ...] | None
+) -> Stages:
+    """Steps 2 to 4 of `build`, for data that have been found."""
+    access, share = found.access, counting_share(options, num_ranks, rank)
     topology, strategy = options.topology(num_ranks), find_strategy(options.split_strategy)
     topology.check_rank(rank)
     plan_options = options.plan_options(strategy)
 
     # 2. Rows: a reader and a shaper. Rows that a filter leaves are counted here, so that the plan knows how many.
-    rows = build_rows(inventory, options, access, share)
+    rows = build_rows(found.inventory, options, access, share)
     pipeline = Pipeline(
         reader=rows.reader,
         shaper=rows.shaper,
@@ -138,7 +173,7 @@ def build(
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
 
     # 4. Stream: the data set. It plans a pass, and runs the pipeline on the row groups of its rank.
-    stages = Stages(
+    return Stages(
         planner=planner,
         pipeline=pipeline,
         topology=topology,
@@ -154,24 +189,105 @@ def build(
         row_tokens=0 if options.pack is None else options.pack.sequence_length,
         foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
     )
-    dataset = make(stages, found, options)
-
-    # 5. Loader.
-    if loader_options is None:
-        return dataset, None
-    warn_about(dataset.plan)
-    return dataset, TableDataLoader(dataset, **loader_options)
 
 
 class BuiltDataset(TableDataset):
-    """A data set that `build` made. It keeps what it was made of, so that `pack_tokens` can make another one of it."""
+    """A data set that `build` made.
+
+    It keeps what it was made of: `pack_tokens` makes another one of it, `refresh` looks for newer data.
+    """
 
     _built_from: tuple[Found, TableOptions] | None = None
+    # With refresh="epoch", the epoch that the present data are for; None for the next one that is asked for.
+    _epoch_of_data: int | None = None
 
     def _begin(self, stages: Stages, found: Found, options: TableOptions) -> Self:
         TableDataset.__init__(self, stages)
         self._built_from = found, options
+        self.progress.files_may_change = options.refresh is not None
         return self
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The snapshot (or Delta's version) that is read now; None for plain files, and for a table without one."""
+        snapshot = self.planner.inventory.snapshot
+        return None if snapshot is None else snapshot.snapshot_id
+
+    def refresh(self) -> DataChange:
+        """Look for newer data, and read them from the next epoch on; call it on every rank, between epochs.
+
+        The newest snapshot of the table or its branch (of an increment, what was added since), or the files that are
+        there by now. In a process group, all ranks get what rank 0 finds. If it raises, the data stay as they were.
+
+        Returns:
+            What changed; false if nothing did. It is logged, and `plan.explain()` shows it.
+
+        Raises:
+            ConfigError: inside an epoch; in a blend, or in a copy in another process; several ranks without a process
+                group.
+            SchemaError: columns that are delivered have other types now, or are others.
+            NoDataError, DataError, StoreError: as when the data set was made.
+        """
+        if self._built_from is None or self.keeps_data:
+            raise ConfigError(
+                "refresh of a data set that a blend reads, or of a copy in another process: its data stay as they are. "
+                "Refresh before the data set goes there, and make a new blend."
+            )
+        self.progress.check_between_epochs()
+        found, options = self._built_from
+        peers, present = self.stages.peers, self.planner.inventory
+        is_shared = check_refreshable(self.topology.num_ranks, peers)
+        # Ranks were checked when this data set was made.
+        asked = replace(
+            options,
+            check_ranks=False,
+            broadcast_inventory=is_shared or options.broadcast_inventory,
+            identity=options.identity if found.inventory.files.contents is None else "content",
+        )
+        source = found.newest(found.inventory)
+        inventory, access = source.find(asked)
+        if inventory.fingerprint() == found.inventory.fingerprint():
+            change = DataChange(before=present.source, after=present.source, is_changed=False)
+        else:
+            check_same_columns(found.inventory, inventory, options.columns)
+            newer = Found(inventory=inventory, access=access, source=source)
+            stages = _build_stages(newer, asked, self.topology.num_ranks, self.rank, peers)
+            change = DataChange.between(present, stages.planner.inventory)
+            noted = replace(stages.planner.inventory, notes=(*stages.planner.inventory.notes, str(change)))
+            planner = replace(stages.planner, inventory=noted)
+            self.change_data(replace(stages, planner=planner, compared=self.stages.compared))
+            self._built_from = newer, options
+            warn_about(self.plan)
+        self._epoch_of_data = None
+        _log.info("%s", change)
+        return change
+
+    def set_epoch(self, epoch: int) -> None:
+        """See TableDataset.set_epoch. With refresh="epoch", another epoch begins with the newest data."""
+        if self._epoch_of_data is None and self.progress.has_begun_in_workers:
+            self._epoch_of_data = self.epoch
+        super().set_epoch(epoch)
+        if self._follows and self._epoch_of_data not in (None, self.epoch):
+            self.refresh()
+        self._epoch_of_data = self.epoch
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See TableDataset.load_state_dict."""
+        super().load_state_dict(state)
+        # At the start of an epoch, that one is still to look for its data.
+        is_new = self.epoch > 0 and not self.next_position.segments
+        self._epoch_of_data = self.epoch - 1 if is_new else self.epoch
+
+    def before_pass(self) -> None:
+        """With refresh="epoch", refresh for an epoch that set_epoch has not begun."""
+        if self._follows and (self.progress.has_finished or self._epoch_of_data not in (None, self.epoch)):
+            self.refresh()
+        self._epoch_of_data = self.epoch
+
+    @property
+    def _follows(self) -> bool:
+        """Whether this refreshes itself; workers of a DataLoader read what the trainer's process found."""
+        return self._built_from is not None and self._built_from[1].refresh is not None and get_worker_info() is None
 
     @classmethod
     def _with_loader(cls, kind: type[Source], arguments: Mapping[str, Any]) -> tuple[TableDataLoader, Self]:

@@ -132,6 +132,13 @@ class DeltaSource(Checked):
             on_error=on_error,
         )
 
+    def newest(self, read: Inventory) -> "DeltaSource":
+        """The newest version; of increments, what comes after the one that was read."""
+        after = self.from_version
+        if after is not None and read.snapshot is not None:
+            after = read.snapshot.snapshot_id
+        return replace(self, inventory=None, version=None, timestamp=None, from_version=after)
+
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory that was given, or that of the table (the same on all ranks), and how its files are reached."""
         scan = self.scan_options(options.columns, options.filters, options.on_error)

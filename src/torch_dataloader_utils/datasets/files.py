@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -73,6 +73,10 @@ class FileSource(Checked):
         'need scan_files(schema=). "error": all files need the same columns and types.',
         check_missing,
     )
+
+    def newest(self, read: Inventory) -> "FileSource":  # noqa: ARG002  # see Source
+        """The files that are there by then."""
+        return replace(self, inventory=None)
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory that was given, if it fits the filter, or that of the files; and how files are reached.

@@ -68,7 +68,7 @@ T = TypeVar("T")
 _NO_SNAPSHOT = -1
 
 # Options that choose the snapshot.
-_SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id")
+_SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id", "allow_rewrites")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,8 @@ class IcebergSource(Checked):
     )
     snapshot_id: int | None = option(
         None,
-        "the snapshot to read; at most one of snapshot_id, as_of_timestamp, branch and tag. None: the present one.",
+        "the snapshot to read; at most one of snapshot_id, as_of_timestamp, branch and tag, but for a snapshot_id of a "
+        "branch. None: the present one. After a refresh it is the newest one of the branch, or of the table.",
     )
     as_of_timestamp: int | datetime | None = option(
         None, "the snapshot of that time, a datetime or milliseconds since 1970."
@@ -102,7 +103,12 @@ class IcebergSource(Checked):
     branch: str | None = option(None, "the last snapshot of this branch.")
     tag: str | None = option(None, "the snapshot with this tag.")
     from_snapshot_id: int | None = option(
-        None, "only the data files that appends after this snapshot added, up to the chosen one."
+        None,
+        "only the data files that appends after this snapshot added, up to the chosen one. A snapshot in between that "
+        "removed or rewrote rows is an error.",
+    )
+    allow_rewrites: bool = option(
+        False, "read an increment over snapshots that removed or rewrote rows, as if they had not.", check_flag
     )
     path_rewrites: Mapping[str, str] | None = option(
         None,
@@ -180,6 +186,13 @@ class IcebergSource(Checked):
         """How the table's files are reached; asks the catalog, unless there is none or the user said it."""
         asks = self.catalog_config is not None and self.storage_options is None and self.credentials is None
         return self.open().files.access if asks else self.place.access
+
+    def newest(self, read: Inventory) -> "IcebergSource":
+        """The newest snapshot of the same branch or table; of increments, what comes after the one that was read."""
+        after = self.from_snapshot_id
+        if after is not None and read.snapshot is not None:
+            after = read.snapshot.snapshot_id
+        return replace(self, inventory=None, snapshot_id=None, as_of_timestamp=None, tag=None, from_snapshot_id=after)
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory that was given, or that of the table (the same on all ranks), and how its files are reached.

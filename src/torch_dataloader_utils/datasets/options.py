@@ -114,6 +114,12 @@ def _on_error(_: str, value: Any) -> Any:
     return value
 
 
+def _refresh(name: str, value: Any) -> Any:
+    if value != "epoch":
+        raise ConfigError(f'{name}={value!r} is unknown; use "epoch" or None.')
+    return value
+
+
 def _mesh(name: str, value: Any) -> Any:
     # Not by its class, which only a torch that was built with distributed has.
     if not hasattr(value, "mesh_dim_names"):
@@ -254,6 +260,13 @@ class TableOptions(Checked):
         "directory, size, footer and both ends (64 KiB each), so that states fit copies of the same data in another "
         "place, store or time. Costs a request for each file.",
         check_identity,
+    )
+    refresh: Literal["epoch"] | None = option(
+        None,
+        '"epoch" looks for newer data at the beginning of every epoch but the first: the newest snapshot of the table '
+        "(or of its branch, or the next increment), or the files that are there by then. What chooses a snapshot, and "
+        "inventory, then say where to begin. All ranks read the same, which rank 0 finds.",
+        _refresh,
     )
     broadcast_inventory: bool | None = option(
         None,
@@ -423,6 +436,7 @@ class TableKeywords(TypedDict, total=False):
     pack: TokenPacking | None
     on_error: OnError
     identity: FileIdentity
+    refresh: Literal["epoch"] | None
     broadcast_inventory: bool | None
     decoding: Decoding
     mesh: "DeviceMesh | None"
@@ -487,6 +501,7 @@ class IcebergKeywords(TypedDict, total=False):
     branch: str | None
     tag: str | None
     from_snapshot_id: int | None
+    allow_rewrites: bool
     path_rewrites: Mapping[str, str] | None
     allowed_roots: Sequence[str] | None
     storage_options: Mapping[str, Any] | None

@@ -1,11 +1,13 @@
 """How ranks agree before the first batch: on their numbers, on who reads what, and on equal options."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import short_digest
 from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish
 from torch_dataloader_utils.stream.ranks import (
@@ -72,6 +74,25 @@ def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
     # Where tensors travel by GPU alone, a rank that has not chosen its own yet would meet another one on it.
     can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
     return can_meet and counting_part(*ranks_of(options))[1] > 1
+
+
+def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
+    """Whether the ranks of a data set look for newer data together; False if it has one rank and is alone.
+
+    peers: the global ranks of its mesh; () for all of the process group, None if ranks are not compared.
+
+    Raises:
+        ConfigError: several ranks without a process group of all of them, so that they might find different data.
+    """
+    running = running_ranks()
+    if running > 1 and running in (num_ranks, len(peers or ())):
+        return True
+    if num_ranks > 1:
+        raise ConfigError(
+            f"A refresh of {num_ranks} ranks needs a process group of them, so that all read what rank 0 finds, and "
+            f"torch.distributed runs {running or 'no'} ranks. Initialise it first, or make new loaders of one snapshot."
+        )
+    return False
 
 
 def compare_options(options: TableOptions, *, meets: bool) -> None:

@@ -29,6 +29,7 @@ from torch_dataloader_utils._core.inventory import (
     check_inventory,
 )
 from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._store import (
     Buffer,
@@ -117,7 +118,7 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
     about = {
         "source": redact(inventory.source),
         "row_filter": inventory.row_filter,
-        "snapshot": inventory.snapshot,
+        "snapshot": str(inventory.snapshot or ""),
         "notes": inventory.notes,
         "projection": inventory.projection,
         "schema": _text(inventory.schema),
@@ -159,7 +160,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         source=about["source"],
         row_filter=about["row_filter"],
         projection=None if projection is None else tuple(projection),
-        snapshot=about["snapshot"],
+        snapshot=_read_snapshot(about["snapshot"]),
         notes=tuple(about["notes"]),
     )
     _check(inventory)
@@ -185,9 +186,16 @@ def _check(inventory: Inventory) -> None:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
             raise ValueError(f"partition column {column.name!r} has codes without a value")
-    about = (inventory.source, inventory.row_filter, inventory.snapshot)
+    about = (inventory.source, inventory.row_filter)
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
-        raise ValueError("source, filter, projection, snapshot and notes are no text")
+        raise ValueError("source, filter, projection and notes are no text")
+
+
+def _read_snapshot(text: str) -> TableSnapshot | None:
+    snapshot = TableSnapshot.parse(text)
+    if text and snapshot is None:
+        raise ValueError("its snapshot is none of a table")
+    return snapshot
 
 
 def _values(inventory: Inventory, column: PartitionColumn) -> bytes:

@@ -58,7 +58,7 @@ def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> I
             raise changed(task) from error
         raise
     except FileChangedError as error:
-        if task.extra is not None and isinstance(error.__cause__, FileNotFoundError):
+        if task.table and isinstance(error.__cause__, FileNotFoundError):
             raise _gone(task) from error
         raise
     except LoaderError:
@@ -121,9 +121,13 @@ def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
 
 
 def _gone(task: RowGroupTask) -> FileChangedError:
-    expired = " If the table's snapshot has expired, scan one that is kept." if task.extra is not None else ""
+    where = f"{redact(task.path)} is gone; it was there when the plan was made."
+    if not task.table:
+        return FileChangedError(f"{where} Plan the data set again.")
     return FileChangedError(
-        f"{redact(task.path)} is gone; it was there when the plan was made. Plan the data set again.{expired}"
+        f"{where} It is of {task.table}: the snapshot has expired, or its version was vacuumed, and the rest of this "
+        "epoch with it. Go on from the state at the end of an epoch, which loads onto the table's present snapshot; "
+        "keep snapshots for longer than an epoch takes (a tag protects one)."
     )
 
 

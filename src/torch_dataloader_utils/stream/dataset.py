@@ -85,6 +85,8 @@ class TableDataset(IterableDataset[BatchT]):
         self.progress = Progress(self.planner.identity, self.topology, self.rank)
         if stages.foresight is not None:
             weakref.finalize(self, stages.foresight.end)
+        # Set where something else is computed from the plans, such as a blend.
+        self.keeps_data = False
         self.compared = None if stages.peers is None else ComparedPasses(stages.peers, stages.compared)
 
     @property
@@ -184,6 +186,19 @@ class TableDataset(IterableDataset[BatchT]):
         )
         shard.set_epoch(self.epoch)
         return shard
+
+    def change_data(self, stages: Stages) -> None:
+        """Read other data from the next epoch on; stages: those of this data set, with another planner and pipeline.
+
+        Raises:
+            ConfigError: the position is inside an epoch.
+        """
+        self.progress.change_data(stages.planner.identity)
+        self.stages = stages
+        self.__dict__.pop("data_record", None)
+
+    def before_pass(self) -> None:
+        """Called when a pass begins, before its plan is made; a data set that follows its source looks there then."""
 
     def check_ranks(self) -> None:
         """Check that torch.distributed, if it is up by now, runs the ranks that this data set was made for.

@@ -141,6 +141,7 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
     """
     # Plan.
     dataset.check_ranks()
+    dataset.before_pass()
     setup, progress = set_up(), dataset.progress
     this_pass = progress.begin(setup.topology, setup.worker)
     work = PassWork.of(dataset, this_pass.position)

@@ -208,6 +208,7 @@ class TableDataLoader(DataLoader[BatchT]):
         if self._processes is None:
             counters = self._meter.worker(self._decode.threads)
             return ThreadSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
+        self._processes = self._processes.reading(self.dataset.pipeline)
         delivered = self._processes.deliver(work.inputs, work.first_worker, work.num_batches, self._meter)
         return ProcessSource(delivered, work.num_batches)
 

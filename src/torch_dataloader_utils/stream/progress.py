@@ -1,5 +1,6 @@
 """The position of a loader: its epoch, how many batches were received, and where the next pass begins."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from torch_dataloader_utils._core.state import Identity, decode_state, encode_st
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch, SharedPasses
+
+_log = logging.getLogger(__name__)
 
 
 class Pass:
@@ -91,6 +94,8 @@ class Progress:
     is_read_ahead: set where the reader holds one batch that was not used yet, as Lightning does if it does not know the
     length. Without row counts, states then name the place before that batch.
 
+    files_may_change: set where a state at the start of an epoch may be of other plain files; see `decode_state`.
+
     With several ranks the state at the end of an epoch keeps the log of that epoch, the same on every rank: other ranks
     may still be in it, and `merge_states` must know that this rank has taken all its steps.
 
@@ -110,6 +115,7 @@ class Progress:
         self._finished_epoch: int | None = None
         self._has_ended = False
         self.is_read_ahead = False
+        self.files_may_change = False
         self._shared_epoch = SharedEpoch()
         self._shared_passes = SharedPasses()
         # What this copy knows of both: the epoch that was set last, and how many states were loaded.
@@ -120,6 +126,38 @@ class Progress:
     def epoch(self) -> int:
         """The epoch of the present or next pass."""
         return self._epoch
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the last pass took all its steps, and no other epoch was chosen since."""
+        return self._finished_epoch is not None
+
+    @property
+    def has_begun_in_workers(self) -> bool:
+        """Whether workers of another DataLoader have begun a pass of these data."""
+        return self._shared_passes.has_begun
+
+    def change_data(self, identity: Identity) -> None:
+        """Go on with other data, which the next pass begins with; only between epochs.
+
+        Raises:
+            ConfigError: the position is inside an epoch.
+        """
+        self.check_between_epochs()
+        self._identity = identity
+        # Its log is of other data, and no state of another rank fits it any more.
+        self._pass = None
+        if self._loaded is not None:
+            self._loaded = replace(self._loaded, before=())
+        self._known_loads = self._shared_passes.count_load()
+
+    def check_between_epochs(self) -> None:
+        """Raises ConfigError if the position is inside an epoch."""
+        if self.position.segments:
+            raise ConfigError(
+                f"Epoch {self._epoch} is under way: its data stay as they are until it ends. Refresh after its last "
+                "batch, or after set_epoch() to another epoch."
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`; keeps a loaded position of that epoch, but no log of the one before."""
@@ -146,8 +184,9 @@ class Progress:
         passes, epoch = self._shared_passes, self._shared_epoch.value
         if passes.loads != self._known_loads:
             raise ConfigError(
-                "A state was loaded into a data set that persistent workers of a DataLoader read already: it does not "
-                "reach them. Load it before the first pass, make a new DataLoader, or use create_dataloader."
+                "A state was loaded into a data set, or it was refreshed, that persistent workers of a DataLoader read "
+                "already: that does not reach them. Do it before the first pass, make a new DataLoader, or use "
+                "create_dataloader."
             )
         has_begun = passes.has_begun if worker is None else not passes.begin(worker)
         if has_begun and self._loaded_worker is None:
@@ -297,9 +336,15 @@ class Progress:
             CheckpointMismatchError: the state is of other data or other options, or was changed; or it is another
                 rank's, where row counts are not known, or one worker's.
         """
-        loaded, worker = decode_state(state, self._identity, self._topology)
+        loaded, worker = decode_state(state, self._identity, self._topology, files_may_change=self.files_may_change)
         if worker is not None and not in_worker:
             raise partial_state(worker)
+        if state["fingerprint"] != self._identity.fingerprint:
+            before = dict(state["settings"])
+            moves = [f"{name} {text}, before {before.get(name)}" for name, text in self._identity.settings]
+            _log.info(
+                "Epoch %d begins with later data than the state was saved with: %s", loaded.epoch, "; ".join(moves)
+            )
         stopped = loaded.segment
         if stopped.cursors and stopped.topology == self._topology:
             stopped.cursors_of([self._rank])  # raises if they are not there

@@ -207,7 +207,10 @@ def data_record(inventory: Inventory) -> dict[str, str]:
     content = b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, groups.projected_bytes))
     content += names.encode()
     counts = f"{plural(inventory.num_files, 'file')} with {plural(inventory.num_groups, 'row group')}"
-    return {"files": f"{counts}, sizes, rows and names {_digest(content)}", "snapshot": inventory.snapshot or "none"}
+    return {
+        "files": f"{counts}, sizes, rows and names {_digest(content)}",
+        "snapshot": str(inventory.snapshot or "none"),
+    }
 
 
 def options_record(options: Mapping[str, Any]) -> dict[str, str]:

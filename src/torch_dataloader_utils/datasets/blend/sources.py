@@ -195,6 +195,7 @@ class BlendSource(Generic[BatchT]):
         if loader.dataset.compared is not None:
             # Ranks of a blend may be in different passes of a source; the blend compares where it stands itself.
             loader.dataset.compared.compares_places = False
+        loader.dataset.keeps_data = True
         self.index = index
         self.identity = loader.dataset.planner.identity
         self.passes = Passes(loader.dataset, per, index)
@@ -260,6 +261,11 @@ def _check_loader(loader: TableDataLoader[Any], per: ItemKind, index: int) -> No
         raise ConfigError(
             f"Source {index} of the blend stands inside an epoch: a state was loaded into it. A blend begins its "
             "sources at their beginning. Make the loader anew, and load the blend's own state into the blend."
+        )
+    if loader.dataset.progress.files_may_change:
+        raise ConfigError(
+            f'Source {index} of the blend has refresh="epoch": the length of a blend would change inside it. Leave '
+            "refresh out."
         )
     if per == "sample" and loader.dataset.planner.options.max_tokens_per_batch is not None:
         raise ConfigError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._store import FileEntry, StoreAccess
 from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.delta.actions import (
@@ -82,9 +83,14 @@ class Snapshot:
         return f"version {self.version}" + ("" if self.from_version is None else f" from {self.from_version}")
 
     @property
-    def identity(self) -> str:
-        """The text that binds a state to this version: the same files of another one may have other deletes."""
-        return f"{self.metadata.get('id')} {self.described}"
+    def identity(self) -> TableSnapshot:
+        """It binds a state to this version: the same files of another one may have other deletes."""
+        return TableSnapshot(
+            table=str(self.metadata.get("id")),
+            snapshot_id=self.version,
+            from_snapshot_id=self.from_version,
+            kind="version",
+        )
 
 
 def read_snapshot(table: DeltaTable, choice: VersionChoice, *, with_statistics: bool) -> Snapshot:

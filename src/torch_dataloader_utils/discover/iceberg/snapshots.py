@@ -25,10 +25,11 @@ class AgreedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChoice:
-    """The user's choice; at most one of snapshot_id, as_of_timestamp, branch and tag.
+    """The user's choice; at most one of snapshot_id, as_of_timestamp, branch and tag, or a snapshot_id of a branch.
 
     as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
     from_snapshot_id: only what was appended after that snapshot.
+    allow_rewrites: leave out what other changes than appends did after it, instead of raising.
     agreed: what rank 0 found for this choice, since the table may have changed after that.
 
     Raises:
@@ -41,13 +42,14 @@ class SnapshotChoice:
     branch: str | None = None
     tag: str | None = None
     from_snapshot_id: int | None = None
+    allow_rewrites: bool = False
     agreed: AgreedState | None = None
 
     def __post_init__(self) -> None:
         chosen = [
             name for name in ("snapshot_id", "as_of_timestamp", "branch", "tag") if getattr(self, name) is not None
         ]
-        if len(chosen) > 1:
+        if len(chosen) > 1 and chosen != ["snapshot_id", "branch"]:
             raise ConfigError(f"{' and '.join(chosen)} each choose a snapshot; pass one of them.")
         hold_integers(self, "snapshot_id", "from_snapshot_id")
         self._hold_time()
@@ -93,6 +95,13 @@ def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str
     notes: tuple[str, ...] = ()
     if skipped:
         kinds = ", ".join(f"{each.snapshot_id} ({_operation(each)})" for each in skipped)
+        if not choice.allow_rewrites:
+            raise ConfigError(
+                f"{name}: between snapshot {choice.from_snapshot_id} and the one to read, rows were removed or written "
+                f"anew by {kinds}, so what was appended is no increment: rewritten rows would come twice. Choose "
+                f"from_snapshot_id={skipped[-1].snapshot_id} or later, read the whole snapshot, or pass "
+                "allow_rewrites=True for what appends added, with nothing taken away."
+            )
         notes = (f"increment: only appends are read; left out are the changes of {kinds}",)
     return ScanTarget(snapshot=snapshot, schema=schema, appends=appends, notes=notes)
 
@@ -102,7 +111,11 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
         agreed_id = choice.agreed.snapshot_id
         return None if agreed_id is None else _by_id(metadata, agreed_id, name)
     if choice.snapshot_id is not None:
-        return _by_id(metadata, choice.snapshot_id, name)
+        wanted = _by_id(metadata, choice.snapshot_id, name)
+        if choice.branch is not None:
+            last = _snapshot(metadata, SnapshotChoice(branch=choice.branch), name)
+            _check_descends(metadata, last, wanted, choice.branch, name)
+        return wanted
     if choice.as_of_timestamp is not None:
         return _at_time(metadata, choice.as_of_timestamp, name)
     for kind in ("branch", "tag"):
@@ -116,6 +129,17 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
             raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {known}. Choose one of them.")
     present = metadata.current_snapshot_id
     return None if present is None else _by_id(metadata, present, name)
+
+
+def _check_descends(
+    metadata: "TableMetadata", last: "Snapshot | None", wanted: "Snapshot", branch: str, name: str
+) -> None:
+    """Raises ConfigError unless `wanted` is in the history that leads up to `last`."""
+    if all(each.snapshot_id != wanted.snapshot_id for each in _lineage(metadata, last)):
+        raise ConfigError(
+            f"{name}: snapshot {wanted.snapshot_id} is not in the history of branch {branch!r}. Pass one of them, or a "
+            "snapshot of the branch."
+        )
 
 
 def _by_id(metadata: "TableMetadata", snapshot_id: int, name: str) -> "Snapshot":

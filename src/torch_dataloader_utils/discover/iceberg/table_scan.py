@@ -14,6 +14,7 @@ from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory, StringColumn
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
@@ -120,7 +121,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         source=f"{table.name}, {_described(target)}",
         row_filter=filter_text(options.filters),
         projection=options.columns,
-        snapshot=_snapshot_identity(table, options, target),
+        snapshot=_table_snapshot(table, options, target),
         notes=(*target.notes, *_delete_notes(listed, deleted), *scanned.notes),
     )
     _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
@@ -277,12 +278,15 @@ def _described(target: ScanTarget) -> str:
     return f"snapshot {target.snapshot.snapshot_id}{increment}"
 
 
-def _snapshot_identity(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> str:
-    """The text that binds a state to this scan: the same files of another snapshot may have other deletes."""
-    snapshot = None if target.snapshot is None else target.snapshot.snapshot_id
+def _table_snapshot(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> TableSnapshot:
+    """It binds a state to this scan: the same files of another snapshot may have other deletes."""
     # Version 1 may have no UUID; pyiceberg makes another one up each time.
     uuid = table.metadata.table_uuid if "table_uuid" in table.metadata.model_fields_set else None
-    return f"{uuid} snapshot {snapshot} from {options.snapshot.from_snapshot_id}"
+    return TableSnapshot(
+        table=None if uuid is None else str(uuid),
+        snapshot_id=None if target.snapshot is None else target.snapshot.snapshot_id,
+        from_snapshot_id=options.snapshot.from_snapshot_id,
+    )
 
 
 def _delete_notes(listed: SnapshotFiles, deleted: PositionDeletes) -> tuple[str, ...]:

@@ -150,6 +150,12 @@ class WorkerProcesses:
         """A copy has workers of its own, and no pass."""
         return WorkerProcesses, (self._pipeline, self._decode, self._num_workers, self._options)
 
+    def reading(self, pipeline: Pipeline) -> "WorkerProcesses":
+        """These processes if this is their pipeline, else new ones like them."""
+        if pipeline is self._pipeline:
+            return self
+        return WorkerProcesses(pipeline, self._decode, self._num_workers, self._options)
+
     def decode_as(self, decode: DecodeOptions) -> None:
         """Set how far processes that start from now on decode ahead, all together."""
         self._decode = decode
