@@ -30,7 +30,7 @@ from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils.discover.iceberg.table_metadata import acceptable
-from torch_dataloader_utils.errors import CorruptFileError, LoaderError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, LoaderError, UnsupportedFeatureError
 
 FILES = Path(__file__).parent / "files"
 Metadata = dict[str, Any]
@@ -237,7 +237,9 @@ def test_an_operation_that_nobody_knows_is_no_append(tmp_path: Path) -> None:
     table.append(ids(5, 6))
     path = rewritten(table, lambda metadata: metadata["snapshots"][1]["summary"].update(operation="transmute"))
     assert sorted(row["id"] for row in read_rows(path)) == list(range(6))
-    assert read_rows(path, from_snapshot_id=1001) == [{"id": 5}]
+    with pytest.raises(ConfigError, match="transmute"):
+        read_rows(path, from_snapshot_id=1001)
+    assert read_rows(path, from_snapshot_id=1001, allow_rewrites=True) == [{"id": 5}]
 
 
 def version_1(metadata: Metadata) -> None:
