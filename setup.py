@@ -1,25 +1,30 @@
 """The compiled decoder, which the package does without where there is no compiler. All else is in pyproject.toml."""
 
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 
 DECODER = Path("src/torch_dataloader_utils/_decoder")
 
-setup(
-    ext_modules=[
-        Extension(
-            "torch_dataloader_utils._decoder._numbers",
-            [
-                f"src/torch_dataloader_utils/_decoder/{name}.c"
-                for name in ("module", "chunk", "lists", "values", "codecs", "footer", "thrift")
-            ],
-            depends=[f"src/torch_dataloader_utils/_decoder/{name}.h" for name in ("decoder", "thrift")],
-            extra_compile_args=["-O3", "-Wall", "-Wextra"],
-            libraries=["dl"],
-            py_limited_api=True,
-            optional=True,
-        )
-    ],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
-)
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    # Free-threaded Python has no stable ABI before 3.15, and the decoder was never tried there.
+    setup()
+else:
+    setup(
+        ext_modules=[
+            Extension(
+                "torch_dataloader_utils._decoder._numbers",
+                [
+                    f"src/torch_dataloader_utils/_decoder/{name}.c"
+                    for name in ("module", "chunk", "lists", "values", "codecs", "footer", "thrift")
+                ],
+                depends=[f"src/torch_dataloader_utils/_decoder/{name}.h" for name in ("decoder", "thrift")],
+                extra_compile_args=["-O3", "-Wall", "-Wextra"],
+                libraries=["dl"],
+                py_limited_api=True,
+                optional=True,
+            )
+        ],
+        options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    )

@@ -149,7 +149,8 @@ def test_one_key_is_not_copied() -> None:
         (["a"], ["w", "w"], ConfigError, "one column for each key"),
         (["a"], ["w"], ConfigError, "not one weight for each value of 'a'"),
         (["a"], ["v"], ConfigError, "not one weight for each value of 'a'"),
-        (["none"], None, KeyError, "none"),
+        (["none"], None, ConfigError, "keys= names column 'none'.*It has a, v, w"),
+        (["a"], ["none"], ConfigError, "weights= names column 'none'"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys, weights, error, message) -> None:

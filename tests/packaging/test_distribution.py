@@ -42,19 +42,28 @@ SOURCES = sorted(
 )
 
 
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel and the sdist."""
-    work = tmp_path_factory.mktemp("build")
-    # A copy, because building writes into the tree it builds.
+FREE_THREADED = 'import sysconfig\nsysconfig.get_config_vars()["Py_GIL_DISABLED"] = 1\n'
+
+
+def build(work: Path, **environment: str) -> Path:
+    """A directory with the wheel and the sdist, built in a copy of the tree, because building writes into it."""
     for file in SOURCES:
         (work / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / file, work / file)
     target = work / "dist"
     target.mkdir()
     command = [sys.executable, "-c", BUILD, str(target)]
-    subprocess.run(command, cwd=work, check=True, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command, cwd=work, env={**os.environ, **environment}, timeout=300, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
     return target
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel and the sdist."""
+    return build(tmp_path_factory.mktemp("build"))
 
 
 def modules() -> set[str]:
@@ -72,6 +81,17 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
     assert "License-Expression: Apache-2.0" in metadata
     assert "tdu = " in scripts
+
+
+def test_free_threaded_python_gets_the_wheel_without_the_compiled_decoder(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    (start / "sitecustomize.py").write_text(FREE_THREADED)
+    built = build(tmp_path / "tree", PYTHONPATH=str(start))
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert modules() <= set(archive.namelist())
 
 
 def test_the_sdist_has_every_file_of_the_tree_so_that_its_tests_run(dist: Path) -> None:

@@ -5,8 +5,10 @@ import gc
 import multiprocessing
 import os
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.reduction import recvfds, sendfds
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,6 +60,13 @@ def first_number_after(open_now: int) -> int:
     return [next(free) for _ in range(open_now + 1)][-1]
 
 
+def first_free_number() -> int:
+    """The highest limit at which no file can be opened any more."""
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
 def rows_of(path: str, num_workers: int) -> int:
     loader, _ = StructuredDataset.create_dataloader(path, batch_size=5_000, num_workers=num_workers)
     return sum(len(batch["a"]) for batch in loader)
@@ -103,14 +112,24 @@ def test_no_number_of_open_files_makes_the_trainer_wait_for_a_lost_batch(path: s
         assert not multiprocessing.active_children()
 
 
+def test_a_descriptor_that_finds_no_room_on_its_arrival_names_the_limit() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        sendfds(here, [here.fileno()])
+        with (
+            at_most(resource.RLIMIT_NOFILE, first_free_number()),
+            pytest.raises(StoreError, match=r"No batch came \(Too many open files\).*ulimit -n"),
+            limits_named("No batch came"),
+        ):
+            recvfds(there, 1)
+
+
 def test_a_local_file_that_cannot_be_opened_names_the_limit(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"0123")
     store = open_store(str(file))
-    free = os.dup(0)
-    os.close(free)
     with (
-        at_most(resource.RLIMIT_NOFILE, free),
+        at_most(resource.RLIMIT_NOFILE, first_free_number()),
         pytest.raises(StoreError, match=r"cannot read \(Too many open files\).*ulimit -n"),
     ):
         store.ranges(str(file), [(0, 2)])

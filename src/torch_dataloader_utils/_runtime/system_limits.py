@@ -1,6 +1,7 @@
 """Limits of the system that a process ran into, as errors that name the limit and its cure."""
 
 import errno
+import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -36,13 +37,21 @@ def limit_error(error: BaseException, what: str, *, handled: BaseException | Non
     handled: see `causes`.
     """
     for cause in causes(error, handled):
-        if isinstance(cause, OSError) and cause.errno in _LIMITS:
-            name, unit, option = _LIMITS[cause.errno]
+        number = _error_number(cause)
+        if number in _LIMITS:
+            name, unit, option = _LIMITS[number]
             return StoreError(
-                f"{what} ({cause.strerror}): this process may have {_soft_limit(name)} {unit}. Raise the limit "
+                f"{what} ({os.strerror(number)}): this process may have {_soft_limit(name)} {unit}. Raise the limit "
                 f"({option}), or use fewer workers and smaller batches."
             )
     return None
+
+
+def _error_number(error: BaseException) -> int | None:
+    # multiprocessing's words where the system dropped a descriptor on its way, because here was no number left for it.
+    if isinstance(error, RuntimeError) and "items of ancdata" in str(error):
+        return errno.EMFILE
+    return error.errno if isinstance(error, OSError) else None
 
 
 def _soft_limit(name: str) -> str:

@@ -32,7 +32,7 @@ from torch_dataloader_utils._store.interface import (
     Store,
     Tail,
 )
-from torch_dataloader_utils._store.local import LocalStore, file_stat, open_to_read
+from torch_dataloader_utils._store.local import MOST_READ_BYTES, LocalStore, file_stat, open_to_read
 from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -40,6 +40,7 @@ from torch_dataloader_utils._store.sparse_file import SparseFile
 from torch_dataloader_utils._store.store_errors import dead_link
 
 __all__ = [
+    "MOST_READ_BYTES",
     "TAIL_BYTES",
     "Buffer",
     "CoalesceLimits",

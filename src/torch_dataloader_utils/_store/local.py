@@ -22,6 +22,8 @@ from torch_dataloader_utils.errors import NoDataError
 
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """The path leads nowhere: it was removed meanwhile, goes through a file, or through links that end in themselves."""
+MOST_READ_BYTES = 1 << 30
+"""Of one call of the system. Of 2 GiB, Linux reads a part, and macOS nothing: that is an error there."""
 
 
 def matching_paths(pattern: str) -> Iterator[str]:
@@ -302,8 +304,11 @@ def _new_buffer(length: int) -> memoryview:
 
 
 def _pread_into(descriptor: int, buffer: memoryview, start: int) -> int:
-    """The number of bytes read: at most 2 GiB a call, and fewer before the end of the file are legal too."""
+    """The number of bytes read: fewer than asked for only at the end of the file."""
     have = 0
-    while have < len(buffer) and (more := os.preadv(descriptor, [buffer[have:]], start + have)):
+    while have < len(buffer):
+        more = os.preadv(descriptor, [buffer[have : have + MOST_READ_BYTES]], start + have)
+        if not more:
+            break
         have += more
     return have

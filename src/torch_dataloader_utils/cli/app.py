@@ -217,7 +217,11 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
             return None
 
     codecs = [name for name, number in _CODECS.items() if _decoder.IS_BUILT and _decoder.has_codec(number)]
-    decoder = f"with {', '.join(['snappy', *codecs])}" if _decoder.IS_BUILT else "not built: there was no C compiler"
+    decoder = (
+        f"with {', '.join(['snappy', *codecs])}"
+        if _decoder.IS_BUILT
+        else "not built: no C compiler, or a free-threaded Python"
+    )
     clients = [f"{name} {found}" for name in _STORE_CLIENTS if (found := find(name))]
     click.echo(f"tdu, version {__version__}")
     click.echo(f"compiled decoder  {decoder}")

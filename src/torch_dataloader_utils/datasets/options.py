@@ -222,7 +222,7 @@ class TableOptions(Checked):
     )
     nulls: Any = option(
         None,
-        'what nulls of columns without NaN become: "error", "mask" or {"fill": value}, for all columns or by column.',
+        'what nulls of columns without NaN become: "error", "mask" or ("fill", value), for all columns or by column.',
         is_of_rank=True,
     )
     stack: Mapping[str, Sequence[str]] | None = option(

@@ -40,13 +40,13 @@ def to_keyed_jagged_tensor(
         int32 if all keys are, else int64. Lengths are int64.
 
     Raises:
-        KeyError: no such column. ConfigError: no keys, one of them twice, weights that are not one for each value, or
-            columns of different numbers of rows. ConfigTypeError: a column that is no tensor of numbers.
+        ConfigError: no such column, no keys, one of them twice, weights that are not one for each value, or columns of
+            different numbers of rows. ConfigTypeError: a column that is no tensor of numbers.
     """
     keys = _names("keys", keys)
     if not keys or len(set(keys)) < len(keys):
         raise ConfigError(f"keys={keys}: name at least one column, and each only once.")
-    columns = [_jagged(name, batch[name]) for name in keys]
+    columns = [_jagged(name, _column("keys", batch, name)) for name in keys]
     rows = [len(lengths) for _, lengths in columns]
     if len(set(rows)) > 1:
         raise ConfigError(f"keys={keys} have {rows} rows; take columns of one batch.")
@@ -68,6 +68,15 @@ def _names(option: str, names: Sequence[str]) -> list[str]:
     if isinstance(names, str):
         raise ConfigTypeError(f"{option}={names!r} is one text: pass a list of names, [{names!r}].")
     return list(names)
+
+
+def _column(option: str, batch: Mapping[str, Any], name: str) -> Any:
+    if name not in batch:
+        raise ConfigError(
+            f"{option}= names column {name!r}, which the batch does not have. It has {', '.join(batch)}; correct the "
+            "name, or name it in columns= of the loader too."
+        )
+    return batch[name]
 
 
 def _jagged(name: str, column: Any) -> tuple[Tensor, Tensor]:
@@ -103,7 +112,7 @@ def _weights(
         raise ConfigError(f"weights={names} for keys={keys}: name one column for each key, in their order.")
     found = []
     for key, (values, lengths), name in zip(keys, columns, names, strict=True):
-        numbers, of_row = _jagged(name, batch[name])
+        numbers, of_row = _jagged(name, _column("weights", batch, name))
         # Where rows end is compared on the CPU only: on a device the comparison would wait for it.
         if numbers.shape != values.shape or (lengths.is_cpu and not torch.equal(of_row, lengths)):
             raise ConfigError(f"column {name!r} has not one weight for each value of {key!r} in every row.")

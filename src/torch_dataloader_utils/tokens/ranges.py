@@ -14,6 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from torch_dataloader_utils._store import (
+    MOST_READ_BYTES,
     Buffer,
     FileStat,
     Store,
@@ -146,9 +147,8 @@ class PlainFile:
 
     def _read_exactly(self, start: int, stop: int) -> bytes:
         pieces: list[bytes] = []
-        # One read may give less than asked for: on Linux never more than 2 GiB.
         while start < stop:
-            piece = os.pread(self._descriptor, stop - start, start)
+            piece = os.pread(self._descriptor, min(stop - start, MOST_READ_BYTES), start)
             if not piece:
                 raise CorruptFileError(
                     f"{self.path} ends at byte {start}, {stop - start} bytes before its planned end."
