@@ -254,7 +254,7 @@ def test_a_null_for_a_token_is_an_error(tmp_path, values):
     [
         (["tokens", "nothing"], "names 'nothing', which is no column of the data"),
         ({"x": PerToken(column="nothing")}, "names 'nothing', which is no column of the data"),
-        ({"source": PerToken()}, r"PerDocument\('source'\)"),
+        ({"source": PerToken()}, r"PerDocument\(column='source'\)"),
         ({"labels": PerToken(pad=0.5)}, "pad=0.5 of PerToken does not fit the int64 of column 'labels'"),
         ({"labels": PerToken(eod=2**63)}, "eod=9223372036854775808 of PerToken does not fit"),
         ({"keep": PerToken(pad=2)}, "pad=2 of PerToken does not fit the bool of column 'keep'"),

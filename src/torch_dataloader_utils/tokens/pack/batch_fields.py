@@ -109,7 +109,7 @@ def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPa
     if not (pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item)):
         raise ConfigError(
             f"pack_tokens: column {column!r} is {arrow}, and a value for each token is a number or a bool. Take it for "
-            f"each document: fields={{{name!r}: PerDocument({column!r})}}."
+            f"each document: fields={{{name!r}: PerDocument(column={column!r})}}."
         )
     eod = source.pad if source.eod is None else source.eod
     for what, value in (("pad", source.pad), ("eod", eod)):
