@@ -3,7 +3,8 @@
     python -m scripts.draw_concepts [folder]        the folder is docs unless named
 
 In those of docs/concepts a square is a row, its number the row's, its colour the chunk that it lies in. A line is a
-rank, a box a batch. The plan is drawn as `tdu plan --draw` draws it.
+rank, a box a batch. In that of packing a square is a token, with the number of its document, and a line a row group.
+The plan is drawn as `tdu plan --draw` draws it.
 """
 
 import sys
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from examples.demo.data import write_trips
 
-from torch_dataloader_utils import Lanes, StructuredDataset, WeightSchedule, blend, plan_epoch, scan_files
+from torch_dataloader_utils import Lanes, StructuredDataset, WeightSchedule, blend, pack_tokens, plan_epoch, scan_files
 from torch_dataloader_utils.plan.pictures.svg import plan_picture
 from torch_dataloader_utils.plan.pictures.timeline import make_timeline
 
@@ -25,6 +26,10 @@ from torch_dataloader_utils.plan.pictures.timeline import make_timeline
 FILES = {"a": (4, 4, 4), "b": (5, 2)}
 CHUNK_OF_ROW = np.repeat(np.arange(5), sum(FILES.values(), ()))
 COLORS = ("#4c78a8", "#72b7b2", "#54a24b", "#e45756", "#f58518")
+COLOR_OF_ROW = [COLORS[chunk] for chunk in CHUNK_OF_ROW]
+# Two row groups; one number a document, which is its length in tokens. Documents are numbered from 1, 0 is padding.
+DOCUMENTS = ((5, 3, 7, 2, 4), (6, 2, 6, 3, 4))
+COLOR_OF_DOCUMENT = ["#ccc", *COLORS, *COLORS]
 SIDE, GAP, LINE, LEFT = 22, 12, 34, 76
 STEP, SHARES = 16, 48
 
@@ -59,7 +64,8 @@ def read(data: Path, num_ranks: int, state: dict[str, Any] | None = None, **opti
 class Picture:
     """An SVG that grows downwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, colors: list[str] = COLOR_OF_ROW) -> None:
+        self.colors = colors
         self.shapes: list[str] = []
         self.width = 0
         self.height = 4
@@ -73,11 +79,15 @@ class Picture:
 
     def ranks(self, ranks: list[Batches], faded_steps: int = 0) -> None:
         """A line for each rank; batches of one step stand below each other. The first steps may be faded."""
+        self.lines("rank", ranks, faded_steps)
+
+    def lines(self, name: str, ranks: list[Batches], faded_steps: int = 0) -> None:
+        """A numbered line for each of `ranks`, which may also be something else that holds boxes of squares."""
         num_steps = max(map(len, ranks))
         widths = [max((len(r[step]) for r in ranks if step < len(r)), default=0) for step in range(num_steps)]
         starts = LEFT + np.cumsum([0, *(width * SIDE + GAP for width in widths)])
         for number, batches in enumerate(ranks):
-            self.shapes.append(f'<text x="4" y="{self.height + 16}">rank {number}</text>')
+            self.shapes.append(f'<text x="4" y="{self.height + 16}">{name} {number}</text>')
             for step, batch in enumerate(batches):
                 self._batch(int(starts[step]), batch, opacity=0.3 if step < faded_steps else 1.0)
             self.height += LINE
@@ -102,7 +112,7 @@ class Picture:
 
     def _batch(self, left: int, rows: list[int], opacity: float) -> None:
         for place, row in enumerate(rows):
-            x, y, color = left + place * SIDE, self.height, COLORS[CHUNK_OF_ROW[row]]
+            x, y, color = left + place * SIDE, self.height, self.colors[row]
             self.shapes.append(
                 f'<g opacity="{opacity}"><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{color}"/>'
                 f'<text x="{x + SIDE / 2}" y="{y + 15}" class="row">{row}</text></g>'
@@ -169,6 +179,33 @@ def draw_lanes(folder: Path) -> str:
     return picture.svg()
 
 
+def draw_packing(folder: Path) -> str:
+    """Documents as they are stored, and the samples that are packed of them."""
+    first = iter(range(1, 100))
+    stored = [[[next(first)] * tokens for tokens in group] for group in DOCUMENTS]
+    with pq.ParquetWriter(folder / "0.parquet", pa.schema([("tokens", pa.list_(pa.int64()))])) as writer:
+        for group in stored:
+            writer.write_table(pa.table({"tokens": group}))
+    picture = Picture(COLOR_OF_DOCUMENT)
+    picture.title("stored, in two row groups: a box is a document, a square one of its tokens")
+    picture.lines("group", stored)
+    for title, epoch, options in (
+        ('fill="greedy", samples of 8 tokens: a box is a sample, 0 is padding', 0, {}),
+        ('fill="greedy", shuffle_documents=True, epoch 0', 0, {"shuffle_documents": True}),
+        ("epoch 1", 1, {"shuffle_documents": True}),
+        ('fill="best_fit": whole documents, longest first', 0, {"fill": "best_fit"}),
+    ):
+        packing = pack_tokens("tokens", 8, fields=("tokens", "document_row_group"), **options)
+        loader, _ = StructuredDataset.create_dataloader(folder / "0.parquet", pack=packing, batch_size=1, num_workers=0)
+        loader.set_epoch(epoch)
+        packed: list[Batches] = [[], []]
+        for batch in loader:
+            packed[int(batch["document_row_group"].values[0])] += batch["tokens"].tolist()
+        picture.title(title)
+        picture.lines("group", packed)
+    return picture.svg()
+
+
 def draw_plan(folder: Path) -> str:
     """The plan of docs/how-to/command-line.md: the trips of the demo on three ranks of two workers."""
     write_trips(folder / "trips", folder / "trips.orc")
@@ -206,6 +243,7 @@ PICTURES = {
     "concepts/equal-steps.svg": draw_equal_steps,
     "concepts/state.svg": draw_state,
     "concepts/lanes.svg": draw_lanes,
+    "how-to/packed-documents.svg": draw_packing,
     "how-to/plan-of-trips.svg": draw_plan,
     "how-to/weights-that-move.svg": draw_mixture,
 }
