@@ -23,13 +23,13 @@ SLOW_STORE = Metrics(seconds=100.0, wait_seconds=60.0, stall_seconds=60.0, fetch
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "60% of its time, mostly for the storage (0 of 0 requests took more than 0.1 s): take more Decoding"),
+        ({}, "60% of its time, mostly for the storage (0 of 0 requests took more than 0.1 s): use more Decoding"),
         ({"requests": 7, "requests_to_1s": 4, "requests_over_10s": 1}, "(5 of 7 requests took more than 0.1 s)"),
-        ({"throttled_errors": 3}, "3 throttled errors): it is asked too much"),
+        ({"throttled_errors": 3}, "3 throttled errors): it throttles requests"),
         ({"decode_seconds": 51.0}, "mostly for decoding"),
         ({"stall_seconds": 10.0, "transform_seconds": 50.0}, "mostly for transform and collate_fn"),
-        ({"stall_seconds": 10.0, "handover_seconds": 50.0}, "mostly for batches to be cut"),
-        ({"stall_seconds": 20.0}, "hardly in the making"),
+        ({"stall_seconds": 10.0, "handover_seconds": 50.0}, "mostly for cutting"),
+        ({"stall_seconds": 20.0}, "but little of it for making batches"),
     ],
 )
 def test_one_sentence_names_the_cause_and_what_to_do(changes, words):
@@ -74,7 +74,9 @@ def test_a_slow_rank_is_named_with_its_cause():
     assert "mostly for the storage" in gathered.diagnosis
     assert GatheredMetrics((BUSY, BUSY)).diagnosis is None
     assert GatheredMetrics((SLOW_STORE,)).diagnosis == SLOW_STORE.diagnosis
-    assert GatheredMetrics((SLOW_STORE,) * 3).diagnosis.startswith("Ranks wait alike (60% to 60%); rank 2: The trainer")
+    assert GatheredMetrics((SLOW_STORE,) * 3).diagnosis.startswith(
+        "All ranks wait about as long (60% to 60%); rank 2: The trainer"
+    )
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=9))

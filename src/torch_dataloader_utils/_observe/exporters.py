@@ -142,7 +142,7 @@ INSTRUMENTS = (
         name="throttled_errors",
         attribute="throttled_errors",
         unit="",
-        help="Failed attempts: the storage was asked too much.",
+        help="Failed attempts: the store throttled requests.",
     ),
     Instrument(name="server_errors", attribute="server_errors", unit="", help="Failed attempts: the storage failed."),
     Instrument(name="refused_errors", attribute="refused_errors", unit="", help="Failed attempts: refused, not found."),

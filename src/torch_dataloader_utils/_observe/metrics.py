@@ -50,7 +50,7 @@ class Metrics:
         cache_damaged: entries that were not what had been written, and were fetched again.
         requests_to_10ms: those that took at most 10 ms, from when they were sent until all bytes were there or they
             failed. The next four are those that took longer: at most 100 ms, 1 s, 10 s, or more.
-        throttled_errors: attempts that failed because the storage was asked too much (HTTP 429, 503). An attempt is
+        throttled_errors: attempts that failed because the storage throttled requests (HTTP 429, 503). An attempt is
             one request, or those for the parts of one row group.
         server_errors: that it failed by itself (408, 500 and the like).
         refused_errors: that it refused: no permission, expired credentials, not found, another version.
@@ -160,19 +160,19 @@ class Metrics:
         makers = {"stall": self.stall_seconds, "transform": self.transform_seconds, "handover": self.handover_seconds}
         if sum(makers.values()) < self.wait_seconds / 2:
             return (
-                "and batches were hardly in the making: worker processes start (persistent_workers=True), or batches "
-                "that are no tensors are sent"
+                "but little of it for making batches: worker processes start (persistent_workers=True), or batches that "
+                "are not tensors are sent"
             )
         match max(makers, key=makers.__getitem__):
             case "transform":
-                return "mostly for transform and collate_fn: make them faster, or take more num_workers"
+                return "mostly for transform and collate_fn: make them faster, or use more num_workers"
             case "handover":
-                return "mostly for batches to be cut, joined and copied: stack columns, or take larger batches"
+                return "mostly for cutting, joining and copying batches: stack columns, or use larger batches"
             case _ if self.fetch_seconds > self.decode_seconds:
                 return f"mostly for the storage ({self._describe_requests()}): {self._storage_advice()}"
             case _:
                 return (
-                    "mostly for decoding (or a slow local disk): read fewer columns, or take more "
+                    "mostly for decoding (or a slow local disk): read fewer columns, or use more "
                     "Decoding(threads=...) or num_workers"
                 )
 
@@ -185,8 +185,8 @@ class Metrics:
 
     def _storage_advice(self) -> str:
         if self.throttled_errors:
-            return "it is asked too much; let fewer jobs read these prefixes at once, or copy the data"
-        return "take more Decoding(threads=...), or bring the data nearer"
+            return "it throttles requests; let fewer jobs read these prefixes at once, or copy the data"
+        return "use more Decoding(threads=...), or bring the data nearer"
 
     def __sub__(self, earlier: "Metrics") -> "Metrics":
         """The counts and times since `earlier`; queue_depth and batch_age_seconds are the later ones."""
