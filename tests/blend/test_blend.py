@@ -495,6 +495,10 @@ def test_what_cannot_be_blended_is_refused(tables):
         blend(5, [1])
     with pytest.raises(ConfigTypeError, match="drop_last='no': pass True or False"):
         blend([good], [1], per="sample", drop_last="no")
+    with pytest.raises(ConfigError, match="drop_last is for"):
+        blend([good], [1], drop_last=True)
+    with pytest.raises(ConfigTypeError, match=r"pass a list, or WeightSchedule\(\{0: \[1\]\}\)"):
+        blend([good], {0: [1]})
     with pytest.raises(ConfigError, match="batch_size is for"):
         blend([good], [1], batch_size=3)
     odd = make(tables, source_options={"transform": list}).sources[1].loader

@@ -96,8 +96,10 @@ def test_columns_of_a_stack_keep_their_rows(tables):  # noqa: F811
 
 
 def test_batches_that_have_no_columns_and_names_that_are_taken_are_refused(tables):  # noqa: F811
-    with pytest.raises(ConfigTypeError, match="source_column=5"):
+    with pytest.raises(ConfigTypeError, match="source_column is the name of a column; got 5"):
         make(tables, source_column=5)
+    with pytest.raises(ConfigError, match="source_column is the name of a column; got an empty one"):
+        make(tables, source_column="")
     for per in ("batch", "sample"):
         with pytest.raises(ConfigError, match="a column of this name already"):
             next(iter(make(tables, per=per, source_column="row")))

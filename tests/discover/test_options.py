@@ -7,7 +7,7 @@ import pytest
 
 from tests.discover.datasets import write_parquet
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
-from torch_dataloader_utils.discover import scan_files
+from torch_dataloader_utils.discover import TextOptions, scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError
 
 
@@ -33,6 +33,7 @@ def one(tmp_path):
         ({"count_rows": "always"}, ConfigError, "count_rows='always': pass \"auto\", True or False"),
         ({"count_rows": 2}, ConfigTypeError, 'count_rows=2: pass "auto", True or False'),
         ({"schema": pa.schema([("row", pa.int64())])}, ConfigError, "schema= is for text files"),
+        ({"text": TextOptions()}, ConfigError, "text= says how text files are cut, and format='parquet' is none"),
         ({"schema": 5}, ConfigTypeError, "schema is an int: pass a pyarrow.schema"),
         ({"text": 5}, ConfigTypeError, r"text is an int: pass TextOptions\(\.\.\.\)"),
         ({"storage_options": 5}, ConfigTypeError, "storage_options is an int: pass a dict"),

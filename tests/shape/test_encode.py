@@ -252,7 +252,7 @@ def test_vocabularies_of_wrong_values_are_refused(tmp_path):
         Vocabulary([1.5])
     with pytest.raises(ConfigTypeError, match="pass a list of texts"):
         Vocabulary(["a", 3])
-    for values in ("ab", b"ab", {"a", "b"}, frozenset("ab")):
+    for values in ("ab", b"ab", {"a", "b"}, frozenset("ab"), {"a": 7}):
         with pytest.raises(ConfigTypeError, match="in a fixed order"):
             Vocabulary(values)
     (tmp_path / "v.parquet").write_text("no")

@@ -334,6 +334,14 @@ def test_a_plan_takes_none_for_the_defaults_that_loaders_have(trips):
         plan_epoch(inventory, split_bytes=1.5)
 
 
+def test_chunks_of_a_window_need_windows(trips):
+    for shuffle_rows in (None, 0):
+        with pytest.raises(ConfigError, match=r"interleave=2 .* pass shuffle_rows="):
+            load(trips, interleave=2, shuffle_rows=shuffle_rows)
+        with pytest.raises(ConfigError, match=r"interleave=2 .* pass shuffle_rows="):
+            plan_epoch(scan_files(trips), interleave=2, shuffle_rows=shuffle_rows)
+
+
 def test_a_cache_of_less_than_nothing_is_refused(trips):
     with pytest.raises(ConfigError, match="cache_bytes=-1: pass 0 or more bytes"):
         RowDataset(trips, cache_bytes=-1)

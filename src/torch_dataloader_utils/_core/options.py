@@ -85,6 +85,11 @@ class PlanOptions:
         Raises:
             ConfigTypeError, ConfigError: a value of another type or out of range, or options that exclude each other.
         """
+        if interleave is not None and not others.get("shuffle_rows"):
+            raise ConfigError(
+                f"interleave={interleave} says how many chunks a shuffle window draws from, and there are none: pass "
+                "shuffle_rows=, the rows of a window, or leave it out."
+            )
         grouped: dict[str, Any] = {}
         if lanes is not None:
             grouped |= {"num_lanes": lanes.num_lanes, "lane_rows": lanes.rows}

@@ -288,11 +288,15 @@ def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
         raise ConfigTypeError(f"schema is {of_type(schema)}: pass a pyarrow.schema([...]).")
     if text is not None and not isinstance(text, TextOptions):
         raise ConfigTypeError(f"text is {of_type(text)}: pass TextOptions(...).")
-    if schema is not None and not is_text(file_format_of(file_format)):
+    if is_text(file_format_of(file_format)):
+        return
+    if schema is not None:
         raise ConfigError(
             f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "
             "says what is read."
         )
+    if text is not None:
+        raise ConfigError(f"text= says how text files are cut, and format={file_format!r} is none. Leave it out.")
 
 
 def _path_column(entries: Sequence[FileEntry]) -> StringColumn:

@@ -338,8 +338,9 @@ def vocabulary_values(values: Any, what: str) -> pa.Array:
     Raises:
         ConfigTypeError: they are of another type. ConfigError: a null, or an integer beyond int64.
     """
-    # Arrow would take the letters of a text, and a set in an order that changes with the process.
-    if isinstance(values, str | bytes | set | frozenset):
+    # Arrow would take the letters of a text, a set in an order that changes with the process, and keys of a mapping
+    # without the numbers that it gives them.
+    if isinstance(values, str | bytes | set | frozenset | Mapping):
         raise ConfigTypeError(f"values is {of_type(values)}: pass a list of texts, or of integers, in a fixed order.")
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)

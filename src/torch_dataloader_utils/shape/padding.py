@@ -55,7 +55,7 @@ class PadRagged:
         """The batch with dense columns; columns that are not ragged stay as they are.
 
         Raises:
-            ConfigError: a column that is not there or not ragged, a mask whose name is taken, or a padding value that
+            ConfigError: a column (of padding_value, too) that is not there or not ragged, a mask whose name is taken, or a padding value that
                 a column does not hold.
         """
         if not isinstance(batch, TensorBatch):
@@ -80,11 +80,11 @@ class PadRagged:
 
     def _chosen(self, batch: TensorBatch) -> set[str]:
         ragged = {name for name, column in batch.items() if isinstance(column, Ragged)}
-        if self.columns is None:
-            return ragged
-        for name in self.columns:
+        for name in (*(self.columns or ()), *(self.padding_value if isinstance(self.padding_value, Mapping) else ())):
             if name not in ragged:
                 raise ConfigError(f"PadRagged: {name!r} is no ragged column of the batch; ragged are {sorted(ragged)}.")
+        if self.columns is None:
+            return ragged
         return set(self.columns)
 
     def _width(self, column: Ragged) -> int:

@@ -258,7 +258,7 @@ def test_a_null_for_a_token_is_an_error(tmp_path, values):
         ({"labels": PerToken(pad=0.5)}, "pad=0.5 of PerToken does not fit the int64 of column 'labels'"),
         ({"labels": PerToken(eod=2**63)}, "eod=9223372036854775808 of PerToken does not fit"),
         ({"keep": PerToken(pad=2)}, "pad=2 of PerToken does not fit the bool of column 'keep'"),
-        ({"labels": PerToken(pad="x")}, "pad='x' of PerToken does not fit"),
+        ({"weight": PerToken(eod=0)}, "column 'weight' is float, whose value every token .*Leave it out"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_before_anything_is_read(folder, fields, says):
@@ -270,6 +270,22 @@ def test_fields_that_do_not_fit_are_refused_before_anything_is_read(folder, fiel
 def test_fields_of_another_type_are_refused(fields):
     with pytest.raises(ConfigTypeError, match="fields has 3"):
         pack_tokens("tokens", 8, fields=fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: PerToken(pad=None), ConfigTypeError, "pad=None of PerToken: pass a number"),
+        (lambda: PerToken(eod="x"), ConfigTypeError, "eod='x' of PerToken: pass a number"),
+        (lambda: PerToken(column=3), ConfigTypeError, "PerToken.column is the name of a column; got 3"),
+        (lambda: PerToken(output=""), ConfigError, "PerToken.output is the name of a column; got an empty one"),
+        (lambda: PerToken(column="a", output="b"), ConfigError, "column='a' and output='b' .*Leave one out"),
+        (lambda: PerDocument(column=3), ConfigTypeError, "PerDocument.column is the name of a column; got 3"),
+    ],
+)
+def test_what_is_wrong_with_a_field_is_said_when_it_is_made(make, error, says):
+    with pytest.raises(error, match=says):
+        make()
 
 
 def test_documents_padded_to_multiples_need_a_length_that_is_one():

@@ -26,6 +26,7 @@ from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
     ConfigError,
     ConfigTypeError,
+    DataError,
     SchemaError,
     TransformError,
 )
@@ -195,6 +196,15 @@ def test_a_state_binds_to_the_tokenizer(folder):
     )
 
 
+def test_another_list_of_another_length_names_its_output(folder):
+    def tokenize(texts):
+        return {"input_ids": [[1] for _ in texts], "mask": [[1, 1] for _ in texts]}
+
+    packing = pack_tokens("tokens", 16, tokenizer=tokenize, fields={"x": PerToken(output="mask")})
+    with pytest.raises(DataError, match="column 'mask of the tokenizer', has lists of other lengths"):
+        list(load(folder, packing))
+
+
 def test_a_tokenizer_without_a_name_is_told_about(folder, caplog):
     with caplog.at_level(logging.WARNING):
         load(folder, pack_tokens("tokens", 16, tokenizer=lambda texts: [[1] for _ in texts]))
@@ -231,6 +241,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
         pack_tokens("text", 8, fields={"x": PerToken(output="y")})
     with pytest.raises(ConfigTypeError, match="tokenizer is an int"):
         pack_tokens("text", 8, tokenizer=3)
+    for path in ("nowhere.json", tmp_path, tmp_path / "a.parquet"):
+        with pytest.raises(ConfigError, match=r"is not a tokenizer\.json of the tokenizers package"):
+            pack_tokens("text", 8, tokenizer=path)
 
 
 def test_packing_needs_no_tokenizer_package():

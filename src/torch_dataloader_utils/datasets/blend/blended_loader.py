@@ -91,9 +91,11 @@ def blend(
         raise ConfigError(f"blend got {len(loaders)} sources and {num_weights} weights: pass one weight a source.")
     if len({id(loader.dataset) for loader in loaders}) < len(loaders):
         raise ConfigError("blend got the same data set twice. Make a loader for each use: a loader has one position.")
-    if per == "batch" and batch_size is not None:
+    if per == "batch" and (batch_size is not None or drop_last):
+        option = "drop_last" if batch_size is None else "batch_size"
         raise ConfigError(
-            'batch_size is for per="sample"; with per="batch" batches are those of the sources. Leave it out.'
+            f'{option} is for per="sample"; with per="batch" batches are those of the sources. Leave it out, or give '
+            "it to their loaders."
         )
     first_rows = loaders[0].dataset.topology.batch_size
     options = BlendOptions(
@@ -281,6 +283,8 @@ def _as_caps(max_epochs: Any, num_sources: int) -> tuple[int | None, ...] | None
 
 
 def _as_shares(weights: Any) -> tuple[float, ...]:
+    if isinstance(weights, Mapping):
+        raise ConfigTypeError(f"weights={weights!r}: pass a list, or WeightSchedule({weights!r}) for those that move.")
     try:
         return tuple(float(weight) for weight in weights)
     except (TypeError, ValueError) as error:

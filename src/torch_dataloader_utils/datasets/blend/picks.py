@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._core.arguments import check_integer, hold_flags, hold_integers, is_integer
+from torch_dataloader_utils._core.arguments import check_column_name, check_integer, hold_flags, hold_integers, is_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.blend_index import continue_blend
@@ -64,8 +64,7 @@ class BlendOptions:
                 f"batch_size={self.batch_rows} with stop={self.stop!r}: batches are filled with rows that come again. "
                 f'Pass at most {_MOST_FILLED_ROWS}, or stop="first_exhausted".'
             )
-        if not isinstance(self.source_column, str | None):
-            raise ConfigTypeError(f"source_column={self.source_column!r}: pass the name of a new column.")
+        check_column_name("source_column", self.source_column)
         self._check_end()
 
     def _check_end(self) -> None:

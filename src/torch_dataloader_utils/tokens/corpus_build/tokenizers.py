@@ -80,7 +80,7 @@ def _describe_tokens(given: str, text: int, where: str) -> str:
 
 
 class TokenizerFile:
-    """Calls `encode_batch` of the tokenizer saved at `path`; each process loads it once.
+    """Calls `encode_batch` of the tokenizer saved at `path`; each process loads it once, this one now.
 
     Truncation and padding that the file asks for are left out: a document is all its tokens and nothing else.
 
@@ -92,7 +92,7 @@ class TokenizerFile:
     def __init__(self, path: str, *, add_special_tokens: bool = False) -> None:
         self.path = str(path)
         self.add_special_tokens = add_special_tokens
-        self._loaded: Any = None
+        self._loaded: Any = _load(self.path)
 
     @property
     def fingerprint(self) -> str:

@@ -111,6 +111,11 @@ def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPa
             f"pack_tokens: column {column!r} is {arrow}, and a value for each token is a number or a bool. Take it for "
             f"each document: fields={{{name!r}: PerDocument(column={column!r})}}."
         )
+    if source.eod is not None and not is_list(arrow):
+        raise ConfigError(
+            f"pack_tokens: column {column!r} is {arrow}, whose value every token of a document has, an appended one "
+            "too, and eod of PerToken is for lists. Leave it out."
+        )
     eod = source.pad if source.eod is None else source.eod
     for what, value in (("pad", source.pad), ("eod", eod)):
         if not _holds(item, value):

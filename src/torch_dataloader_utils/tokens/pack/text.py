@@ -104,7 +104,7 @@ def _digest(content: bytes) -> str:
 
 def output_column(output: str) -> str:
     """What the column with an output of the tokenizer is called, unlike any column of the data set."""
-    return f"\0{output} of the tokenizer"
+    return f"{output} of the tokenizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
-from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
+from torch_dataloader_utils._core.arguments import check_column_name, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.pack.text import NamedTokenizer
 
@@ -39,12 +40,27 @@ class PerToken:
         column: the column's name; None for that of the field.
         output: instead of a column, the list of this name that the tokenizer gives beside the tokens, such as
             "assistant_masks".
+
+    Raises:
+        ConfigTypeError: a value of another type. ConfigError: an empty name, or column and output.
     """
 
     pad: float = 0
     eod: float | None = None
     column: str | None = None
     output: str | None = None
+
+    def __post_init__(self) -> None:
+        check_column_name("PerToken.column", self.column)
+        check_column_name("PerToken.output", self.output)
+        for name, value in (("pad", self.pad), ("eod", 0 if self.eod is None else self.eod)):
+            if not isinstance(value, Real):
+                raise ConfigTypeError(f"{name}={value!r} of PerToken: pass a number or a bool.")
+        if self.column is not None and self.output is not None:
+            raise ConfigError(
+                f"PerToken has column={self.column!r} and output={self.output!r} of the tokenizer: a field is made of "
+                "one of them. Leave one out, or make two fields."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +71,15 @@ class PerDocument:
 
     Attributes:
         column: the column's name; None for that of the field.
+
+    Raises:
+        ConfigTypeError: no text. ConfigError: an empty one.
     """
 
     column: str | None = None
+
+    def __post_init__(self) -> None:
+        check_column_name("PerDocument.column", self.column)
 
 
 Source = str | PerToken | PerDocument | None
