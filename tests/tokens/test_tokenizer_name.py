@@ -1,6 +1,7 @@
 """Parts of an earlier run are bound to a tokenizer by its name or fingerprint."""
 
 import functools
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import IndexedDataset, TokenizerFile, build_corpus
-from torch_dataloader_utils.tokens.corpus_build.tokenizers import name_tokenizer
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import name_tokenizer, tokenizer_version
 
 
 class Repeat:
@@ -119,6 +120,21 @@ def test_a_tokenizer_is_known_by_its_fingerprint_or_its_name() -> None:
     partial.fingerprint = Named(3).tokenize
     with pytest.raises(ConfigTypeError, match="fingerprint of the tokenizer is a method: give"):
         name_tokenizer(partial)
+
+
+def test_an_edited_module_makes_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    versions = []
+    for token in (1, 2, 1):
+        (tmp_path / "edited.py").write_text(f"def tokenize(texts): return [[{token}] for _ in texts]")
+        module = importlib.import_module("edited")
+        versions.append(tokenizer_version(module.tokenize))
+    assert versions[0] == versions[2] != versions[1]
+    module.tokenize.fingerprint = 7
+    assert tokenizer_version(module.tokenize) == "7"
+    del module.tokenize.fingerprint, module.__file__
+    assert tokenizer_version(module.tokenize) is None
+    assert tokenizer_version(len) is None
 
 
 _SCRIPT = """

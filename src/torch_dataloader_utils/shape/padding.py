@@ -55,8 +55,8 @@ class PadRagged:
         """The batch with dense columns; columns that are not ragged stay as they are.
 
         Raises:
-            ConfigError: a column (of padding_value, too) that is not there or not ragged, a mask whose name is taken, or a padding value that
-                a column does not hold.
+            ConfigError: a column (of padding_value, too) that is not there or not ragged, a mask whose name is taken,
+                or a padding value that a column does not hold.
         """
         if not isinstance(batch, TensorBatch):
             raise ConfigError(f'PadRagged pads batches of output_format="torch", not {type(batch).__name__}.')

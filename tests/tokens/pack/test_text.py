@@ -1,5 +1,6 @@
 """Text tokenized where it is read, against the same documents stored as tokens; what is counted, kept and refused."""
 
+import importlib
 import json
 import logging
 import subprocess
@@ -27,6 +28,7 @@ from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
     DataError,
+    RowCountError,
     SchemaError,
     TransformError,
 )
@@ -171,6 +173,37 @@ def test_counts_are_kept_for_other_lengths_and_not_for_other_tokenizers(folder, 
     assert CALLS == []
     load(folder, pack_tokens("tokens", 16, tokenizer=numbers_and_halves))
     assert CALLS != []
+
+
+def test_an_edited_tokenizer_counts_anew_and_states_go_on(folder, tmp_path_factory, monkeypatch):
+    place = tmp_path_factory.mktemp("module")
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.syspath_prepend(place)
+
+    def make(body):
+        (place / "of_words.py").write_text(f"def tokenize(texts): return [{body} for text in texts]")
+        sys.modules.pop("of_words", None)
+        return load(folder, pack_tokens("tokens", 4, tokenizer=importlib.import_module("of_words").tokenize))
+
+    loader = make("[1, 2, 3]")
+    state = loader.state_dict()
+    renamed = make("[3, 2, 1]")
+    renamed.load_state_dict(state)
+    assert len(list(renamed)) == len(loader)
+    longer = make("[1] * 9")
+    assert len(list(longer)) == len(longer) > len(loader)
+    with pytest.raises(CheckpointMismatchError):
+        longer.load_state_dict(state)
+
+
+def test_a_tokenizer_that_gives_other_tokens_than_it_counted_is_named(folder):
+    given = iter(range(1, 1000))
+
+    def tokenize(texts):
+        return [[1] * 8 * next(given) for _ in texts]
+
+    with pytest.raises(RowCountError, match="the tokenizer gives other tokens than when they were counted"):
+        list(load(folder, pack_tokens("tokens", 8, tokenizer=tokenize)))
 
 
 def test_processes_share_the_counting(folder):

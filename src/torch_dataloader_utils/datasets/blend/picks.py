@@ -13,9 +13,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._core.arguments import check_column_name, check_integer, hold_flags, hold_integers, is_integer
+from torch_dataloader_utils._core.arguments import (
+    check_column_name,
+    check_integer,
+    hold_flags,
+    hold_integers,
+    is_integer,
+)
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens.blend_index import continue_blend
 from torch_dataloader_utils.tokens.weight_schedule import SchedulePiece, WeightSchedule
 

@@ -34,7 +34,7 @@ from torch_dataloader_utils.tokens.builder import IndexedDatasetBuilder
 from torch_dataloader_utils.tokens.corpus_build.part_sources import SourceFormat, Sources, plan_parts
 from torch_dataloader_utils.tokens.corpus_build.part_store import PartReceipt, PartStore, open_parts
 from torch_dataloader_utils.tokens.corpus_build.parts import CorpusOptions, CorpusPart, digest_part, divide_parts
-from torch_dataloader_utils.tokens.corpus_build.tokenizers import Tokenizer, name_tokenizer, tokenize
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import Tokenizer, tokenize, tokenizer_version
 from torch_dataloader_utils.tokens.corpus_files import bin_path, index_path
 from torch_dataloader_utils.tokens.documents import (
     Documents,
@@ -99,8 +99,8 @@ def build_corpus(
             uploaded part by part, and is there once its .idx is.
         column: lists of integers, or text when a tokenizer is given.
         tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
-            or the name of a function of a module, decides whether old parts can be used: remove the parts after
-            changing its body. Anything else (a lambda, a partial, an object) begins again after a failure.
+            or the name of a function of a module and that module's file, decides whether old parts can be used.
+            Anything else (a lambda, a partial, an object) begins again after a failure.
         eod: id put at the end of each document.
         vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the vocabulary's.
@@ -148,7 +148,7 @@ def build_corpus(
     existing = () if check_flag("overwrite", overwrite) else _find_existing(outputs, store)
     parts = plan_parts(sources, column, part_bytes, file_format, access, output_prefix=output_prefix)
     _check_parts(parts, outputs)
-    if len(parts) > 1 and tokenizer is not None and name_tokenizer(tokenizer) is None:
+    if len(parts) > 1 and tokenizer is not None and tokenizer_version(tokenizer) is None:
         _log.warning(
             "Another run cannot tell the tokenizer %r from others: it would build all %d parts again. To go on after "
             "a failure give it a name: define a function in a module, or set its attribute fingerprint to a text.",

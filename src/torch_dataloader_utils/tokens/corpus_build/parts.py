@@ -15,7 +15,7 @@ from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.tokens.corpus_build.tokenizers import Tokenizer, name_tokenizer
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import Tokenizer, tokenizer_version
 from torch_dataloader_utils.tokens.index_format import integer_limits, wider_dtype
 
 # Part of every part's key: raise it when the same input gives other files.
@@ -35,10 +35,10 @@ class CorpusOptions:
     vocabulary_size: int | None
     skip_nulls: bool
     # Found once, here: in a worker process the module of a script's function may have another name.
-    tokenizer_key: str | int | None = field(init=False)
+    tokenizer_key: str | None = field(init=False)
 
     def __post_init__(self) -> None:
-        key = None if self.tokenizer is None else name_tokenizer(self.tokenizer)
+        key = None if self.tokenizer is None else tokenizer_version(self.tokenizer)
         if self.tokenizer is not None and key is None:
             key = f"of run {uuid.uuid4()}"
         object.__setattr__(self, "tokenizer_key", key)

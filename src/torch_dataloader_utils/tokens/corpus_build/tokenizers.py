@@ -3,6 +3,8 @@
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,3 +158,27 @@ def name_tokenizer(tokenizer: Any) -> str | int | None:
     except AttributeError:
         return None
     return f"{module}.{name}" if found is tokenizer else None
+
+
+def tokenizer_version(tokenizer: Any) -> str | None:
+    """What results of the tokenizer are kept under: its `fingerprint`, else its name and its module's file.
+
+    An edit of the file, where most of what a function calls is, makes it another one. None as for `name_tokenizer`, and
+    for functions without a file, as those of a notebook.
+
+    Raises:
+        ConfigTypeError: see name_tokenizer.
+    """
+    name = name_tokenizer(tokenizer)
+    if name is None or getattr(tokenizer, "fingerprint", None) is not None:
+        return None if name is None else str(name)
+    try:
+        content = Path(sys.modules[tokenizer.__module__].__file__ or "").read_bytes()
+    except (AttributeError, OSError):
+        return None
+    return f"{name} {digest_bytes(content)}"
+
+
+def digest_bytes(content: bytes) -> str:
+    """32 hex digits that only equal contents have."""
+    return blake2b(content, digest_size=16).hexdigest()

@@ -99,10 +99,14 @@ class PackingReader:
         )
         if items is not None and samples < task.live_rows == count_from_footer(items[task.ordinal], self.packing):
             return
-        raise RowCountError(
-            f"{task.where} gave {samples} of {task.live_rows} planned samples. The file changed, or its footer counts "
-            'nulls that are not there: plan again, with counts="read" in pack_tokens.'
+        reason = (
+            'The file changed, or its footer counts nulls that are not there: plan again, with counts="read" in '
+            "pack_tokens."
+            if self.packing.tokenizer is None
+            else "The file changed, or the tokenizer gives other tokens than when they were counted: let it give the "
+            "same ones every time, and another `fingerprint` when it does something else; then plan again."
         )
+        raise RowCountError(f"{task.where} gave {samples} of {task.live_rows} planned samples. {reason}")
 
 
 def _read(reader: Reader | TokenizingReader, task: RowGroupTask) -> pa.RecordBatch:

@@ -113,14 +113,14 @@ def _count(
     groups = inventory.groups
     tokenizer = reader.packing.tokenizer
     if read_lengths is not None and tokenizer is not None and inventory.rows_are_known:
-        if tokenizer.name is not None:
-            what = f"{reader.packing.column} by {tokenizer.name}"
+        if tokenizer.version is not None:
+            what = f"{reader.packing.column} by {tokenizer.version}"
             return _from_lengths(
                 inventory, reader, share, read_lengths(inventory, reader.counter.read, share, what=what)
             )
         _log.warning(
             "Nobody can tell this tokenizer from others: all text is tokenized before every start, and the counts are "
-            "not kept. Pass a function of a module, or give it an attribute `fingerprint`."
+            "not kept. Pass a function of a module in a file, or give it an attribute `fingerprint`."
         )
     formats = inventory.files.formats[groups.file]
     countable = np.array([footer_counts(int(each), reader.packing) for each in range(int(formats.max(initial=0)) + 1)])

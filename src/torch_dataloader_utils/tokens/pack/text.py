@@ -1,12 +1,11 @@
 """Text and conversations as token lists, made where they are read: a reader around the reader of a data set.
 
-A tokenizer becomes a `NamedTokenizer`: one function, and a name that says what it does, under which counts are kept.
+A tokenizer becomes a `NamedTokenizer`: one function, and the names by which states and kept counts know it.
 """
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,13 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils.errors import ConfigTypeError, SchemaError, TransformError, of_type
 from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.tokens.corpus_build.tokenizers import TokenizerFile, check_token_lists, name_tokenizer
+from torch_dataloader_utils.tokens.corpus_build.tokenizers import (
+    TokenizerFile,
+    check_token_lists,
+    digest_bytes,
+    name_tokenizer,
+    tokenizer_version,
+)
 from torch_dataloader_utils.tokens.documents import Documents, to_plain
 
 TOKENS = "input_ids"
@@ -28,13 +33,15 @@ _Call = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedTokenizer:
-    """A tokenizer to call, and its name: equal for those that give the same tokens; None if nobody knows.
+    """A tokenizer to call, and what it is known by.
 
     call: takes the values that are not null, and the names of outputs that are wanted beside the tokens.
+    name: states are bound to it; None if it has none. version: counts are kept under it, see `tokenizer_version`.
     """
 
     call: Callable[[list[Any], Sequence[str]], Any]
     name: str | None
+    version: str | None
 
     @classmethod
     def of(cls, tokenizer: Any) -> "NamedTokenizer":
@@ -48,8 +55,8 @@ class NamedTokenizer:
         if isinstance(tokenizer, str | Path):
             tokenizer = TokenizerFile(str(tokenizer))
         if isinstance(tokenizer, TokenizerFile):
-            content = Path(tokenizer.path).read_bytes() if Path(tokenizer.path).is_file() else b""
-            return cls(call=_Plain(tokenizer), name=f"{_digest(content)} {tokenizer.add_special_tokens}")
+            name = f"{digest_bytes(Path(tokenizer.path).read_bytes())} {tokenizer.add_special_tokens}"
+            return cls(call=_Plain(tokenizer), name=name, version=name)
         if hasattr(tokenizer, "apply_chat_template"):
             return _hugging_face(tokenizer)
         if not callable(tokenizer):
@@ -57,8 +64,9 @@ class NamedTokenizer:
                 f"tokenizer is {of_type(tokenizer)}: pass one of Hugging Face, the path of a tokenizer.json, or a "
                 "function from a list of texts to their token lists."
             )
-        name = name_tokenizer(tokenizer)
-        return cls(call=_Plain(tokenizer), name=None if name is None else str(name))
+        found = name_tokenizer(tokenizer)
+        name = None if found is None else str(found)
+        return cls(call=_Plain(tokenizer), name=name, version=tokenizer_version(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +102,8 @@ def _hugging_face(tokenizer: Any) -> NamedTokenizer:
     if backend is not None:
         backend.no_truncation()
         backend.no_padding()
-        name = _digest(f"{backend.to_str()}\0{tokenizer.chat_template}".encode())
-    return NamedTokenizer(call=_HuggingFace(tokenizer), name=name)
-
-
-def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=16).hexdigest()
+        name = digest_bytes(f"{backend.to_str()}\0{tokenizer.chat_template}".encode())
+    return NamedTokenizer(call=_HuggingFace(tokenizer), name=name, version=name)
 
 
 def output_column(output: str) -> str:
