@@ -160,8 +160,8 @@ class Metrics:
         makers = {"stall": self.stall_seconds, "transform": self.transform_seconds, "handover": self.handover_seconds}
         if sum(makers.values()) < self.wait_seconds / 2:
             return (
-                "but little of it for making batches: worker processes start (persistent_workers=True), or batches that "
-                "are not tensors are sent"
+                "but little of it for making batches: worker processes start (persistent_workers=True), or batches "
+                "that are not tensors are sent"
             )
         match max(makers, key=makers.__getitem__):
             case "transform":

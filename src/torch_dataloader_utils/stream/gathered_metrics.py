@@ -77,7 +77,8 @@ class GatheredMetrics:
                 f"Rank {waits.maximum_rank} holds up the others (which wait {waits.median:.0%} for data in the median, "
                 f"and then for its gradients). {cause}"
             )
-        return f"All ranks wait about as long ({waits.minimum:.0%} to {waits.maximum:.0%}); rank {waits.maximum_rank}: {cause}"
+        alike = f"{waits.minimum:.0%} to {waits.maximum:.0%}"
+        return f"All ranks wait about as long ({alike}); rank {waits.maximum_rank}: {cause}"
 
 
 def gather_metrics(source: HasMetrics | Metrics) -> GatheredMetrics:
