@@ -1,8 +1,11 @@
 """Random data sets on disk, and the rows they hold."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
@@ -56,3 +59,30 @@ def write_orc(path: Path, file: int, rows: int, stripe_bytes: int) -> None:
     """One ORC file with whatever stripes this size gives."""
     with orc.ORCWriter(str(path), stripe_size=stripe_bytes, compression="zstd", batch_size=64) as writer:
         writer.write(file_table(file, rows))
+
+
+Write = Callable[[Path, pa.Table], object]
+
+
+def _write_json(path: Path, table: pa.Table) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+
+
+def _write_ipc(path: Path, table: pa.Table, *, as_stream: bool) -> None:
+    make = pa.ipc.new_stream if as_stream else pa.ipc.new_file
+    with make(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=500)
+
+
+WRITERS: dict[str, tuple[str, Write]] = {
+    "parquet": ("parquet", lambda path, table: pq.write_table(table, path, row_group_size=500)),
+    "orc": ("orc", lambda path, table: orc.write_table(table, str(path))),
+    "arrow": ("arrow", lambda path, table: _write_ipc(path, table, as_stream=False)),
+    "stream": ("arrow", lambda path, table: _write_ipc(path, table, as_stream=True)),
+    "csv": ("csv", lambda path, table: csv.write_csv(table, path)),
+    "jsonl": (
+        "jsonl",
+        _write_json,
+    ),
+}
+"""Of every format: what `format=` is called, and what writes any table as one file of it."""

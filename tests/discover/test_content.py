@@ -2,46 +2,19 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.discover.datasets import FILES, write_parquet
+from tests.discover.datasets import FILES, WRITERS, Write, write_parquet
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
-
-Write = Callable[[Path, pa.Table], None]
-
-
-def _write_arrow(path: Path, table: pa.Table) -> None:
-    with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=500)
-
-
-def _write_stream(path: Path, table: pa.Table) -> None:
-    with pa.ipc.new_stream(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=500)
-
-
-def _write_text(path: Path, table: pa.Table) -> None:
-    path.write_text("".join(f'{{"n": {n}}}\n' for n in table["n"].to_pylist()))
-
-
-WRITERS: dict[str, tuple[str, Write]] = {
-    "parquet": ("parquet", lambda path, table: pq.write_table(table, path, row_group_size=500)),
-    "orc": ("orc", lambda path, table: orc.write_table(table, str(path))),
-    "arrow": ("arrow", _write_arrow),
-    "stream": ("arrow", _write_stream),
-    "jsonl": ("jsonl", _write_text),
-}
 
 
 def _written(folder: Path, write: Write, first: int = 1000) -> None:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from tests.faults.ranks import RANKS
-from tests.refresh.sources import DirectorySource
 from torch_dataloader_utils import load_inventory, save_inventory
 
 EPOCHS = 5
@@ -42,7 +41,7 @@ class Run:
     killed_at: tuple[int, int] | None = None
     epochs: int = EPOCHS
     writes: bool = True
-    options: tuple[tuple[str, Any], ...] = ()
+    batch_size: int = 16
 
 
 def train(rank: int, meeting: str, run: Run, answer: Any) -> None:
@@ -51,9 +50,14 @@ def train(rank: int, meeting: str, run: Run, answer: Any) -> None:
     saved = run.out / "checkpoint.json"
     state = json.loads(saved.read_text()) if saved.exists() else None
     loader, dataset = run.source.open(
-        batch_size=16, shuffle=True, num_workers=0, num_ranks="auto", refresh="epoch", identity="content",
-        **dict(run.options), **_place(run, state),
-    )  # fmt: skip
+        batch_size=run.batch_size,
+        shuffle=True,
+        num_workers=0,
+        num_ranks="auto",
+        refresh="epoch",
+        identity="content",
+        **_place(run, state),
+    )
     if state is not None:
         loader.load_state_dict(state["loader"])
     done = 0 if state is None else state["step"]
@@ -83,14 +87,14 @@ def _place(run: Run, state: Any) -> dict[str, Any]:
     """Where the loader begins: inside an epoch with its data, else with the newest."""
     if state is None or state["step"] == 0:
         return {}
-    if isinstance(run.source, DirectorySource):
+    if run.source.pin is None:
         return {"inventory": load_inventory(run.out / "inventory.parquet")} if run.writes else {}
     return {run.source.pin: state["snapshot"]}
 
 
 def _save(run: Run, loader: Any, dataset: Any, step: int) -> None:
     is_end = step == len(loader)
-    if isinstance(run.source, DirectorySource):
+    if run.source.pin is None:
         save_inventory(loader.plan.inventory, run.out / "inventory.parquet")
     saved = {"loader": loader.state_dict(), "snapshot": dataset.snapshot_id, "step": 0 if is_end else step}
     (run.out / "new.json").write_text(json.dumps(saved))

@@ -143,6 +143,7 @@ class DirectorySource:
     """A directory of Parquet files."""
 
     root: Path
+    pin = None
 
     def create(self) -> None:
         """No file."""
@@ -177,6 +178,22 @@ class DirectorySource:
     def open(self, **options: Any) -> Any:
         """A loader and its data set."""
         return StructuredDataset.create_dataloader(self.root, **options)
+
+
+@dataclass
+class Files:
+    """Files of a format below a path or URL."""
+
+    path: str
+    file_format: str
+    storage_options: dict[str, Any]
+    pin = None
+
+    def open(self, **options: Any) -> Any:
+        """A loader and its data set."""
+        return StructuredDataset.create_dataloader(
+            self.path, self.file_format, storage_options=self.storage_options, **options
+        )
 
 
 KINDS: dict[str, Any] = {"iceberg": IcebergSource, "delta": DeltaSource, "directory": DirectorySource}

@@ -16,11 +16,11 @@ Steps = dict[tuple[int, int, int], list[int]]  # (epoch, step, rank): rows
 
 
 def _run(run: Run) -> None:
-    answers = run_ranks(train, run.out / f"meeting-{run.name}", run, start="spawn")
+    answers = run_ranks(train, run.out / f"meeting-{run.name}", run, start="forkserver")
     assert answers == [None if run.killed_at else "done"] * RANKS
 
 
-def _read(out: Path, *names: str) -> tuple[Steps, dict[int, list[int]], dict[int, set[int]]]:
+def read_logs(out: Path, *names: str) -> tuple[Steps, dict[int, list[int]], dict[int, set[int]]]:
     """What the ranks received, of later runs in place of earlier ones; what epochs began with; their snapshots."""
     received: Steps = {}
     expected: dict[int, list[int]] = {}
@@ -37,7 +37,7 @@ def _read(out: Path, *names: str) -> tuple[Steps, dict[int, list[int]], dict[int
 
 def _audit(out: Path, *names: str) -> Steps:
     """Every epoch gave every row that it began with once, in as many steps on both ranks, of one snapshot."""
-    received, expected, snapshots = _read(out, *names)
+    received, expected, snapshots = read_logs(out, *names)
     assert set(expected) == set(range(EPOCHS))
     for epoch in range(EPOCHS):
         steps = [{step for e, step, r in received if (e, r) == (epoch, rank)} for rank in range(RANKS)]
@@ -71,7 +71,7 @@ def test_five_epochs_over_data_that_change_killed_and_resumed_twice(kind: str, t
 
     _run(Run(source=source, out=out, name="c"))
     received = _audit(out, "a", "b", "c")
-    there, _, _ = _read(tmp_path / "out-moved", "d")
+    there, _, _ = read_logs(tmp_path / "out-moved", "d")
     assert {epoch for epoch, _, _ in there} == {3}
     assert there == {place: rows for place, rows in received.items() if place[0] == 3 and place[1] > SAVED_EVERY}
 
