@@ -25,18 +25,12 @@ from torch_dataloader_utils import (
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils.datasets import option_fields
 from torch_dataloader_utils.datasets import options as table_options
-from torch_dataloader_utils.datasets.delta import DeltaSource
-from torch_dataloader_utils.datasets.files import FileSource
-from torch_dataloader_utils.datasets.iceberg import IcebergSource
+from torch_dataloader_utils.datasets.delta import DeltaDatasetKeywords, DeltaLoaderKeywords, DeltaSource
+from torch_dataloader_utils.datasets.files import FileDatasetKeywords, FileLoaderKeywords, FileSource
+from torch_dataloader_utils.datasets.iceberg import IcebergDatasetKeywords, IcebergLoaderKeywords, IcebergSource
 from torch_dataloader_utils.datasets.option_fields import names_of
 from torch_dataloader_utils.datasets.options import (
     LOADER_TEXT,
-    DeltaDatasetKeywords,
-    DeltaLoaderKeywords,
-    FileDatasetKeywords,
-    FileLoaderKeywords,
-    IcebergDatasetKeywords,
-    IcebergLoaderKeywords,
     LoaderKeywords,
     TableOptions,
 )

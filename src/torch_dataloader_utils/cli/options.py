@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from torch_dataloader_utils._core.option_values import Lanes
-from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
+from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FORMATS = ("parquet", "orc", "csv", "json", "jsonl", "arrow", "iceberg", "delta")
+FORMATS = ("parquet", "orc", "csv", "json", "jsonl", "arrow", *TABLE_FORMATS)
 
 _DATA = (
     click.argument("paths", nargs=-1),
@@ -35,7 +35,7 @@ _DATA = (
     click.option(
         "--allow-bare-files",
         is_flag=True,
-        help="Read directories of Delta, Hudi and Iceberg tables as plain files, including removed rows.",
+        help="Read directories of tables as plain files, including removed rows.",
     ),
     click.option(
         "--missing",
@@ -55,7 +55,7 @@ _DATA = (
         "snapshot_id",
         type=int,
         metavar="ID",
-        help="Iceberg snapshot or Delta version; the present one if left out.",
+        help="Snapshot or version of a table; the present one if left out.",
     ),
 )
 

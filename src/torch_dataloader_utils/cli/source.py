@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.read.reader import Reader
     from torch_dataloader_utils.stream.dataset import TableDataset
 
+# What --format may say of tables; `DataSource._table` says what reads them.
+TABLE_FORMATS = ("iceberg", "delta")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
@@ -55,8 +58,10 @@ class DataSource:
         """Refuse options that would have no effect on this data."""
         if self.snapshot_id is not None and not self.is_table:
             raise ConfigError(f"--snapshot {self.snapshot_id} is for tables; these are files. Leave it out.")
-        if self.format == "delta" and self.catalog is not None:
-            raise ConfigError("--catalog is for Iceberg tables; a Delta table is named by its directory. Leave it out.")
+        if self.catalog is not None and self.format in TABLE_FORMATS and self.format != "iceberg":
+            raise ConfigError(
+                f"--catalog is for Iceberg tables, and --format {self.format} takes a directory. Leave it out."
+            )
         if self.partitioning is not None and (self.is_table or self.inventory_path is not None):
             raise ConfigError(
                 f"--partitioning {self.partitioning} is for files: tables and saved inventories have their "
@@ -69,9 +74,9 @@ class DataSource:
 
     @property
     def is_table(self) -> bool:
-        """Whether this is a table: Delta, or Iceberg by catalog or by the place of its metadata."""
+        """Whether this is a table: by its format, or Iceberg by catalog or by the place of its metadata."""
         by_place = any(path.endswith((".metadata.json", ".metadata.json.gz")) for path in self.paths)
-        return self.format in ("iceberg", "delta") or self.catalog is not None or by_place
+        return self.format in TABLE_FORMATS or self.catalog is not None or by_place
 
     @property
     def filters(self) -> Any:

@@ -20,7 +20,7 @@ from torch_dataloader_utils._runtime.processes import end_with_parent, held
 from torch_dataloader_utils.cli.app import DATA_PROBLEM, USAGE, Failure, disk_is_full, of_interrupt, of_os_error
 from torch_dataloader_utils.cli.options import json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
-from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
+from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import ConfigError, NullValueError
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ Examples:
   tdu tokens build db.documents s3://bucket/corpus --catalog prod --column tokens
 
 Writes corpus.bin and corpus.idx. After a failure the same command goes on with the parts that are done. A source may
-be an Iceberg table: its name with --catalog, or the place of its metadata.json. Of a Delta table it is the directory,
-with --format delta.
+be a table, with --format; an Iceberg table is named as in its --catalog, or by the place of its metadata.json.
 """
 
 
@@ -148,13 +147,13 @@ def command() -> None:
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(["parquet", "orc", "iceberg", "delta"]),
+    type=click.Choice(["parquet", "orc", *TABLE_FORMATS]),
     help="Where names have no ending.",
 )
 @click.option("--filter", "filter_text", metavar="TEXT", help="Of tables: only rows for which it is true.")
 @click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; the source is a table.")
 @click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog.")
-@click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Iceberg snapshot, or Delta version.")
+@click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Snapshot or version of a table.")
 @click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
 @click.option(
     "--output-option", "output_storage", multiple=True, metavar="KEY=VALUE", help="For the output's, if others."
@@ -209,7 +208,7 @@ def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
         snapshot_id=options["snapshot_id"],
     )
     if not source.is_table and (source.filter_text is not None or source.snapshot_id is not None):
-        raise ConfigError("--filter and --snapshot are for Iceberg and Delta tables here; name one, or leave them out.")
+        raise ConfigError("--filter and --snapshot are for tables here; name one, or leave them out.")
     return source
 
 

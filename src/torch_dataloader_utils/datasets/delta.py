@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,12 @@ from torch_dataloader_utils.datasets.option_fields import (
 )
 from torch_dataloader_utils.datasets.options import (
     LOADER_TEXT,
-    DeltaDatasetKeywords,
-    DeltaKeywords,
-    DeltaLoaderKeywords,
-    DeltaPlainKeywords,
+    AllTableKeywords,
+    LoaderKeywords,
+    PlainKeywords,
+    TableKeywords,
     TableOptions,
+    TransformKeywords,
 )
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
@@ -60,6 +61,33 @@ from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.ranks import from_rank_zero
 
 T = TypeVar("T")
+
+
+class DeltaKeywords(TypedDict, total=False):
+    """The options of `DeltaSource` that are never passed by position, but for the inventory."""
+
+    from_version: int | None
+    allowed_roots: Sequence[str] | None
+    credentials: Credentials | None
+    remote: RemoteOptions | None
+    allow_empty: bool
+
+
+class DeltaLoaderKeywords(DeltaKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
+    """Keyword-only options of `DeltaDataset.create_dataloader`."""
+
+
+class DeltaPlainKeywords(DeltaKeywords, PlainKeywords, LoaderKeywords, total=False):
+    """The same and the options that come by position, but for those that the type of batches depends on."""
+
+    version: int | None
+    timestamp: int | datetime | None
+    storage_options: Mapping[str, Any] | None
+    inventory: Inventory | None
+
+
+class DeltaDatasetKeywords(DeltaKeywords, AllTableKeywords, total=False):
+    """Keyword-only options of `DeltaDataset`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch_dataloader_utils._core.arguments import check_flag
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
@@ -13,7 +13,14 @@ from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local, redact
 from torch_dataloader_utils.datasets.option_fields import Checked, option
-from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.options import (
+    AllTableKeywords,
+    LoaderKeywords,
+    PlainKeywords,
+    TableKeywords,
+    TableOptions,
+    TransformKeywords,
+)
 from torch_dataloader_utils.datasets.rank_agreement import compare_options, is_scanned_once, scanning_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import under_filter
 from torch_dataloader_utils.discover.bad_files import lies_in
@@ -25,6 +32,31 @@ from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.stream.ranks import from_rank_zero
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
+
+
+class FileKeywords(TypedDict, total=False):
+    """The options of `FileSource` that are never passed by position."""
+
+    credentials: Credentials | None
+    remote: RemoteOptions | None
+    inventory: Inventory | None
+    allow_bare_files: bool
+    missing: Missing
+
+
+class FileLoaderKeywords(FileKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
+    """Keyword-only options of `StructuredDataset.create_dataloader`."""
+
+
+class FilePlainKeywords(FileKeywords, PlainKeywords, LoaderKeywords, total=False):
+    """The same and the options that come by position, but for those that the type of batches depends on."""
+
+    storage_options: Mapping[str, Any] | None
+    partitioning: Literal["hive"] | None
+
+
+class FileDatasetKeywords(FileKeywords, AllTableKeywords, total=False):
+    """Keyword-only options of `StructuredDataset`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,12 @@ from torch_dataloader_utils.datasets.option_fields import (
 )
 from torch_dataloader_utils.datasets.options import (
     LOADER_TEXT,
-    IcebergDatasetKeywords,
-    IcebergKeywords,
-    IcebergLoaderKeywords,
-    IcebergPlainKeywords,
+    AllTableKeywords,
+    LoaderKeywords,
+    PlainKeywords,
+    TableKeywords,
     TableOptions,
+    TransformKeywords,
 )
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
@@ -69,6 +70,39 @@ _NO_SNAPSHOT = -1
 
 # Options that choose the snapshot.
 _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_snapshot_id", "allow_rewrites")
+
+
+class IcebergKeywords(TypedDict, total=False):
+    """The options of `IcebergSource` that are never passed by position, but for the inventory."""
+
+    as_of_timestamp: int | datetime | None
+    branch: str | None
+    tag: str | None
+    from_snapshot_id: int | None
+    allow_rewrites: bool
+    path_rewrites: Mapping[str, str] | None
+    allowed_roots: Sequence[str] | None
+    storage_options: Mapping[str, Any] | None
+    credentials: Credentials | None
+    remote: RemoteOptions | None
+    allow_empty: bool
+    allow_bare_vectors: bool
+
+
+class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
+    """Keyword-only options of `IcebergDataset.create_dataloader`."""
+
+
+class IcebergPlainKeywords(IcebergKeywords, PlainKeywords, LoaderKeywords, total=False):
+    """The same and the options that come by position, but for those that the type of batches depends on."""
+
+    scan_filter: "BooleanExpression | str | None"
+    snapshot_id: int | None
+    inventory: Inventory | None
+
+
+class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):
+    """Keyword-only options of `IcebergDataset`."""
 
 
 @dataclass(frozen=True, kw_only=True)

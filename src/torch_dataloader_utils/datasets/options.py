@@ -1,12 +1,11 @@
 """`TableOptions`: the options that all data sets of tables share, each defined once. The rest is for type checkers.
 
-`files.py` and `iceberg.py` define in the same way where data is; `stream/loader_options.py` checks the options of
-torch's DataLoader.
+`files.py`, `iceberg.py` and `delta.py` define in the same way where data is, with keyword types of their own;
+`stream/loader_options.py` checks the options of torch's DataLoader.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -23,7 +22,6 @@ from torch_dataloader_utils._core.arguments import (
     is_integer,
     parse_bytes,
 )
-from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.option_values import (
     Decoding,
     FileIdentity,
@@ -40,9 +38,7 @@ from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.threads import available_cpus
-from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.option_fields import Checked, option
-from torch_dataloader_utils.discover.file_scan import Missing
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.shape.encode import Encoder
@@ -52,7 +48,6 @@ from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 if TYPE_CHECKING:
     import torch
-    from pyiceberg.expressions import BooleanExpression
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -395,8 +390,8 @@ LOADER_TEXT = (
     "prefetch_factor, persistent_workers, in_order: for torch's DataLoader, as they are."
 )
 
-# Keyword options, for type checkers and editors: names and types as they are defined above and in files.py and
-# iceberg.py, which tests/structured/test_options_definition.py checks.
+# Keyword options, for type checkers and editors: names and types as they are defined above, which
+# tests/structured/test_options_definition.py checks.
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -467,88 +462,3 @@ class AllTableKeywords(PlainKeywords, TransformKeywords, total=False):
     columns: Sequence[str] | None
     output_format: OutputFormat
     collate_fn: Callable[[Any], Any] | None
-
-
-class FileKeywords(TypedDict, total=False):
-    """The options of `FileSource` that are never passed by position."""
-
-    credentials: Credentials | None
-    remote: RemoteOptions | None
-    inventory: Inventory | None
-    allow_bare_files: bool
-    missing: Missing
-
-
-class FileLoaderKeywords(FileKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
-    """Keyword-only options of `StructuredDataset.create_dataloader`."""
-
-
-class FilePlainKeywords(FileKeywords, PlainKeywords, LoaderKeywords, total=False):
-    """The same and the options that come by position, but for those that the type of batches depends on."""
-
-    storage_options: Mapping[str, Any] | None
-    partitioning: Literal["hive"] | None
-
-
-class FileDatasetKeywords(FileKeywords, AllTableKeywords, total=False):
-    """Keyword-only options of `StructuredDataset`."""
-
-
-class IcebergKeywords(TypedDict, total=False):
-    """The options of `IcebergSource` that are never passed by position, but for the inventory."""
-
-    as_of_timestamp: int | datetime | None
-    branch: str | None
-    tag: str | None
-    from_snapshot_id: int | None
-    allow_rewrites: bool
-    path_rewrites: Mapping[str, str] | None
-    allowed_roots: Sequence[str] | None
-    storage_options: Mapping[str, Any] | None
-    credentials: Credentials | None
-    remote: RemoteOptions | None
-    allow_empty: bool
-    allow_bare_vectors: bool
-
-
-class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
-    """Keyword-only options of `IcebergDataset.create_dataloader`."""
-
-
-class IcebergPlainKeywords(IcebergKeywords, PlainKeywords, LoaderKeywords, total=False):
-    """The same and the options that come by position, but for those that the type of batches depends on."""
-
-    scan_filter: "BooleanExpression | str | None"
-    snapshot_id: int | None
-    inventory: Inventory | None
-
-
-class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):
-    """Keyword-only options of `IcebergDataset`."""
-
-
-class DeltaKeywords(TypedDict, total=False):
-    """The options of `DeltaSource` that are never passed by position, but for the inventory."""
-
-    from_version: int | None
-    allowed_roots: Sequence[str] | None
-    credentials: Credentials | None
-    remote: RemoteOptions | None
-    allow_empty: bool
-
-
-class DeltaLoaderKeywords(DeltaKeywords, TableKeywords, TransformKeywords, LoaderKeywords, total=False):
-    """Keyword-only options of `DeltaDataset.create_dataloader`."""
-
-
-class DeltaPlainKeywords(DeltaKeywords, PlainKeywords, LoaderKeywords, total=False):
-    """The same and the options that come by position, but for those that the type of batches depends on."""
-
-    version: int | None
-    timestamp: int | datetime | None
-    storage_options: Mapping[str, Any] | None
-    inventory: Inventory | None
-
-
-class DeltaDatasetKeywords(DeltaKeywords, AllTableKeywords, total=False):
-    """Keyword-only options of `DeltaDataset`."""

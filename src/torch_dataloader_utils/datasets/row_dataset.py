@@ -21,9 +21,9 @@ from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets.build import build_rows, read_spec
-from torch_dataloader_utils.datasets.files import Files, FileSource
+from torch_dataloader_utils.datasets.files import FileKeywords, Files, FileSource
 from torch_dataloader_utils.datasets.option_fields import arguments_of, check_names, chosen, names_of
-from torch_dataloader_utils.datasets.options import FileKeywords, TableOptions
+from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.read.metadata_columns import with_metadata_columns

@@ -9,15 +9,15 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils.datasets.build import BuiltDataset, build
-from torch_dataloader_utils.datasets.files import Files, FileSource
-from torch_dataloader_utils.datasets.option_fields import arguments_of, check_names, chosen, explains, names_of
-from torch_dataloader_utils.datasets.options import (
-    LOADER_TEXT,
+from torch_dataloader_utils.datasets.files import (
     FileDatasetKeywords,
     FileLoaderKeywords,
     FilePlainKeywords,
-    TableOptions,
+    Files,
+    FileSource,
 )
+from torch_dataloader_utils.datasets.option_fields import arguments_of, check_names, chosen, explains, names_of
+from torch_dataloader_utils.datasets.options import LOADER_TEXT, TableOptions
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
