@@ -15,11 +15,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 
 TEXT = """# Options
 
-What `StructuredDataset`, `IcebergDataset` and `DeltaDataset` take, with and without `create_dataloader`. `RowDataset`,
-`scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is `seed`) take those that they have a
-use for. All but the first
-twenty of `create_dataloader` are passed by keyword. In Python, `help(StructuredDataset.create_dataloader)` shows the
-same texts.
+These are the options of `StructuredDataset`, `IcebergDataset` and `DeltaDataset`, with and without `create_dataloader`.
+`RowDataset`, `scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is called `seed`) accept
+those that apply to them. Pass them by keyword; only the first twenty of `create_dataloader` can be positional.
+`help(StructuredDataset.create_dataloader)` shows the same texts.
 
 ## Files
 
@@ -39,7 +38,7 @@ same texts.
 
 ## The loader
 
-`create_dataloader` also takes {loader}
+`create_dataloader` also accepts {loader}
 
 ## Options of several values
 

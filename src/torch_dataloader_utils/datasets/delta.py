@@ -102,30 +102,34 @@ class DeltaSource(Checked):
     version: int | None = option(
         None, "the version to read; at most one of version and timestamp. None: the newest one."
     )
-    timestamp: int | datetime | None = option(None, "the version of that time, a datetime or milliseconds since 1970.")
+    timestamp: int | datetime | None = option(
+        None, "read the version of this time, a datetime or milliseconds since 1970."
+    )
     from_version: int | None = option(
         None,
-        "only the data files that appends after this version added, up to the chosen one. A version in between that "
-        "removed rows is an error.",
+        "read only the data files that were appended after this version, up to the chosen one. If a version in "
+        "between deleted rows, that is an error.",
     )
     allowed_roots: Sequence[str] | None = option(
         None,
-        'prefixes of where the table\'s files may lie: "s3://bucket/tables", "s3://" (any bucket), "/data". None: '
-        "anywhere in its bucket (or on the machine). A table that names another place is refused unread.",
+        'prefixes of paths that the table may refer to: "s3://bucket/tables", "s3://" (any bucket), "/data". None: '
+        "its own bucket (or machine). If it refers to another path, that is an error, and the file is not read.",
     )
     storage_options: Mapping[str, Any] | None = option(None, "for the storage client.", is_secret=True)
     credentials: Credentials | None = option(
         None,
-        "a function that returns storage options with credentials, called again when they expire. It travels to worker "
-        "processes, what it returned does not.",
+        "a function that returns storage options with credentials; called again when they expire. Worker processes "
+        "get the function, never its result.",
         is_secret=True,
     )
     remote: RemoteOptions | None = option(
         None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
     )
-    allow_empty: bool = option(False, "nothing to read gives an empty loader instead of an error.", check_flag)
+    allow_empty: bool = option(
+        False, "if there is nothing to read, make an empty loader instead of an error.", check_flag
+    )
     inventory: Inventory | None = option(
-        None, "from `scan_delta`; then the log is not read again.", lambda _, value: check_inventory(value)
+        None, "the result of `scan_delta`; then the log is not read again.", lambda _, value: check_inventory(value)
     )
 
     @cached_property

@@ -68,8 +68,9 @@ class FileSource(Checked):
     )
     format: str = option(
         "parquet",
-        '"parquet", "orc", "csv", "json" (or "jsonl": one object a line) or "arrow". Types of CSV and JSON lines, and '
-        "how large files are cut, are options of `scan_files` (schema, text): pass inventory then.",
+        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow". For CSV and JSON '
+        "lines, `scan_files` sets the types (schema=) and the size of row groups (text=); pass its result as "
+        "inventory.",
     )
     storage_options: Mapping[str, Any] | None = option(
         None, "for the storage client; never logged, saved or put into a state.", is_secret=True
@@ -79,8 +80,8 @@ class FileSource(Checked):
     )
     credentials: Credentials | None = option(
         None,
-        "a function that returns storage options with credentials, called again when they expire. Worker processes are "
-        "sent the function, never what it returned.",
+        "a function that returns storage options with credentials; called again when they expire. Worker processes "
+        "get the function, never its result.",
         is_secret=True,
     )
     remote: RemoteOptions | None = option(
@@ -88,21 +89,21 @@ class FileSource(Checked):
     )
     inventory: Inventory | None = option(
         None,
-        "from `scan_files` or `load_inventory`; then it is what is read, and nothing is listed. If it has files "
-        "elsewhere than in `path`, that is a warning.",
+        "the result of `scan_files` or `load_inventory`; then nothing is listed or scanned. The loader warns if its "
+        "files are not in `path`.",
         lambda _, value: check_inventory(value),
     )
     allow_bare_files: bool = option(
         False,
-        "read the directory of a Delta, Hudi or Iceberg table as the plain files in it, including removed rows, "
-        "instead of an UnsupportedFeatureError. Files that are named themselves are always read.",
+        "read the directory of a Delta, Hudi or Iceberg table as plain files, including deleted rows, instead of an "
+        "UnsupportedFeatureError. Files that you name yourself are always read.",
         check_flag,
     )
     missing: Missing = option(
         "error",
-        '"null" takes files with different columns: one that a file lacks is null there (see nulls), one with narrower '
-        "types in some files (int32 beside int64) has the widest. All metadata is read for it, and CSV and JSON lines "
-        'need scan_files(schema=). "error": all files need the same columns and types.',
+        '"null" accepts files with different columns: a column that a file lacks is null there (see nulls), and one '
+        "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV and JSON "
+        'lines need scan_files(schema=). "error": all files need the same columns and types.',
         check_missing,
     )
 

@@ -111,67 +111,68 @@ class IcebergSource(Checked):
 
     table: str | os.PathLike[str] = option(
         MISSING,
-        'its name in the catalog ("db.events"); with catalog_config=None the place of a metadata file '
-        "(*.metadata.json) or the table's directory.",
+        'its name in the catalog ("db.events"); with catalog_config=None the path of a metadata file '
+        "(*.metadata.json) or of the table's directory.",
         lambda _, value: _table_name(value),
     )
     catalog_config: Mapping[str, Any] | None = option(
         None,
-        'passed to pyiceberg\'s `load_catalog` as it is: {"type": "sql", "uri": ...}, rest, glue, hive, ...; None to '
-        "do without a catalog.",
+        'passed to pyiceberg\'s `load_catalog`: {"type": "sql", "uri": ...}, rest, glue, hive, ...; None: no catalog.',
         is_secret=True,
     )
     scan_filter: "BooleanExpression | str | None" = option(
         None,
-        "a pyiceberg expression (or its text) that leaves out data files which cannot match it; it filters no rows. "
-        "For row filters use `filters`.",
+        "a pyiceberg expression (or its text) that leaves out data files that cannot match it. It does not filter "
+        "rows; for that, use `filters`.",
     )
     snapshot_id: int | None = option(
         None,
-        "the snapshot to read; at most one of snapshot_id, as_of_timestamp, branch and tag, but for a snapshot_id of a "
-        "branch. None: the present one. After a refresh it is the newest one of the branch, or of the table.",
+        "the snapshot to read; at most one of snapshot_id, as_of_timestamp, branch and tag, except a snapshot_id "
+        "with its branch. None: the current one. After a refresh, it is the newest one of the branch or the table.",
     )
     as_of_timestamp: int | datetime | None = option(
-        None, "the snapshot of that time, a datetime or milliseconds since 1970."
+        None, "read the snapshot of this time, a datetime or milliseconds since 1970."
     )
-    branch: str | None = option(None, "the last snapshot of this branch.")
-    tag: str | None = option(None, "the snapshot with this tag.")
+    branch: str | None = option(None, "read the last snapshot of this branch.")
+    tag: str | None = option(None, "read the snapshot with this tag.")
     from_snapshot_id: int | None = option(
         None,
-        "only the data files that appends after this snapshot added, up to the chosen one. A snapshot in between that "
-        "removed or rewrote rows is an error.",
+        "read only the data files that were appended after this snapshot, up to the chosen one. If a snapshot in "
+        "between deleted or rewrote rows, that is an error.",
     )
     allow_rewrites: bool = option(
-        False, "read an increment over snapshots that removed or rewrote rows, as if they had not.", check_flag
+        False, "with from_snapshot_id, ignore snapshots that deleted or rewrote rows, instead of an error.", check_flag
     )
     path_rewrites: Mapping[str, str] | None = option(
         None,
-        "{old prefix: new prefix} for tables that were moved, or whose paths are spelled for another client "
+        "{old prefix: new prefix}, for tables that were moved, or whose paths are written for another client "
         '({"s3a://": "s3://"}).',
     )
     allowed_roots: Sequence[str] | None = option(
         None,
-        'prefixes of where the table\'s files may lie, after path_rewrites: "s3://bucket/warehouse", "s3://" (any '
-        'bucket), "/data". None: anywhere in the buckets (or on the machine) that hold its metadata. A table that '
-        "names another place is refused unread.",
+        'prefixes of paths that the table may refer to, after path_rewrites: "s3://bucket/warehouse", "s3://" (any '
+        'bucket), "/data". None: the buckets (or the machine) of its metadata. If it refers to another path, that is '
+        "an error, and the file is not read.",
     )
     storage_options: Mapping[str, Any] | None = option(
-        None, "for the storage client; by default what the catalog and catalog_config say.", is_secret=True
+        None, "for the storage client; by default those of the catalog and catalog_config.", is_secret=True
     )
     credentials: Credentials | None = option(
         None,
-        "a function that returns storage options with credentials, called again when they expire. It travels to worker "
-        "processes, what it returned does not. None: those that the catalog gives for the table; workers ask the "
+        "a function that returns storage options with credentials; called again when they expire. Worker processes "
+        "get the function, never its result. None: those that the catalog gives for the table; workers ask the "
         "catalog again when they expire.",
         is_secret=True,
     )
     remote: RemoteOptions | None = option(
         None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
     )
-    allow_empty: bool = option(False, "nothing to read gives an empty loader instead of an error.", check_flag)
+    allow_empty: bool = option(
+        False, "if there is nothing to read, make an empty loader instead of an error.", check_flag
+    )
     allow_bare_vectors: bool = option(
         False,
-        "read deletion vectors without a Puffin container, as some early writers left them.",
+        "read deletion vectors without a Puffin container, which some early writers wrote.",
         check_flag,
     )
     inventory: Inventory | None = option(

@@ -133,37 +133,37 @@ _SECONDS = partial(check_not_negative, what="number of seconds")
 class TableOptions(Checked):
     """The options of every data set of tables, checked; where its data is, `FileSource` and `IcebergSource` say."""
 
-    batch_size: int = option(1024, "rows of a batch on this rank.", _COUNT)
+    batch_size: int = option(1024, "rows per batch on this rank.", _COUNT)
     columns: Sequence[str] | None = option(
         None,
-        "names to deliver, in this order; None for all. Only these (and the filter's) are read. `_file` and `_pos` say "
-        "where a row lies, `_row_id` and `_last_updated_sequence_number` are its lineage (Iceberg). With `pack` they "
-        "come beside the fields of the samples; None for no more.",
+        "names of the columns to deliver, in this order; None for all. Only these (and the filter's) are read. For "
+        "Iceberg, `_file` and `_pos` give the place of a row, `_row_id` and `_last_updated_sequence_number` its "
+        "lineage. With `pack`, they are delivered in addition to its fields; None for no other columns.",
         _columns,
     )
     filters: pc.Expression | None = option(
         None,
-        "a pyarrow expression; exactly the rows for which it is true. May name columns that are not delivered and "
-        "partition columns. Files and row groups that cannot match are not read.",
+        "a pyarrow expression; exactly the rows for which it is true are delivered. It may use partition columns, "
+        "and columns that are not delivered. Files and row groups that cannot match are not read.",
         _filters,
     )
     shuffle: bool = option(False, "permute chunks by (shuffle_seed, epoch).", check_flag)
     shuffle_seed: int = option(42, "any integer, taken modulo 2^64.", check_seed)
     split_bytes: int | str | None = option(
         None,
-        'size of a chunk in projected, uncompressed bytes; an int or text such as "64MiB". None: 128 MiB, and with '
-        "`shuffle` a 1,024th of the data if that is less.",
+        'size of a chunk in decoded bytes of the columns that are read; an int or text such as "64MiB". None: 128 '
+        "MiB, or with `shuffle` a 1,024th of the data if that is less.",
         partial(parse_bytes, least=1),
     )
-    split_rows: int | None = option(None, "size of a chunk in rows; wins over split_bytes.", _COUNT)
+    split_rows: int | None = option(None, "size of a chunk in rows; if given, split_bytes is ignored.", _COUNT)
     split_strategy: SplitStrategy | str | None = option(
-        None, "an object with `generate`, or the name of an installed plug-in. It also does the shuffling."
+        None, "an object with `generate`, or the name of an installed plug-in. It also shuffles files or chunks."
     )
     num_workers: int | None = option(
         None,
-        "0 decodes ahead in threads of this process (fastest), N in N worker processes. None takes threads, or "
-        "processes if `transform` or `collate_fn` is given. A data set that is made without a loader has 1 if this is "
-        "left out: the number that its plan is shown for.",
+        "0 decodes ahead in threads of this process (fastest), N in N worker processes. None means threads, or "
+        "processes if `transform` or `collate_fn` is given. For a data set without a loader, None means that its "
+        "plan is shown for 1 worker.",
         _workers,
     )
     output_format: OutputFormat = option(
@@ -176,13 +176,17 @@ class TableOptions(Checked):
         None, "applied to each batch, after `transform`, where the batch is read.", _function, is_of_rank=True
     )
     num_ranks: int | str = option(
-        1, 'training processes, or "auto" to ask torch.distributed, Ray Train, or RANK and WORLD_SIZE.', _ranks
+        1,
+        'the number of training processes, or "auto" to take it from torch.distributed, Ray Train, or RANK and '
+        "WORLD_SIZE.",
+        _ranks,
     )
     rank: int = option(0, "this process's global rank, in [0, num_ranks).", check_integer, is_of_rank=True)
     show_progress: bool = option(
         False,
-        "a bar for each rank on a terminal and in a notebook; elsewhere a log line every progress_interval_sec "
-        "seconds. On a terminal also a line about footers and counts that take more than two seconds.",
+        "a bar for each rank on a terminal and in a notebook; otherwise a log line every progress_interval_sec "
+        "seconds. On a terminal also a line about reading footers and counting rows, if that takes more than two "
+        "seconds.",
         check_flag,
         is_of_rank=True,
     )
@@ -191,102 +195,102 @@ class TableOptions(Checked):
     rank_sharding: RankSharding = option(
         "rows", '"rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.'
     )
-    drop_last: bool = option(False, "full batches only; the plan says how many rows that leaves out.", check_flag)
+    drop_last: bool = option(False, "deliver only full batches; the plan has the number of rows left out.", check_flag)
     transform: Callable[[Any], Any] | None = option(
         None, "applied to each batch where it is read.", _function, is_of_rank=True
     )
     shuffle_rows: int | None = option(
-        None, "permute rows in windows of about this many; 0 or None for no row shuffle.", _COUNT_OR_0
+        None, "permute rows in windows of about this many; 0 or None: do not shuffle rows.", _COUNT_OR_0
     )
-    interleave: int | None = option(None, "chunks that a window draws from; None for 4.", _COUNT)
+    interleave: int | None = option(None, "number of chunks from which the rows of a window come; None for 4.", _COUNT)
     lanes: Lanes | int | None = option(
         None,
-        "one order of global batches for every number of ranks and workers: Lanes(num_lanes, rows), or how many.",
+        "the same global batches for any number of ranks and workers: Lanes(num_lanes, rows), or the number of lanes.",
         check_lanes,
     )
     host_shares: int | None = option(
         None,
-        "divide the chunks into so many shares by the seed alone, each read by the same neighbouring ranks in every "
-        "epoch: with as many as hosts, a HostCache needs room for its host's share only. Needs shuffle.",
+        "divide the chunks into this many shares by the seed alone; the same neighbouring ranks read a share in "
+        "every epoch. With one share per host, a HostCache only needs to hold its host's share. Needs shuffle.",
         _COUNT,
     )
     count_rows: Literal["auto"] | bool = option(
         "auto",
-        '"auto" counts what a filter leaves by reading its columns once; False plans without counts.',
+        '"auto" counts the rows that pass the filter by reading its columns once; False plans without counts.',
         _count_rows,
     )
     nulls: Any = option(
         None,
-        'what nulls of columns without NaN become: "error", "mask" or ("fill", value), for all columns or by column.',
+        'what replaces nulls in columns without NaN: "error", "mask" or ("fill", value), for all columns or by column.',
         is_of_rank=True,
     )
     stack: Mapping[str, Sequence[str]] | None = option(
         None,
-        "matrix name -> columns of one number type, delivered as one [B, n] tensor.",
+        "{name of a matrix: columns of one number type}; they are delivered as one [B, n] tensor.",
         _stack,
         is_of_rank=True,
     )
     encode: Mapping[str, Encoder] | None = option(
         None,
-        "columns of text or categories -> what makes numbers of them: Hash(buckets), Vocabulary(values) or Bytes(). "
-        "Filters see the column as it is stored.",
+        "{column of text or categories: encoder}, which turns values into numbers: Hash(buckets), Vocabulary(values) "
+        "or Bytes(). Filters see the stored values.",
         _encode,
     )
     token_batches: TokenBatches | None = option(
         None,
-        "batches of rows of similar length, limited by tokens if asked: TokenBatches(column, max_tokens). Needs "
+        "batches of rows of similar length, optionally limited by tokens: TokenBatches(column, max_tokens). Needs "
         "shuffle_rows.",
         check_token_batches,
     )
     pack: TokenPacking | None = option(
         None,
-        "documents of a list column as samples of one length: what `pack_tokens` gives. Rows then are samples.",
+        "join the documents of a list column to samples of one length: pass the result of `pack_tokens`. Rows are "
+        "then samples.",
         _packing,
     )
     on_error: OnError = option(
         "raise",
-        '"skip" decodes every row group once before the plan and leaves out, with a warning that names them, those '
-        'that are corrupt; steps stay equal. "raise" raises when they are met.',
+        '"skip" decodes every row group once before planning and leaves out corrupt ones, with a warning that names '
+        'them; ranks still take equal steps. "raise" raises an error when it reads one.',
         _on_error,
     )
     identity: FileIdentity = option(
         "strict",
-        'how files are known again. "strict": by path, size and etag or time. "content": by name below their common '
-        "directory, size, footer and both ends (64 KiB each), so that states fit copies of the same data in another "
-        "place, store or time. Costs a request for each file.",
+        'what identifies files. "strict": path, size and etag or time. "content": the name below their common '
+        "directory, size, footer and both ends (64 KiB each), so that states fit copies of the data in another "
+        "place, store or time. Needs one request per file.",
         check_identity,
     )
     refresh: Literal["epoch"] | None = option(
         None,
-        '"epoch" looks for newer data at the beginning of every epoch but the first: the newest snapshot of the table '
-        "(or of its branch, or the next increment), or the files that are there by then. What chooses a snapshot, and "
-        "inventory, then say where to begin. All ranks read the same, which rank 0 finds.",
+        '"epoch" looks for newer data before every epoch but the first: the newest snapshot of the table or its '
+        "branch, the next increment, or the files that exist then. Options that choose a snapshot, and inventory, "
+        "apply to the first epoch. All ranks read what rank 0 finds.",
         _refresh,
     )
     broadcast_inventory: bool | None = option(
         None,
-        "only rank 0 of the default process group scans, and sends the inventory to the others. None: where files are "
-        "remote, a process group of num_ranks runs that takes tensors of the CPU (gloo), and check_ranks is on.",
+        "only rank 0 of the default process group scans, and sends the inventory to the others. None: if files are "
+        "remote, a process group of num_ranks exists that accepts CPU tensors (gloo), and check_ranks is on.",
         lambda name, value: None if value is None else check_flag(name, value),
     )
     decoding: Decoding = option(
         Decoding(),
-        "how row groups are decoded: Decoding(threads, ahead_bytes, page_checksums).",
+        "how row groups are decoded: Decoding(threads, ahead_bytes, page_checksums, compiled).",
         check_decoding,
         is_of_rank=True,
     )
     mesh: "DeviceMesh | None" = option(
         None,
-        "a torch DeviceMesh with named dimensions, instead of num_ranks and rank: processes along its data-parallel "
-        "ones (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...) the same.",
+        "a torch DeviceMesh with named dimensions, instead of num_ranks and rank. Processes along its data-parallel "
+        "dimensions (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...) the same.",
         _mesh,
         is_of_rank=True,
     )
     check_ranks: bool = option(
         True,
-        "in a process group of several ranks, num_ranks and rank have to be those of the group (or of mesh), and ranks "
-        "that read other data, options or epochs raise. False takes num_ranks and rank as they are and compares "
-        "nothing.",
+        "in a process group of several ranks, raise an error if num_ranks and rank are not those of the group (or of "
+        "mesh), or if ranks read other data, options or epochs. False compares nothing.",
         check_flag,
     )
 
@@ -387,7 +391,7 @@ class TableOptions(Checked):
 
 LOADER_TEXT = (
     "callbacks: a sequence of LoaderCallback. pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, "
-    "prefetch_factor, persistent_workers, in_order: for torch's DataLoader, as they are."
+    "prefetch_factor, persistent_workers, in_order: passed to torch's DataLoader."
 )
 
 # Keyword options, for type checkers and editors: names and types as they are defined above, which
