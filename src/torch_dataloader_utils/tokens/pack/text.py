@@ -55,8 +55,8 @@ class NamedTokenizer:
         if isinstance(tokenizer, str | Path):
             tokenizer = TokenizerFile(str(tokenizer))
         if isinstance(tokenizer, TokenizerFile):
-            name = f"{digest_bytes(Path(tokenizer.path).read_bytes())} {tokenizer.add_special_tokens}"
-            return cls(call=_Plain(tokenizer), name=name, version=name)
+            file = f"{digest_bytes(Path(tokenizer.path).read_bytes())} {tokenizer.add_special_tokens}"
+            return cls(call=_Plain(tokenizer), name=file, version=file)
         if hasattr(tokenizer, "apply_chat_template"):
             return _hugging_face(tokenizer)
         if not callable(tokenizer):
