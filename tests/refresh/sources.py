@@ -57,6 +57,12 @@ class IcebergSource:
         table.overwrite(table.scan().to_arrow())
         catalog.close()
 
+    def clear(self) -> None:
+        """No rows."""
+        catalog, table = self._table()
+        table.delete("id >= 0")
+        catalog.close()
+
     def expire(self) -> None:
         """Only the newest snapshot is kept, and only its files: what its manifests do not name is removed."""
         catalog, table = self._table()
@@ -121,6 +127,10 @@ class DeltaSource:
         """All rows in one file."""
         DeltaTable(str(self.root)).optimize.compact()
 
+    def clear(self) -> None:
+        """No rows."""
+        DeltaTable(str(self.root)).delete("id >= 0")
+
     def expire(self) -> None:
         """Only files of the newest version are kept."""
         DeltaTable(str(self.root)).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
@@ -163,6 +173,11 @@ class DirectorySource:
         pq.write_table(table, self.root / "part")
         (self.root / "part").rename(files[-1])
         for file in files[:-1]:
+            file.unlink()
+
+    def clear(self) -> None:
+        """No rows."""
+        for file in self._files():
             file.unlink()
 
     def expire(self) -> None:

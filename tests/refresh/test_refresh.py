@@ -1,7 +1,9 @@
 """Between epochs: the newest data are read, and within an epoch nothing changes."""
 
 import logging
+import os
 import pickle
+import re
 import shutil
 from itertools import chain
 from pathlib import Path
@@ -9,17 +11,22 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
+import torch.distributed as dist
+from deltalake import write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.refresh.sources import KINDS, DirectorySource, IcebergSource
-from torch_dataloader_utils import StructuredDataset, blend, load_inventory, save_inventory, scan_files
+from tests.faults.ranks import RANKS, run_ranks
+from tests.refresh.sources import KINDS, DeltaSource, DirectorySource, IcebergSource
+from torch_dataloader_utils import DeltaDataset, StructuredDataset, blend, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
     ConfigError,
     FileChangedError,
+    LoaderError,
     NoDataError,
     SchemaError,
 )
@@ -291,6 +298,134 @@ def test_other_columns_are_refused_unless_they_are_not_read(tmp_path: Path) -> N
     assert len(rows_of(everything)) == 10
     one_column.refresh()
     assert sorted(rows_of(ids)) == list(range(12))
+
+
+def test_an_increment_of_a_table_that_replaced_another_one_is_refused(tmp_path: Path) -> None:
+    source = DeltaSource(tmp_path / "data")
+    source.create()
+    source.append(range(10))
+    loader, dataset = source.open(from_version=0, **OPTIONS)
+    rows_of(loader)
+    shutil.rmtree(source.root)
+    source.create()
+    for first in range(0, 50, 10):
+        source.append(range(100 + first, 110 + first))
+    with pytest.raises(FileChangedError, match="replaced by another one"):  # 100 to 110 would never be read
+        dataset.refresh()
+
+
+@pytest.mark.parametrize(("change", "message"), [("drop", "'x' is not there now"), ("widen", "'x' is int64 now")])
+def test_a_column_that_was_dropped_or_widened_is_an_error_and_the_data_stay(
+    change: str, message: str, tmp_path: Path
+) -> None:
+    narrow = pa.table({"id": range(10), "x": pa.array(range(10), pa.int32())})
+    write_deltalake(tmp_path, narrow)
+    everything, all_columns = DeltaDataset.create_dataloader(tmp_path, **OPTIONS)
+    ids, one_column = DeltaDataset.create_dataloader(tmp_path, columns=["id"], **OPTIONS)
+    _, named = DeltaDataset.create_dataloader(tmp_path, columns=["x"], **OPTIONS)
+    wide = {"drop": narrow.drop_columns("x"), "widen": narrow.set_column(1, "x", narrow["x"].cast(pa.int64()))}
+    write_deltalake(tmp_path, wide[change].slice(0, 4), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(SchemaError, match=message):
+        all_columns.refresh()
+    with pytest.raises(LoaderError, match=r"column 'x'|'x', which is no column"):
+        named.refresh()
+    assert len(rows_of(everything)) == 10
+    one_column.refresh()
+    assert len(rows_of(ids)) == 4
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "delta"])
+def test_a_table_may_be_empty_for_an_epoch(kind: str, tmp_path: Path) -> None:
+    source = KINDS[kind](tmp_path / "data")
+    source.create()
+    source.append(range(10))
+    loader, _ = source.open(allow_empty=True, refresh="epoch", **OPTIONS)
+    lengths = []
+    for epoch, change in enumerate([range(10, 20), None, range(5), None]):
+        loader.set_epoch(epoch)
+        lengths.append(len(rows_of(loader)))
+        assert loader.state_dict()["epoch"] == epoch + 1
+        if change is None:
+            source.clear()
+        else:
+            source.append(change)
+    assert lengths == [10, 20, 0, 5]
+
+
+def test_a_table_that_lost_its_rows_is_an_error_until_it_has_some(source: Any) -> None:
+    loader, _ = source.open(refresh="epoch", **OPTIONS)
+    rows_of(loader)
+    source.clear()
+    for _ in range(2):
+        with pytest.raises(NoDataError):
+            loader.set_epoch(1)
+    with pytest.raises(NoDataError):
+        next(iter(loader))
+    source.append(range(30))
+    assert sorted(rows_of(loader)) == list(range(30))
+    assert loader.state_dict()["epoch"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:A second pass over epoch 0")
+def test_a_second_pass_after_a_refresh_reads_the_new_data_in_the_same_epoch(source: Any) -> None:
+    loader, dataset = source.open(**OPTIONS)
+    rows_of(loader)
+    source.append(range(100, 150))
+    dataset.refresh()
+    assert loader.state_dict()["epoch"] == 1
+    begun = rows_of(loader, 3)
+    state = loader.state_dict()
+    assert state["epoch"] == 0
+    again, _ = source.open(**OPTIONS)
+    again.load_state_dict(state)
+    assert sorted(begun + rows_of(again)) == source.rows()
+
+
+def test_a_state_of_before_a_refresh_does_not_load_after_it(source: Any) -> None:
+    loader, dataset = source.open(**OPTIONS)
+    loader.set_epoch(1)
+    rows_of(loader, 2)
+    state = loader.state_dict()
+    source.append(range(100, 150))
+    loader.set_epoch(2)
+    dataset.refresh()
+    with pytest.raises(CheckpointMismatchError):
+        loader.load_state_dict(state)
+    assert sorted(rows_of(loader)) == source.rows()
+
+
+def refresh_some(rank: int, meeting: str, source: DirectorySource, callers: list[int], answer: Any) -> None:
+    """One rank of a training job, which refreshes between two epochs if it is one of the callers."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    loader, dataset = source.open(num_ranks="auto", **OPTIONS)
+    received = 0
+    try:
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            if rank in callers and epoch == 1:
+                dataset.refresh()
+            for batch in loader:
+                received += len(batch["id"])
+                dist.all_reduce(torch.ones(1))
+        answer.send(received)
+    except (ConfigError, RuntimeError) as error:
+        answer.send(f"{type(error).__name__}: {error}")
+    os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("callers", [[0], [1], [0, 1]])
+def test_a_refresh_on_some_ranks_only_is_an_error_and_nobody_waits_for_ever(callers: list[int], tmp_path: Path) -> None:
+    source = DirectorySource(tmp_path / "data")
+    source.create()
+    source.append(range(100))
+    answers = run_ranks(refresh_some, tmp_path / "meeting", source, callers)
+    if callers == [0, 1]:
+        assert answers == [100, 100]
+    else:
+        wanted = rf"ConfigError: refresh\(\): rank {1 - callers[0]} began its next pass without it"
+        assert re.match(wanted, answers[callers[0]])
+        assert answers[1 - callers[0]].startswith("RuntimeError"), "of gloo: the other rank has ended"
 
 
 def test_what_cannot_be_refreshed_says_so(tmp_path: Path) -> None:

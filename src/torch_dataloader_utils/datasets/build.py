@@ -23,7 +23,7 @@ from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
-from torch_dataloader_utils.datasets.data_change import DataChange, check_same_columns
+from torch_dataloader_utils.datasets.data_change import DataChange, check_continues
 from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import (
@@ -224,8 +224,9 @@ class BuiltDataset(TableDataset):
 
         Raises:
             ConfigError: inside an epoch; in a blend, or in a copy in another process; several ranks without a process
-                group.
+                group; a rank that goes on without it. A column of `columns` or `filters` is gone.
             SchemaError: columns that are delivered have other types now, or are others.
+            FileChangedError: the next increment is of another table, which has replaced this one.
             NoDataError, DataError, StoreError: as when the data set was made.
         """
         if self._built_from is None or self.keeps_data:
@@ -237,6 +238,8 @@ class BuiltDataset(TableDataset):
         found, options = self._built_from
         peers, present = self.stages.peers, self.planner.inventory
         is_shared = check_refreshable(self.topology.num_ranks, peers)
+        if is_shared and self.compared is not None:
+            self.compared.meet("refresh()")
         # Ranks were checked when this data set was made.
         asked = replace(
             options,
@@ -249,7 +252,7 @@ class BuiltDataset(TableDataset):
         if inventory.fingerprint() == found.inventory.fingerprint():
             change = DataChange(before=present.source, after=present.source, is_changed=False)
         else:
-            check_same_columns(found.inventory, inventory, options.columns)
+            check_continues(found.inventory, inventory, options.columns)
             newer = Found(inventory=inventory, access=access, source=source)
             stages = _build_stages(newer, asked, self.topology.num_ranks, self.rank, peers)
             change = DataChange.between(present, stages.planner.inventory)

@@ -7,7 +7,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
-from torch_dataloader_utils.errors import SchemaError, plural
+from torch_dataloader_utils.errors import FileChangedError, SchemaError, plural
 
 Files = dict[tuple[str, str], int]
 
@@ -62,17 +62,27 @@ class DataChange:
         return f"refreshed: {self.after}{move}: {files}; {rows}"
 
 
-def check_same_columns(before: Inventory, after: Inventory, columns: Sequence[str] | None) -> None:
-    """Raises SchemaError if the columns to deliver (None: all) are others, or of other types."""
+def check_continues(before: Inventory, after: Inventory, columns: Sequence[str] | None) -> None:
+    """Check that an epoch over `after` may follow one over `before`.
+
+    Raises:
+        SchemaError: the columns to deliver (None: all) are others, or of other types.
+        FileChangedError: an increment of another table, in whose earlier versions there may be rows nobody has read.
+    """
+    read, newest = before.snapshot, after.snapshot
+    if read and newest and newest.from_snapshot_id is not None and newest.table != read.table:
+        raise FileChangedError(
+            f"{after.source}: the table was replaced by another one since {before.source}, so its increment does not "
+            "follow. Make a new loader of what is to be read of it."
+        )
     old, new = decode_schema(before.schema), decode_schema(after.schema)
-    names = columns or tuple(dict.fromkeys([*old.names, *new.names]))
-    for name in names:
+    for name in columns or tuple(dict.fromkeys([*old.names, *new.names])):
         was, is_now = (schema.field(name).type if name in schema.names else None for schema in (old, new))
         if was != is_now:
             raise SchemaError(
                 f"{after.source}: column {name!r} is {is_now or 'not there'} now, and was {was or 'not there'} in "
                 f"{before.source}. The loader goes on with the columns that it was made with: pass columns=, or make a "
-                "new loader."
+                "new loader. (Options of scan_files, such as schema=, that made inventory= are not known here.)"
             )
 
 

@@ -7,6 +7,7 @@ goes on without an answer. See docs/design/0014-trainers.md.
 
 import json
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,9 @@ _KEPT = 16
 
 # How long a rank waits before a collective for those that may never come to it; then it waits in the collective.
 _LONGEST_WAIT = timedelta(seconds=60)
+
+# Between two looks at a rank that others wait for between passes.
+_LOOK_AGAIN = timedelta(seconds=1)
 
 # Their sum over 2^23 ranks fits into the store's 64 bits.
 _NUMBER_BITS = 40
@@ -103,6 +107,29 @@ class Comparison:
         except RuntimeError:  # nobody came: the collective will say so
             return
         self.check()
+
+    def wait_between_passes(self, following: "Comparison", call: str) -> None:
+        """Return once all records are there; for ranks that have to make the same call between two passes.
+
+        following: of the next pass. Each rank watches the one after it, so that a job of many asks the store little.
+
+        Raises:
+            ConfigError: a rank began that pass without the call, or the time-out of the process group is over.
+        """
+        place = self._peers.index(dist.get_rank())
+        watched = self._peers[(place + 1) % len(self._peers)]
+        with suppress(RuntimeError):  # as above
+            store, waited_from = _store(), time.monotonic()
+            while True:
+                has_gone_on = store.check([f"{following._of(watched)}/inside"])
+                if store.check([f"{self.key}/all"]):  # if it came here first
+                    return
+                is_over = time.monotonic() - waited_from > store.timeout.total_seconds()
+                if has_gone_on or is_over:
+                    who = f"rank {watched} began its next pass without it" if has_gone_on else "not all have come to it"
+                    raise ConfigError(f"{call}: {who}. Call it on every rank, between the same two epochs.")
+                with suppress(RuntimeError):  # they may come yet
+                    store.wait([f"{self.key}/all"], _LOOK_AGAIN)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -236,6 +263,12 @@ class ComparedPasses:
         self._place: Hashable = None
         # Batches of the present pass that were not given yet, if known.
         self.left: int | None = None
+
+    def meet(self, call: str) -> None:
+        """Wait until every rank has made this call, after the same pass; see `Comparison.wait_between_passes`."""
+        number = self._number if self._place is None else self._number + 1
+        following = Comparison(f"{self._name}-{number}", self.peers or range(running_ranks()), {})
+        publish(f"{self._name}-{number}-{call}", self.peers, {}).wait_between_passes(following, call)
 
     @contextmanager
     def comparing(self, record: Record, place: Hashable, left: int | None) -> Iterator["PassComparison"]:
