@@ -65,8 +65,11 @@ class NamedTokenizer:
                 "function from a list of texts to their token lists."
             )
         found = name_tokenizer(tokenizer)
-        name = None if found is None else str(found)
-        return cls(call=_Plain(tokenizer), name=name, version=tokenizer_version(tokenizer))
+        return cls(
+            call=_Plain(tokenizer),
+            name=None if found is None else str(found),
+            version=tokenizer_version(tokenizer),
+        )
 
 
 @dataclass(frozen=True, slots=True)
