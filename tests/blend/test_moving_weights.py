@@ -142,6 +142,23 @@ def test_a_cap_that_is_an_error_names_source_and_step():
     assert count_steps(enough, start_at([0, 0], [None, 10])) == 14
 
 
+@pytest.mark.parametrize("options", [{}, {"per": "sample", "batch_size": 2, "drop_last": True}])
+def test_a_cap_that_is_an_error_comes_after_all_steps_before_it(tables, options):  # noqa: F811
+    capped = {"stop": 1_000, "max_epochs": 1, **options}
+    batches = [batch["row"].tolist() for batch in make(tables, **capped)]
+    loader = make(tables, at_cap="error", **capped)
+    received = []
+    with pytest.raises(ConfigError, match="of the blend has given max_epochs=1 passes"):
+        for batch in loader:
+            received.append(batch["row"].tolist())
+    assert received == batches
+    assert loader.epoch == 0
+    resumed = make(tables, at_cap="error", **capped)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(ConfigError, match="of the blend has given max_epochs=1 passes"):
+        next(iter(resumed))
+
+
 MOVING = WeightSchedule({0: [6, 2, 0], 6: [1, 1, 1], 12: [0, 1, 3]}, linear=True)
 
 

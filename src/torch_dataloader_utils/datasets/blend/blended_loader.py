@@ -234,8 +234,9 @@ class BlendedLoader(Generic[BatchT]):
             ]
             for step, batch in give(streams, steps_with_last(schedule)):
                 position = position.after(step.amounts, start.capped)
-                self.progress.reach(begin, position, is_last=step.is_last)
+                self.progress.reach(begin, position, is_last=step.is_last and not start.errors)
                 yield self._given(batch, step.amounts)
+        start.raise_errors()
         if position is begin:  # there was nothing to give
             self.progress.reach(begin, position, is_last=True)
 

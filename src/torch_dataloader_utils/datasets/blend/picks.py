@@ -128,6 +128,7 @@ class BlendStart:
     steps: steps taken since the epoch began.
     capped: (source, items): sources that reached their cap, and after how many items of the blend. Later ones are
         added while steps are made.
+    errors: with at_cap="error", what has to be raised after the last step; added when that step is made.
     """
 
     counts: Int64s
@@ -135,10 +136,16 @@ class BlendStart:
     most_left: Int64s
     steps: int
     capped: list[tuple[int, int]] = field(default_factory=list)
+    errors: list[ConfigError] = field(default_factory=list)
+
+    def raise_errors(self) -> None:
+        """Raises the error that the steps ended with, if they did."""
+        if self.errors:
+            raise self.errors[0]
 
 
 def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
-    """For every step the items that each source gives, int64 [sources]."""
+    """For every step the items that each source gives, int64 [sources]; then `raise_errors` of `start`."""
     num_sources, rows = len(start.counts), options.batch_rows
     amounts, missing = np.zeros(num_sources, dtype=np.int64), rows
     for picks in _blocks(options, start):
@@ -150,24 +157,26 @@ def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
             if missing == 0:
                 yield amounts
                 amounts, missing = np.zeros(num_sources, dtype=np.int64), rows
-    if missing < rows and not options.drop_last:
+    if missing < rows and not options.drop_last and not start.errors:
         yield amounts
 
 
 def count_steps(options: BlendOptions, start: BlendStart) -> int:
-    """How many steps `blend_steps` gives."""
-    if isinstance(options.stop, int) and options.max_epochs is None:
-        return max(0, options.stop - start.steps)
-    whole, rest = divmod(sum(map(len, _blocks(options, replace(start, capped=[*start.capped])))), options.batch_rows)
-    return whole + (rest > 0 and not options.drop_last)
-
-
-def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
-    """All picks until the blend stops; a block knows nothing of steps, so that large batches make no large blocks.
+    """How many steps `blend_steps` gives.
 
     Raises:
         ConfigError: a source reaches its cap, and that is an error.
     """
+    if isinstance(options.stop, int) and options.max_epochs is None:
+        return max(0, options.stop - start.steps)
+    start = replace(start, capped=[*start.capped], errors=[])
+    whole, rest = divmod(sum(map(len, _blocks(options, start))), options.batch_rows)
+    start.raise_errors()
+    return whole + (rest > 0 and not options.drop_last)
+
+
+def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
+    """All picks until the blend stops; a block knows nothing of steps, so that large batches make no large blocks."""
     taken = np.zeros_like(start.counts)
     left = max(0, options.stop - start.steps) * options.batch_rows if isinstance(options.stop, int) else None
     goes_on = options.max_epochs is not None and options.at_cap == "renormalise"
@@ -195,10 +204,10 @@ def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
         if left is not None:
             picks = picks[:left]
             left -= len(picks)
+        if over is not None and is_over and options.at_cap == "error":
+            start.errors.append(_cap_error(options, over[1], made + len(picks)))
         yield picks
         taken += np.bincount(picks, minlength=len(taken))
-        if over is not None and is_over and options.at_cap == "error":
-            raise _cap_error(options, over[1], made + len(picks))
 
 
 def _piece_picks(pieces: Sequence[SchedulePiece], counts: Int64s, most: int) -> Picks | None:
