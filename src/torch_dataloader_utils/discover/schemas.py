@@ -72,7 +72,7 @@ def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
     Integers and floats of more bits (integers in floats of more bits too), decimals with more digits on both sides of
     the point, dates in timestamps, timestamps in finer units (raises for years that these do not hold), text and bytes
     in their large types, nothing but nulls in anything; and the same inside of lists, structs of the same fields, and
-    maps.
+    maps. Dictionaries hold those of narrower indices, and values that are no dictionary hold both.
 
         int64, int32     float64, int32      decimal(12, 2), decimal(10, 2)                True
         float64, int64   string, int32       decimal(12, 4), decimal(12, 2)                False
@@ -80,6 +80,10 @@ def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
     types = pa.types
     if wide == narrow or types.is_null(narrow):
         return True
+    if types.is_dictionary(narrow):
+        if not types.is_dictionary(wide):
+            return holds(wide, narrow.value_type)
+        return holds(wide.index_type, narrow.index_type) and holds(wide.value_type, narrow.value_type)
     if types.is_integer(narrow):
         is_kind = types.is_floating(wide) or types.is_signed_integer(wide)
         is_kind |= types.is_unsigned_integer(wide) and types.is_unsigned_integer(narrow)
