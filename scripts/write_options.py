@@ -47,6 +47,8 @@ those that apply to them. Pass them by keyword; only the first twenty of `create
 ::: torch_dataloader_utils.Lanes
 
 ::: torch_dataloader_utils.Decoding
+
+::: torch_dataloader_utils.RayWorkers
 """
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._core.option_values import (
         Decoding as Decoding,
         Lanes as Lanes,
+        RayWorkers as RayWorkers,
         TokenBatches as TokenBatches,
     )
     from torch_dataloader_utils._core.splits import (
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "_core.inventory": "Inventory",
-    "_core.option_values": "Decoding Lanes TokenBatches",
+    "_core.option_values": "Decoding Lanes RayWorkers TokenBatches",
     "_core.splits": "DataFileInfo IcebergDataFileInfo Split SplitStrategy",
     "_core.state": "merge_states",
     "_observe.callbacks": "LoaderCallback",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import Lanes, Ragged, StructuredDataset, TensorBatch
-from torch_dataloader_utils.stream.transport.processes import group_length
+from torch_dataloader_utils.stream.transport.receiver import group_length
 from torch_dataloader_utils.stream.transport.requests import RequestSampler
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 

@@ -28,7 +28,7 @@ from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, m
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
 from torch_dataloader_utils.integrations.torchdata import for_torchdata
-from torch_dataloader_utils.stream.transport.processes import Receiver
+from torch_dataloader_utils.stream.transport.receiver import Receiver
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of

@@ -1,9 +1,16 @@
-"""Options that belong together, each group as one value: token batches, lanes, and how row groups are decoded."""
+"""Options that belong together, each group as one value: token batches, lanes, decoding, workers on Ray."""
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
-from torch_dataloader_utils._core.arguments import check_column_name, hold_flags, hold_integers, parse_bytes
+from torch_dataloader_utils._core.arguments import (
+    check_column_name,
+    check_not_negative,
+    hold_flags,
+    hold_integers,
+    parse_bytes,
+)
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 FileIdentity = Literal["strict", "content"]
@@ -130,6 +137,48 @@ class Decoding:
         return parse_bytes("ahead_bytes", self.ahead_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class RayWorkers:
+    """Workers of a loader in actors of a Ray cluster: `workers=RayWorkers(64)`. Needs the extra `ray`.
+
+    They give the batches of `num_workers=64`. Which actor runs a worker changes nothing: actors and nodes may come and
+    go, and a worker that was lost with one begins again elsewhere at the first batch that did not arrive.
+
+    Attributes:
+        num: workers of each rank, as `num_workers`.
+        actors: processes that run them, as many as the cluster has room for; None for one each.
+        resources: what Ray reserves for each actor: CPU, GPU, memory (bytes), and those of your cluster.
+        prefetch: responses of each worker that are made or wait in Ray's object store, at most. Each holds a batch, or
+            several, up to 16 MiB.
+        max_restarts: how often a worker begins again with nothing received in between; then WorkerDiedError.
+
+    Raises:
+        ConfigTypeError, ConfigError: a value of another type or out of range.
+    """
+
+    num: int
+    _: KW_ONLY
+    actors: int | None = None
+    resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
+    prefetch: int = 2
+    max_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        hold_integers(self, "num", "actors", "prefetch", least=1)
+        hold_integers(self, "max_restarts", least=0)
+        if not isinstance(self.resources, Mapping):
+            raise ConfigTypeError(f'RayWorkers.resources={self.resources!r}: pass a dict such as {{"CPU": 1}}.')
+        for name, amount in self.resources.items():
+            if not isinstance(name, str):
+                raise ConfigTypeError(f"RayWorkers.resources: {name!r} is no name of a resource. Names are text.")
+            check_not_negative(f"RayWorkers.resources[{name!r}]", amount, what="amount")
+
+    @property
+    def num_actors(self) -> int:
+        """How many actors are asked for."""
+        return min(self.actors or self.num, self.num)
+
+
 def check_token_batches(name: str, value: Any) -> TokenBatches | None:
     """The value; None, for batches of a fixed number of rows in any order, stays.
 
@@ -153,6 +202,17 @@ def check_lanes(name: str, value: Any) -> Lanes | None:
         return Lanes(value)
     except ConfigTypeError as error:
         raise ConfigTypeError(f"{name}={value!r}: pass Lanes(num_lanes, rows=...), a whole number, or None.") from error
+
+
+def check_ray_workers(name: str, value: Any) -> RayWorkers | None:
+    """The value; None, for workers on this machine, stays.
+
+    Raises:
+        ConfigTypeError: anything else.
+    """
+    if value is not None and not isinstance(value, RayWorkers):
+        raise ConfigTypeError(f"{name}={value!r}: pass RayWorkers(num), or None.")
+    return value
 
 
 def check_decoding(name: str, value: Any) -> Decoding:

@@ -1,13 +1,16 @@
 """The access to a store: options of the client, secrets, credentials, and how hard to try."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, final
 from uuid import uuid4
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
+from torch_dataloader_utils._store.censor import secret_names
 from torch_dataloader_utils._store.host_cache import HostCache
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -40,7 +43,27 @@ class Secret:
         return "***"
 
     def __reduce__(self) -> tuple[type["Secret"], tuple[Any]]:
+        where = _stays_out_of.get()
+        names = [] if where is None else secret_names(self._value)
+        if names:
+            raise ConfigError(
+                f"The credentials {', '.join(names)} would be written into {where}. Pass credentials=, a function that "
+                "returns them where it is called, or let the client find them there (environment, role of the host)."
+            )
         return (Secret, (self._value,))
+
+
+_stays_out_of: ContextVar[str | None] = ContextVar("_stays_out_of", default=None)
+
+
+@contextmanager
+def without_secrets(where: str) -> Iterator[None]:
+    """Inside, pickling credentials raises ConfigError; functions that give them pickle. where: for the message."""
+    token = _stays_out_of.set(where)
+    try:
+        yield
+    finally:
+        _stays_out_of.reset(token)
 
 
 Credentials = Callable[[], Mapping[str, Any]]
@@ -99,6 +122,12 @@ class StoreAccess:
     holds_first: bool = False
     remote: RemoteOptions = field(default_factory=RemoteOptions)
     token: str = field(default_factory=lambda: uuid4().hex, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options, holds_first = self.options, self.holds_first
+        if holds_first and _stays_out_of.get() is not None:  # the function gives the first ones too
+            options, holds_first = Secret({}), False
+        return _remade, (options, self.credentials, holds_first, self.remote, self.token)
 
     @classmethod
     def of(
@@ -161,6 +190,12 @@ class StoreAccess:
                 "what it asks for credentials."
             ) from error
         return options | found
+
+
+def _remade(
+    options: Secret, credentials: Credentials | None, holds_first: bool, remote: RemoteOptions, token: str
+) -> StoreAccess:
+    return StoreAccess(options=options, credentials=credentials, holds_first=holds_first, remote=remote, token=token)
 
 
 def _copied(options: Any) -> Any:

@@ -142,11 +142,22 @@ def _secret_words(options: Mapping[str, Any], *, are_secret: bool = False) -> It
     are_secret: whether all values are, whatever their names.
     """
     for name, value in options.items():
-        is_secret = are_secret or _SECRET_NAME.search(str(name)) is not None
+        is_secret = are_secret or _is_secret(name)
         if isinstance(value, Mapping):
             yield from _secret_words(value, are_secret=is_secret)
         elif is_secret and isinstance(value, str):
             yield from (word for word in value.split() if len(word) > _SHORT_WORD)
+
+
+def _is_secret(name: object) -> bool:
+    return _SECRET_NAME.search(str(name)) is not None
+
+
+def secret_names(options: Any) -> list[str]:
+    """The options that may hold a secret, by name."""
+    if not isinstance(options, Mapping):
+        return []
+    return [str(name) for name, value in options.items() if value and (_is_secret(name) or secret_names(value))]
 
 
 def _environment_secrets() -> Iterator[str]:

@@ -179,6 +179,7 @@ def _build_stages(
         topology=topology,
         rank=rank,
         num_processes=options.worker_processes,
+        workers=options.workers,
         decode=_decode_options(rows.inventory, options),
         callbacks=(ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
         credentials=access.credentials,

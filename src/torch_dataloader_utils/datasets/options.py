@@ -26,10 +26,12 @@ from torch_dataloader_utils._core.option_values import (
     Decoding,
     FileIdentity,
     Lanes,
+    RayWorkers,
     TokenBatches,
     check_decoding,
     check_identity,
     check_lanes,
+    check_ray_workers,
     check_token_batches,
 )
 from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
@@ -280,6 +282,13 @@ class TableOptions(Checked):
         check_decoding,
         is_of_rank=True,
     )
+    workers: RayWorkers | None = option(
+        None,
+        "RayWorkers(num) runs the workers of a loader in actors of a Ray cluster instead; it gives the batches of "
+        "num_workers=num. None: on this host.",
+        check_ray_workers,
+        is_of_rank=True,
+    )
     mesh: "DeviceMesh | None" = option(
         None,
         "a torch DeviceMesh with named dimensions, instead of num_ranks and rank. Processes along its data-parallel "
@@ -298,6 +307,10 @@ class TableOptions(Checked):
         super().__post_init__()
         if self.shuffle_rows is not None and self.shuffle_buffer_size is not None:
             raise ConfigError("shuffle_rows and shuffle_buffer_size are two names of one option: pass one of them.")
+        if self.workers is not None and self.num_workers not in (None, self.workers.num):
+            raise ConfigError(
+                f"num_workers={self.num_workers} and workers=RayWorkers({self.workers.num}): leave num_workers out."
+            )
         if self.pack is not None:
             self._check_packing(self.pack)
         if self.token_batches is not None:
@@ -349,6 +362,8 @@ class TableOptions(Checked):
     @property
     def worker_processes(self) -> int:
         """Processes of the loader: as asked, or none (threads) unless Python functions are to run beside training."""
+        if self.workers is not None:
+            return self.workers.num
         if self.num_workers is not None:
             return self.num_workers
         return max(1, available_cpus() - 1) if self.functions else 0
@@ -438,6 +453,7 @@ class TableKeywords(TypedDict, total=False):
     refresh: Literal["epoch"] | None
     broadcast_inventory: bool | None
     decoding: Decoding
+    workers: RayWorkers | None
     mesh: "DeviceMesh | None"
     check_ranks: bool
 

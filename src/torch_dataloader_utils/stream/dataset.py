@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from torch_dataloader_utils._core.arguments import check_epoch
+from torch_dataloader_utils._core.option_values import RayWorkers
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -46,6 +47,7 @@ class Stages:
     """The stages of one data set: its planner, its reader and shaper, and which rank it reads for.
 
     num_processes: worker processes of its loader; 0 decodes in threads, and the topology then has 1 worker.
+    workers: where these run in actors of Ray instead.
     credentials: the user's function that gives storage credentials; workers call it too.
     start_method: how worker processes start if the caller does not say; None leaves that to Python.
     peers: the global ranks that this one is compared with, () for all of the process group; None for no comparison.
@@ -60,6 +62,7 @@ class Stages:
     rank: int
     num_processes: int
     decode: DecodeOptions
+    workers: RayWorkers | None = None
     callbacks: tuple[LoaderCallback, ...] = ()
     credentials: Callable[..., Any] | None = None
     start_method: str | None = None

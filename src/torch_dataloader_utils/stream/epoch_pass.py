@@ -22,6 +22,7 @@ from torch_dataloader_utils._core.position import Cursor, Position
 from torch_dataloader_utils._core.program import WorkerInput, rows_of_batches
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils.stream.progress import Pass
 from torch_dataloader_utils.stream.rank_comparison import PassComparison
 from torch_dataloader_utils.stream.ranks import running_ranks
 from torch_dataloader_utils.stream.trainer_hooks import Placement
@@ -67,6 +68,22 @@ class PassWork:
             padding_rows=plan.padding_rows(dataset.rank),
         )
 
+    def rest_of(self, dataset: "TableDataset", worker: int, batches: int, cursor: Cursor) -> WorkerInput:
+        """The input of a worker for what comes after its first `batches` batches of this pass.
+
+        cursor: its place after them; counts only where row counts are not known.
+        """
+        steps = Pass(self.position, dataset.rank, 1)
+        if self.num_batches is None:
+            if batches:
+                steps.count_with_cursor(worker, cursor)
+        else:
+            # The step of the worker's next batch; the plan from there on begins with it.
+            turn = (worker - self.first_worker) % len(self.inputs)
+            steps = Pass(self.position, dataset.rank, batches * len(self.inputs) + turn)
+            steps.count()
+        return dataset.planner.plan(steps.position).worker_inputs(dataset.rank)[worker]
+
 
 class BatchSource(Protocol):
     """Where the batches of one pass come from.
@@ -98,8 +115,8 @@ class ThreadSource:
         return self._stream.cursor
 
 
-class ProcessSource:
-    """The batches of worker processes, in the order in which they are given."""
+class RemoteSource:
+    """The batches of worker processes or actors, in the order in which they are given."""
 
     def __init__(self, delivered: Generator[tuple[int, Cursor, Any]], num_batches: int | None) -> None:
         self.batches = self._unpacked(delivered)

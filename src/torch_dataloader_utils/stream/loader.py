@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from torch_dataloader_utils.stream.epoch_pass import (
     BatchSource,
     PassSetup,
     PassWork,
-    ProcessSource,
+    RemoteSource,
     ThreadSource,
     epoch_pass,
 )
@@ -29,6 +30,7 @@ from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.progress import Progress
 from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement, refuse_number
 from torch_dataloader_utils.stream.transport.processes import WorkerProcesses, as_it_is
+from torch_dataloader_utils.stream.transport.ray_workers import RayWorkerActors
 from torch_dataloader_utils.stream.transport.sendable import check_functions
 from torch_dataloader_utils.stream.worker import WorkerStream
 
@@ -40,7 +42,8 @@ class TableDataLoader(DataLoader[BatchT]):
     """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len`, `plan` and `metrics`.
 
     num_workers=0 decodes ahead in threads of this process. num_workers=N runs N worker processes, under all start
-    methods, with what DataLoader offers for them (pinning, time-outs, persistent workers, in_order).
+    methods, with what DataLoader offers for them (pinning, time-outs, persistent workers, in_order). A data set made
+    with workers=RayWorkers(N) has N workers in actors of Ray.
 
     The loader is sharded already: `Accelerator.prepare` gives it back, and from then on its batches arrive on the
     device; samplers that trainers set the epoch of (Lightning does) set the loader's.
@@ -74,24 +77,30 @@ class TableDataLoader(DataLoader[BatchT]):
         num_workers = _check_workers(dataset, num_workers)
         callbacks = check_callbacks("callbacks", callbacks)
         options = check_loader_options(options)
-        check_has_workers(num_workers, options)
         stages = dataset.stages
-        if num_workers > 0 and stages.start_method is not None:
+        check_has_workers(num_workers, stages.workers, options)
+        processes = num_workers if stages.workers is None else 0
+        if processes > 0 and stages.start_method is not None:
             options.setdefault("multiprocessing_context", stages.start_method)
-        super().__init__(dataset, batch_size=None, num_workers=num_workers, collate_fn=as_it_is, **options)
+        super().__init__(dataset, batch_size=None, num_workers=processes, collate_fn=as_it_is, **options)
         self._meter = LoaderMeter((*stages.callbacks, *callbacks), stages.row_tokens)
         # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._decode = stages.decode
         self._processes: WorkerProcesses | None = None
-        if num_workers > 0:
+        self._actors: RayWorkerActors | None = None
+        if stages.workers is not None:
+            self._actors = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
+        elif num_workers > 0:
             sent = [each for each in (stages.credentials, options.get("worker_init_fn")) if each is not None]
             check_functions(sent, options.get("multiprocessing_context"))
             self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 
     def __repr__(self) -> str:
         engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
+        if self.dataset.stages.workers is not None:
+            engine = f"{self.dataset.stages.workers.num} Ray workers"
         read = self.metrics().describe_chunks()
         made = f"{self.dataset.topology.batch_size}-row batches by {engine}"
         return f"<TableDataLoader of {made} from {self.dataset!r}{read and '; ' + read}>"
@@ -141,8 +150,9 @@ class TableDataLoader(DataLoader[BatchT]):
         The row group in use and the next one are held if their projected bytes fit, however large they are decoded.
         """
         self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
-        if self._processes is not None:
-            self._processes.decode_as(self._decode)
+        for workers in (self._processes, self._actors):
+            if workers is not None:
+                workers.decode_as(self._decode)
 
     def metrics(self) -> Metrics:
         """Counts since the loader was built: rows, bytes, requests, times. Callable from any thread."""
@@ -196,7 +206,7 @@ class TableDataLoader(DataLoader[BatchT]):
         return PassSetup(
             topology=self.dataset.topology,
             open_source=self._open_source,
-            num_processes=self.num_workers,
+            num_processes=self.dataset.stages.num_processes,
             meter=self._meter,
             in_order=self.in_order,
             pins=self.pin_memory,
@@ -204,13 +214,18 @@ class TableDataLoader(DataLoader[BatchT]):
         )
 
     def _open_source(self, work: PassWork) -> BatchSource:
-        """Start the threads or the processes of one pass."""
+        """Start the threads, processes or actors of one pass."""
+        if self._actors is not None:
+            self._actors.reading(self.dataset.pipeline)
+            rest_of = partial(work.rest_of, self.dataset)
+            delivered = self._actors.deliver(work.inputs, work.first_worker, work.num_batches, self._meter, rest_of)
+            return RemoteSource(delivered, work.num_batches)
         if self._processes is None:
             counters = self._meter.worker(self._decode.threads)
             return ThreadSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
         self._processes = self._processes.reading(self.dataset.pipeline)
         delivered = self._processes.deliver(work.inputs, work.first_worker, work.num_batches, self._meter)
-        return ProcessSource(delivered, work.num_batches)
+        return RemoteSource(delivered, work.num_batches)
 
 
 def _check_workers(dataset: Any, num_workers: int | None) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.arguments import check_flag, check_function, check_integer, check_not_negative
+from torch_dataloader_utils._core.option_values import RayWorkers
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
@@ -44,9 +45,19 @@ def check_loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _CHECKS[name](name, value) if name in _CHECKS else value for name, value in options.items()}
 
 
-def check_has_workers(num_workers: int, options: Mapping[str, Any]) -> None:
+def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for options of worker processes where there are none."""
     meant = [name for name in _WORKER_OPTIONS if options.get(name)]
+    if workers is not None:
+        meant += [
+            name for name, kept in (("worker_init_fn", None), ("in_order", True)) if options.get(name, kept) != kept
+        ]
+        if meant:
+            raise ConfigError(
+                f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with workers=RayWorkers(...) there are "
+                "none. Leave it out; prefetch= and max_restarts= of RayWorkers are for its actors."
+            )
+        return
     if num_workers == 0 and meant:
         raise ConfigError(
             f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "

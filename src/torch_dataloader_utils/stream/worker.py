@@ -171,7 +171,7 @@ class WorkerStream:
                 self.counters.rows += rows
                 yield self._transformed(batch, ending.where) if functions else batch
 
-    def batch_groups(self, length: int) -> Iterator[BatchGroup]:
+    def batch_groups(self, length: int) -> Generator[BatchGroup]:
         """The same batches in groups of `length` (fewer in the last one); only without functions of the user.
 
         Raises:

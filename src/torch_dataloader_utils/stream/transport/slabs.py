@@ -14,7 +14,7 @@ import threading
 import weakref
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ import torch
 from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace, SlabSpan
 from torch_dataloader_utils._runtime.reused_memory import ArraysInUse, Bytes, RecycledMemory
 from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
 from torch_dataloader_utils.stream.transport.shared_memory import shared_bytes
 
 # Each slab is an open file, in the trainer too, and 1,024 of them are a usual limit. So small buffers share slabs, but
@@ -164,14 +165,6 @@ class SlabMessage(NamedTuple):
     gone: tuple[int, ...] = ()
 
 
-class Unread(NamedTuple):
-    """A received batch before its views are made: the arguments of `SlabCodec.view`."""
-
-    layout: Any
-    descriptor: Any
-    buffers: tuple[torch.Tensor, ...]
-
-
 @dataclass(slots=True)
 class _Filling:
     """Memory of a slab that batches are copied to; its first `stop` bytes are used."""
@@ -256,14 +249,14 @@ class SlabWriter:
         return room
 
 
-class SlabReader:
+class SlabReader(BatchReader):
     """The trainer's side for one worker process, for all passes: makes views of its slabs, and notes which die.
 
     codec: None where all batches come through the queue.
     """
 
     def __init__(self, codec: SlabCodec | None) -> None:
-        self._codec = codec
+        super().__init__(codec)
         self._slabs: dict[int, Bytes] = {}
         self._in_use: ArraysInUse[SlabRegion] = ArraysInUse()
         self._layout: Any = None
@@ -278,16 +271,6 @@ class SlabReader:
             self._learn_slabs(message)
         regions = self._regions(in_slabs)
         return deque([self._find(message, regions) for message in messages])
-
-    def view(self, batch: Any) -> Any:
-        """The batch, as views of its slabs."""
-        return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
-
-    def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
-        """The batches of a part of a batch group, of `rows[0]`, `rows[1]`, ... rows."""
-        if isinstance(batch, Unread) and self._codec is not None:
-            return self._codec.cut(*batch, rows)
-        return batch.cut(rows)  # type: ignore[no-any-return]
 
     def take_freed(self) -> tuple[SlabRegion, ...]:
         """The regions whose tensors have died since the last call."""

@@ -1,0 +1,124 @@
+"""Batches as arrays of bytes inside a message, for a channel that sends such arrays without pickling them (Ray's).
+
+A worker copies a batch into one array, or refers to the memory that it lies in. The trainer makes tensors of the arrays
+that it receives, wherever the channel put them, and holds these as long as it holds a tensor.
+"""
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace
+from torch_dataloader_utils._runtime.reused_memory import Bytes
+from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
+
+# Memory is sent as it lies if no more than so many times the bytes of the tensors have to be sent for it.
+_MOST_SENT = 1.25
+
+
+class FlatMessage(NamedTuple):
+    """One batch (or one part of a batch group); it pickles without copying its arrays.
+
+    buffers: uint8 arrays, what the batch lies in. descriptor: how to read it, see SlabCodec; layout: the larger part of
+    that, None where it is that of the message before.
+    """
+
+    buffers: tuple[Bytes, ...]
+    descriptor: Any
+    layout: Any = None
+
+
+class FlatWriter:
+    """A worker's side in one pass; a BatchWriter."""
+
+    def __init__(self, codec: SlabCodec) -> None:
+        self.copied_bytes = 0
+        self._codec = codec
+        self._layout: Any = None
+
+    def begin(self) -> None:
+        """See BatchWriter."""
+        self.copied_bytes = 0
+
+    def copy(self, batch: Any, batches_left: int = 1) -> Any:  # noqa: ARG002
+        """See BatchWriter."""
+        copied: list[torch.Tensor] = []
+
+        def allocate(num_bytes: int) -> torch.Tensor:
+            copied.append(torch.empty(num_bytes, dtype=torch.uint8))
+            return copied[-1]
+
+        written = self._codec.write(batch, allocate, self._layout)
+        if written is None:
+            return batch
+        self.copied_bytes += sum(each.nbytes for each in copied)
+        return self._message(*written, copied)
+
+    def refer(self, batch: Any) -> Any:
+        """See BatchWriter. A batch whose columns are few rows of a large block is copied."""
+        storages: list[torch.Tensor] = []
+        numbers: dict[int, int] = {}
+        used_bytes = 0
+
+        def find(tensor: torch.Tensor) -> SlabPlace:
+            nonlocal used_bytes
+            storage = tensor.untyped_storage()
+            begin = storage.data_ptr()
+            if begin not in numbers:
+                numbers[begin] = len(storages)
+                storages.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+            used_bytes += tensor.nbytes
+            return SlabPlace(numbers[begin], tensor.data_ptr() - begin)
+
+        written = self._codec.refer(batch, find, _nothing)
+        if written is None:
+            return batch
+        layout, descriptor, spans = written
+        if sum(span.stop - span.start for span in spans) > _MOST_SENT * used_bytes:
+            return self.copy(batch)
+        return self._message(layout, descriptor, [storages[slab][start:stop] for slab, start, stop in spans])
+
+    def _message(self, layout: Any, descriptor: Any, buffers: Sequence[torch.Tensor]) -> FlatMessage:
+        changed = None if layout is self._layout or layout == self._layout else layout
+        self._layout = layout
+        return FlatMessage(tuple(each.numpy() for each in buffers), descriptor, changed)
+
+
+def _nothing(num_bytes: int) -> torch.Tensor:
+    raise AssertionError(f"{num_bytes} bytes are to be copied of a batch whose tensors were all found.")
+
+
+class FlatReader(BatchReader):
+    """The trainer's side for one worker."""
+
+    def __init__(self, codec: SlabCodec | None) -> None:
+        super().__init__(codec)
+        self._layout: Any = None
+
+    def open(self, messages: Sequence[Any]) -> deque[Any]:
+        """See BatchReader."""
+        return deque([self._find(message) for message in messages])
+
+    def _find(self, message: Any) -> Any:
+        if not isinstance(message, FlatMessage):
+            return message
+        if message.layout is not None:
+            self._layout = message.layout
+        return Unread(self._layout, message.descriptor, tuple(map(_as_tensor, message.buffers)))
+
+
+def _as_tensor(array: Bytes) -> torch.Tensor:
+    """The same memory, shape [bytes], which the tensor keeps.
+
+    What the channel received is marked as read-only, and torch warns of a tensor over that. The trainer is the only one
+    that reads it, once, so it may write there.
+    """
+    if array.flags.writeable or not array.nbytes:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    memory: Any = (ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data)
+    memory.owner = array
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))

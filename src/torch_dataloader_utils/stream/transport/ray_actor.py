@@ -1,0 +1,89 @@
+"""The actor of Ray that runs workers: it makes their responses, one request after the other."""
+
+import os
+import pickle
+import socket
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import numpy as np
+
+from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._observe.counters import Int64s, WorkerCounters, counts_shape, totals
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.transport.flat_buffers import FlatWriter
+from torch_dataloader_utils.stream.transport.requests import BatchResponse
+from torch_dataloader_utils.stream.transport.responder import Responder
+from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
+from torch_dataloader_utils.stream.transport.worker_death import Notes, NotingReader
+from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
+
+
+class ActorStart(NamedTuple):
+    """Begin with this input; group_length: see Responder. options: how far this worker decodes ahead."""
+
+    work: WorkerInput
+    group_length: int | None
+    options: DecodeOptions
+
+
+class Report(NamedTuple):
+    """What a worker has counted since its start, int64 [len(COUNTED)], and what it is doing, for messages."""
+
+    counts: Int64s
+    doing: str
+
+
+class _Running(NamedTuple):
+    responder: Responder
+    counters: WorkerCounters
+    notes: Notes
+
+
+class RayActor:
+    """Runs any number of workers. Calls come one after the other; what is decoded ahead is decoded meanwhile."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, _Running] = {}
+
+    def place(self) -> str:
+        """Where it runs, for messages."""
+        return f"host {socket.gethostname()}, pid {os.getpid()}"
+
+    def respond(
+        self, worker: int, most: int, start: ActorStart | None = None, pipeline: bytes = b""
+    ) -> tuple[BatchResponse, Report]:
+        """The next `most` batches (or batch groups) of a worker, which begins before if `start` says with what.
+
+        pipeline: a pickled Pipeline, with `start`.
+        """
+        if start is not None:
+            self.end(worker)
+            self._running[worker] = _begun(worker, start, pickle.loads(pipeline))  # noqa: S301 - of our own trainer
+        if worker not in self._running:
+            raise InternalError(f"Worker {worker} got a request before its start. Please report this.")
+        running = self._running[worker]
+        response = running.responder.respond(most)
+        counts = np.array(list(totals(running.counters.memory, perf_counter_ns()).values()), dtype=np.int64)
+        return response, Report(counts, running.notes.doing(0))
+
+    def end(self, worker: int) -> None:
+        """Forget a worker, which then decodes nothing any more."""
+        running = self._running.pop(worker, None)
+        if running is not None:
+            running.responder.close()
+
+
+def _begun(worker: int, start: ActorStart, pipeline: Pipeline) -> _Running:
+    notes = Notes(1)
+    counters = WorkerCounters(np.zeros(counts_shape(start.options.threads), dtype=np.int64))
+    pipeline = replace(
+        pipeline,
+        reader=NotingReader(reader=pipeline.reader, notes=notes, worker=0),
+        functions=with_sendable_results(pipeline.functions),
+    )
+    stream = WorkerStream(start.work, pipeline, start.options, counters, watch=lambda where: notes.calling(0, where))
+    writer = None if pipeline.codec is None else FlatWriter(pipeline.codec)
+    return _Running(Responder(worker, stream, start.group_length, writer), counters, notes)

@@ -1,0 +1,311 @@
+"""The workers of one loader in actors of Ray, as the trainer sees them.
+
+    trainer    asks each worker for its next batches, `prefetch` times ahead, round after round
+    actor      responds with an object, which Ray brings to the trainer's host
+    trainer    takes the responses in the order of the rounds, and asks for one more each time
+
+A worker is lost with its actor. It begins again on another one, with the input that the plan gives for what is left
+after its last received batch. So nothing needs to be kept for it, and it may move to another actor in the same way.
+"""
+
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_dataloader_utils._core.option_values import RayWorkers
+from torch_dataloader_utils._core.position import Cursor
+from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._observe.counters import COUNTED, Int64s
+from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils._runtime.user_warning import warn_user
+from torch_dataloader_utils._store.access import without_secrets
+from torch_dataloader_utils.errors import ConfigError, LoaderError, WorkerDiedError
+from torch_dataloader_utils.stream.decode import DecodeOptions
+from torch_dataloader_utils.stream.transport.flat_buffers import FlatMessage, FlatReader
+from torch_dataloader_utils.stream.transport.ray_actor import ActorStart, Report
+from torch_dataloader_utils.stream.transport.ray_pool import Actor, ActorPool, connected_ray, object_store_bytes
+from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, group_length, until_ended
+from torch_dataloader_utils.stream.transport.requests import BatchResponse
+from torch_dataloader_utils.stream.worker import Pipeline
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_log = logging.getLogger(__name__)
+
+RestOf = Callable[[int, int, Cursor], WorkerInput]
+"""The input of a worker for what is left, from the number of its batches that were received, and its cursor."""
+
+
+class RayWorkerActors:
+    """The actors of a loader, and what the trainer's side of each pass needs."""
+
+    def __init__(self, pipeline: Pipeline, decode: DecodeOptions, workers: RayWorkers) -> None:
+        self._pipeline = pipeline
+        self._decode = decode
+        self._workers = workers
+        self._pool = ActorPool(workers)
+        self._sent: tuple[Pipeline, Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has actors of its own."""
+        return RayWorkerActors, (self._pipeline, self._decode, self._workers)
+
+    def reading(self, pipeline: Pipeline) -> None:
+        """Read with this pipeline from the next pass on."""
+        self._pipeline = pipeline
+
+    def decode_as(self, decode: DecodeOptions) -> None:
+        """Set how far each actor decodes ahead from the next pass on."""
+        self._decode = decode
+
+    def deliver(
+        self,
+        works: Sequence[WorkerInput],
+        first_worker: int,
+        left: int | None,
+        meter: LoaderMeter,
+        rest_of: RestOf,
+    ) -> Generator[Delivered]:
+        """The batches of one pass; see WorkerProcesses.deliver.
+
+        Raises:
+            WorkerDiedError: a worker was lost too often, or no actor starts.
+            ConfigError: no cluster, or something that cannot be sent to one.
+        """
+        if left == 0:
+            return
+        self._pool.start()
+        counts = np.zeros((len(works), len(COUNTED)), dtype=np.int64)
+        meter.count_workers(counts)
+        workers = [(first_worker + place) % len(works) for place in range(len(works))]
+        length = None if left is None else group_length(works, self._pipeline)
+        sender = _Sender(
+            pool=self._pool,
+            limits=self._workers,
+            rest_of=rest_of,
+            group_length=length,
+            options=self._share(len(works)),
+            pipeline=self._in_store(),
+            counts=counts,
+            workers={
+                worker: _Worker(number=worker, input=works[worker], units_left=_units(left, place, len(works), length))
+                for place, worker in enumerate(workers)
+            },
+        )
+        receiver = Receiver({worker: FlatReader(self._pipeline.codec) for worker in workers}, meter)
+        try:
+            responses = meter.responses(sender.responses())
+            if left is None:
+                yield from receiver.as_they_come(until_ended(responses, len(works), left))
+            else:
+                yield from receiver.in_plan_order(responses, workers, left)
+        finally:
+            for worker in workers:
+                self._pool.leave(worker)
+
+    def _share(self, num_workers: int) -> DecodeOptions:
+        """How far one worker decodes ahead, if all workers of an actor together are to keep the limit."""
+        decode, each = self._decode, -(-num_workers // self._workers.num_actors)
+        return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // each)
+
+    def _in_store(self) -> Any:
+        """A reference to the pickled pipeline in Ray's object store."""
+        if self._sent is None or self._sent[0] is not self._pipeline:
+            ray = connected_ray()
+            try:
+                with without_secrets("Ray's object store"):
+                    pickled = ray.cloudpickle.dumps(self._pipeline)
+            except LoaderError:
+                raise
+            except Exception as error:  # pickling runs the objects' own code: any error
+                raise ConfigError(
+                    f"A transform, collate_fn or credentials function cannot be sent to Ray's actors ({error}). Leave "
+                    "out what does not pickle (locks, open files, connections): make it at the first call."
+                ) from error
+            self._sent = self._pipeline, ray.put(pickled)
+        return self._sent[1]
+
+
+def _units(left: int | None, place: int, num_workers: int, length: int | None) -> int:
+    """How many batches (or batch groups) one worker gives; `place`: when its first batch comes."""
+    return sys.maxsize if left is None else -(-len(range(place, left, num_workers)) // (length or 1))
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Worker:
+    """One worker in one pass.
+
+    input: what it begins with next; None once it was sent. units_left: batches (or batch groups) to ask for.
+    asked: responses on their way, with the units that each was asked for. received: how many responses came.
+    batches, cursor: how far it came. base: what it had counted before its last start. lost: how often in a row.
+    """
+
+    number: int
+    input: WorkerInput | None
+    units_left: int
+    asked: deque[tuple[int, "Future[tuple[BatchResponse, Report]]"]] = field(default_factory=deque)
+    received: int = 0
+    batches: int = 0
+    cursor: Cursor = (0, 0)
+    base: Int64s | int = 0
+    doing: str = "before its first batch"
+    lost: int = 0
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Sender:
+    """Asks the workers of one pass.
+
+    limits: the user's. pipeline: a reference to it in the object store. counts: of each worker, int64 [W, COUNTED].
+    workers: by number, in the order of their first batches. rounds: how many units each worker was asked for in each
+    round. size: units of the next round.
+    """
+
+    pool: ActorPool
+    limits: RayWorkers
+    rest_of: RestOf
+    group_length: int | None
+    options: DecodeOptions
+    pipeline: Any
+    counts: Int64s
+    workers: dict[int, _Worker]
+    rounds: list[int] = field(default_factory=list)
+    size: int = 1
+    largest_bytes: int = 0
+
+    def responses(self) -> Iterator[BatchResponse]:
+        """Round after round, the response of each worker; all of a round were asked for the same number of batches."""
+        self._ask_all()
+        while True:
+            for worker in self.workers.values():
+                if worker.units_left == 0 and not worker.asked:
+                    return
+                yield self._response_of(worker)
+
+    def _response_of(self, worker: _Worker) -> BatchResponse:
+        while True:
+            self._ask(worker)  # it may have come to a stop in order to move
+            actor = self.pool.actor_of(worker.number)
+            try:
+                response, report = worker.asked[0][1].result()
+            except _losses() as error:
+                self._lost(actor, error)
+                continue
+            worker.asked.popleft()
+            self._take_note(worker, response, report)
+            self._ask(worker)
+            return response
+
+    def _take_note(self, worker: _Worker, response: BatchResponse, report: Report) -> None:
+        worker.received += 1
+        worker.batches += sum(map(len, response.part_rows)) or len(response.batches)
+        worker.cursor = response.cursor if self.group_length is None else worker.cursor
+        worker.doing, worker.lost = report.doing, 0
+        self.counts[worker.number] = worker.base + report.counts
+        if sys.maxsize > worker.units_left:
+            self.size = response.next_batches
+        self._check_room(sum(each.nbytes for part in response.batches for each in _buffers(part)))
+
+    def _ask_all(self) -> None:
+        for _ in range(self.limits.prefetch):
+            for worker in self.workers.values():
+                self._ask(worker, len(worker.asked) + 1)
+
+    def _ask(self, worker: _Worker, most: int | None = None) -> None:
+        """Ask a worker until `most` of its responses are on their way; None: as many as the user allows."""
+        most = min(most or self.limits.prefetch, self.limits.prefetch)
+        while len(worker.asked) < most and worker.units_left:
+            if worker.input is None and self.pool.has_better(worker.number):
+                if worker.asked:
+                    return
+                self.pool.leave(worker.number)
+                self._begin_again(worker)
+            self._send(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        number = worker.received + len(worker.asked)
+        if number == len(self.rounds):
+            self.rounds.append(self.size)
+        units = min(self.rounds[number], worker.units_left)
+        actor = self.pool.actor_of(worker.number)
+        if worker.input is None:
+            sent = actor.handle.respond.remote(worker.number, units)
+        else:
+            start = ActorStart(worker.input, self.group_length, self.options)
+            sent = actor.handle.respond.remote(worker.number, units, start, self.pipeline)
+            worker.input = None
+        worker.units_left -= units
+        # As a future, so that Ray brings the object to this host before it is needed.
+        worker.asked.append((units, sent.future()))
+
+    def _begin_again(self, worker: _Worker) -> None:
+        """Forget what is on its way, and begin with what comes after the last received batch."""
+        worker.units_left += sum(units for units, _ in worker.asked)
+        worker.asked.clear()
+        worker.base = self.counts[worker.number].copy()
+        worker.input = self.rest_of(worker.number, worker.batches, worker.cursor)
+
+    def _lost(self, actor: Actor, error: BaseException) -> None:
+        """Begin the workers of an actor again, without those of their responses that did not arrive."""
+        lost = [self.workers[number] for number in sorted(actor.workers) if number in self.workers]
+        place = actor.place
+        _log.warning("Workers %s of RayWorkers begin again: %s was lost.", [each.number for each in lost], place)
+        self.pool.lose(actor)
+        for worker in lost:
+            worker.lost += 1
+            if worker.lost > self.limits.max_restarts:
+                raise WorkerDiedError(
+                    f"Worker {worker.number} of RayWorkers was lost {worker.lost} times in a row, last on {place}, "
+                    f"with {worker.batches:,} of its batches received; when the last one came it was {worker.doing}. "
+                    f"{_text(error)} Restart from the last state. If it is out of memory, give each actor more "
+                    '(resources={"CPU": 1, "memory": ...}) or lower ahead_bytes of decoding=; if it crashes, read '
+                    "that row group in a process of its own."
+                ) from error
+            self._begin_again(worker)
+        self._ask_all()
+
+    def _check_room(self, num_bytes: int) -> None:
+        """Warn if this host's object store is too small for all responses on their way, so that Ray would spill."""
+        if num_bytes <= 1.5 * self.largest_bytes:
+            return
+        self.largest_bytes = num_bytes
+        needed, room = num_bytes * self.limits.prefetch * len(self.workers), object_store_bytes()
+        if needed > _SPILLS_AT * room:
+            warn_user(
+                f"RayWorkers: {len(self.workers)} workers × {self.limits.prefetch} responses of {num_bytes >> 20} MiB "
+                f"need {needed >> 20:,} MiB of this host's object store, which has {room >> 20:,}: Ray spills the rest "
+                "to disk. Lower prefetch= or num=, or start Ray here with a larger --object-store-memory."
+            )
+
+
+# The share of its object store from which Ray spills.
+_SPILLS_AT = 0.8
+
+
+def _buffers(batch: Any) -> Sequence[Any]:
+    return batch.buffers if isinstance(batch, FlatMessage) else ()
+
+
+def _losses() -> tuple[type[BaseException], ...]:
+    """The errors that say that an actor, or an object of it, does not exist any more."""
+    from ray import exceptions
+
+    return (
+        exceptions.RayActorError,
+        exceptions.ObjectLostError,
+        exceptions.NodeDiedError,
+        exceptions.WorkerCrashedError,
+        exceptions.OutOfMemoryError,
+    )
+
+
+def _text(error: BaseException) -> str:
+    """The first lines of what Ray says of a loss, as one."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line)[:500].rstrip(". ") + "."
