@@ -161,6 +161,14 @@ class WorkerInput:
         program = self.program
         return self.inventory.task(group, EpochKey(program.seed, program.epoch, int(self.group_start[group])))
 
+    @property
+    def first_task(self) -> RowGroupTask:
+        """The row group that the first batch begins in; one of those that a window mixes."""
+        lane, _ = self.program.batching.parts(0)[0]
+        unit = self.program.lanes[lane].take(slice(0, 1))
+        row = unit.start[0] if unit.is_plain[0] else unit.windows.take(unit.window).piece_start[0]
+        return self.task(int(np.searchsorted(self.group_start, row, side="right")) - 1)
+
 
 def rows_of_parts(parts: BatchParts) -> int:
     """Rows of a batch."""

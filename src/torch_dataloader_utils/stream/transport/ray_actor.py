@@ -17,7 +17,6 @@ from torch_dataloader_utils.stream.transport.flat_buffers import FlatWriter
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.transport.responder import Responder
 from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
-from torch_dataloader_utils.stream.transport.worker_death import Notes, NotingReader
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
@@ -29,17 +28,9 @@ class ActorStart(NamedTuple):
     options: DecodeOptions
 
 
-class Report(NamedTuple):
-    """What a worker has counted since its start, int64 [len(COUNTED)], and what it is doing, for messages."""
-
-    counts: Int64s
-    doing: str
-
-
 class _Running(NamedTuple):
     responder: Responder
     counters: WorkerCounters
-    notes: Notes
 
 
 class RayActor:
@@ -54,9 +45,10 @@ class RayActor:
 
     def respond(
         self, worker: int, most: int, start: ActorStart | None = None, pipeline: bytes = b""
-    ) -> tuple[BatchResponse, Report]:
-        """The next `most` batches (or batch groups) of a worker, which begins before if `start` says with what.
+    ) -> tuple[BatchResponse, Int64s]:
+        """The next `most` batches (or batch groups) of a worker, and what it has counted since its start.
 
+        counted: int64 [len(COUNTED)]. start: what the worker begins with, in the first request.
         pipeline: a pickled Pipeline, with `start`.
         """
         if start is not None:
@@ -67,7 +59,7 @@ class RayActor:
         running = self._running[worker]
         response = running.responder.respond(most)
         counts = np.array(list(totals(running.counters.memory, perf_counter_ns()).values()), dtype=np.int64)
-        return response, Report(counts, running.notes.doing(0))
+        return response, counts
 
     def end(self, worker: int) -> None:
         """Forget a worker, which then decodes nothing any more."""
@@ -77,13 +69,8 @@ class RayActor:
 
 
 def _begun(worker: int, start: ActorStart, pipeline: Pipeline) -> _Running:
-    notes = Notes(1)
     counters = WorkerCounters(np.zeros(counts_shape(start.options.threads), dtype=np.int64))
-    pipeline = replace(
-        pipeline,
-        reader=NotingReader(reader=pipeline.reader, notes=notes, worker=0),
-        functions=with_sendable_results(pipeline.functions),
-    )
-    stream = WorkerStream(start.work, pipeline, start.options, counters, watch=lambda where: notes.calling(0, where))
+    pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
+    stream = WorkerStream(start.work, pipeline, start.options, counters)
     writer = None if pipeline.codec is None else FlatWriter(pipeline.codec)
-    return _Running(Responder(worker, stream, start.group_length, writer), counters, notes)
+    return _Running(Responder(worker, stream, start.group_length, writer), counters)

@@ -27,7 +27,7 @@ from torch_dataloader_utils._store.access import without_secrets
 from torch_dataloader_utils.errors import ConfigError, LoaderError, WorkerDiedError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.flat_buffers import FlatMessage, FlatReader
-from torch_dataloader_utils.stream.transport.ray_actor import ActorStart, Report
+from torch_dataloader_utils.stream.transport.ray_actor import ActorStart
 from torch_dataloader_utils.stream.transport.ray_pool import Actor, ActorPool, connected_ray, object_store_bytes
 from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
@@ -93,6 +93,7 @@ class RayWorkerActors:
             options=self._share(len(works)),
             pipeline=self._in_store(),
             counts=counts,
+            is_counted=left is not None,
             workers={
                 worker: _Worker(number=worker, input=works[worker], units_left=_units(left, place, len(works), length))
                 for place, worker in enumerate(workers)
@@ -143,19 +144,27 @@ class _Worker:
 
     input: what it begins with next; None once it was sent. units_left: batches (or batch groups) to ask for.
     asked: responses on their way, with the units that each was asked for. received: how many responses came.
-    batches, cursor: how far it came. base: what it had counted before its last start. lost: how often in a row.
+    batches, cursor: how far it came. base, begin: what it had counted, and its cursor, at its last start.
+    lost: how often in a row.
     """
 
     number: int
     input: WorkerInput | None
     units_left: int
-    asked: deque[tuple[int, "Future[tuple[BatchResponse, Report]]"]] = field(default_factory=deque)
+    asked: deque[tuple[int, "Future[tuple[BatchResponse, Int64s]]"]] = field(default_factory=deque)
     received: int = 0
     batches: int = 0
     cursor: Cursor = (0, 0)
     base: Int64s | int = 0
-    doing: str = "before its first batch"
+    begin: Cursor = (0, 0)
     lost: int = 0
+
+    @property
+    def next_place(self) -> str:
+        """The row group in which the next batch begins, if the worker begins again there and has one."""
+        if self.input is None or not len(self.input.group_start):
+            return ""
+        return f", which begins in {self.input.first_task.where},"
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -164,7 +173,7 @@ class _Sender:
 
     limits: the user's. pipeline: a reference to it in the object store. counts: of each worker, int64 [W, COUNTED].
     workers: by number, in the order of their first batches. rounds: how many units each worker was asked for in each
-    round. size: units of the next round.
+    round. size: units of the next round; always 1 where row counts are not known (is_counted).
     """
 
     pool: ActorPool
@@ -175,6 +184,7 @@ class _Sender:
     pipeline: Any
     counts: Int64s
     workers: dict[int, _Worker]
+    is_counted: bool
     rounds: list[int] = field(default_factory=list)
     size: int = 1
     largest_bytes: int = 0
@@ -193,22 +203,23 @@ class _Sender:
             self._ask(worker)  # it may have come to a stop in order to move
             actor = self.pool.actor_of(worker.number)
             try:
-                response, report = worker.asked[0][1].result()
+                response, counts = worker.asked[0][1].result()
             except _losses() as error:
                 self._lost(actor, error)
                 continue
             worker.asked.popleft()
-            self._take_note(worker, response, report)
+            self._take_note(worker, response, counts)
             self._ask(worker)
-            return response
+            return response._replace(cursor=worker.cursor)
 
-    def _take_note(self, worker: _Worker, response: BatchResponse, report: Report) -> None:
+    def _take_note(self, worker: _Worker, response: BatchResponse, counts: Int64s) -> None:
         worker.received += 1
         worker.batches += sum(map(len, response.part_rows)) or len(response.batches)
-        worker.cursor = response.cursor if self.group_length is None else worker.cursor
-        worker.doing, worker.lost = report.doing, 0
-        self.counts[worker.number] = worker.base + report.counts
-        if sys.maxsize > worker.units_left:
+        (units, rows), (more_units, more_rows) = worker.begin, response.cursor
+        worker.cursor = units + more_units, more_rows if more_units else rows + more_rows
+        worker.lost = 0
+        self.counts[worker.number] = worker.base + counts
+        if self.is_counted:
             self.size = response.next_batches
         self._check_room(sum(each.nbytes for part in response.batches for each in _buffers(part)))
 
@@ -248,7 +259,7 @@ class _Sender:
         """Forget what is on its way, and begin with what comes after the last received batch."""
         worker.units_left += sum(units for units, _ in worker.asked)
         worker.asked.clear()
-        worker.base = self.counts[worker.number].copy()
+        worker.base, worker.begin = self.counts[worker.number].copy(), worker.cursor
         worker.input = self.rest_of(worker.number, worker.batches, worker.cursor)
 
     def _lost(self, actor: Actor, error: BaseException) -> None:
@@ -258,16 +269,15 @@ class _Sender:
         _log.warning("Workers %s of RayWorkers begin again: %s was lost.", [each.number for each in lost], place)
         self.pool.lose(actor)
         for worker in lost:
+            self._begin_again(worker)
             worker.lost += 1
             if worker.lost > self.limits.max_restarts:
                 raise WorkerDiedError(
-                    f"Worker {worker.number} of RayWorkers was lost {worker.lost} times in a row, last on {place}, "
-                    f"with {worker.batches:,} of its batches received; when the last one came it was {worker.doing}. "
-                    f"{_text(error)} Restart from the last state. If it is out of memory, give each actor more "
-                    '(resources={"CPU": 1, "memory": ...}) or lower ahead_bytes of decoding=; if it crashes, read '
-                    "that row group in a process of its own."
+                    f"Worker {worker.number} of RayWorkers was lost {worker.lost} times in a row, last on {place}. Its "
+                    f"next batch{worker.next_place} was not received. {_text(error)} Restart from the last state. If "
+                    'it is out of memory, give each actor more (resources={"CPU": 1, "memory": ...}) or lower '
+                    "ahead_bytes of decoding=; if it crashes, read that row group in a process of its own."
                 ) from error
-            self._begin_again(worker)
         self._ask_all()
 
     def _check_room(self, num_bytes: int) -> None:
@@ -306,6 +316,7 @@ def _losses() -> tuple[type[BaseException], ...]:
 
 
 def _text(error: BaseException) -> str:
-    """The first lines of what Ray says of a loss, as one."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line)[:500].rstrip(". ") + "."
+    """Why Ray says that something was lost, without its advice."""
+    text = " ".join(str(error).split())
+    reason = text[max(text.find("The actor is dead because"), 0) :].partition(" Some common causes")[0]
+    return f"Ray says: {reason[:500].rstrip('. ')}."

@@ -78,14 +78,11 @@ class Notes:
 
     def of_worker(self, worker: int) -> str:
         """Worker and what it was doing."""
-        return f"Worker process {worker} (pid {int(self._pids[worker])}), {self.doing(worker)}"
-
-    def doing(self, worker: int) -> str:
-        """What a worker was doing."""
         reading, batch = self._read(worker, _READING), self._read(worker, _BATCH)
         doing = [f"in a function on the batch that ends in {batch}"] if batch else []
         doing += [f"reading {reading}"] if reading else []
-        return " and ".join(doing) or "between two row groups"
+        what = " and ".join(doing) or "between two row groups"
+        return f"Worker process {worker} (pid {int(self._pids[worker])}), {what}"
 
     def all(self) -> str:
         """Every worker and what it was doing."""
