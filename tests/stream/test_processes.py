@@ -28,6 +28,7 @@ from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, m
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
 from torch_dataloader_utils.integrations.torchdata import for_torchdata
+from torch_dataloader_utils.stream.transport import torch_workers
 from torch_dataloader_utils.stream.transport.receiver import Receiver
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
@@ -292,6 +293,17 @@ def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_
     finally:
         is_received.set()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_workers_end_if_a_signal_handler_raised_while_a_request_was_put_into_a_queue(tmp_path):
+    write_table(tmp_path, [[3000] * 4])
+    loader, _ = load(tmp_path, batch_size=500, persistent_workers=True)
+    next(iter(loader))
+    torch_loader = loader._processes._loader
+    workers = torch_loader._iterator._workers
+    torch_loader._iterator._index_queues[0]._notempty.acquire()  # what such an exception leaves behind
+    torch_workers.end(torch_loader._iterator)
+    assert not any(worker.is_alive() for worker in workers)
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -13,6 +13,8 @@ what this does instead:
   behind. Here handlers wait until all are started.
 - To read and to set the event that ends workers, it takes a lock that workers take too, and waits for ever if a dead
   worker held it. `_DoneEvent` replaces that event.
+- What a signal's handler raises while a request is put into a queue may leave that queue locked, and to end the workers
+  it waits for that lock for ever. `_DoneEvent` frees it.
 """
 
 import multiprocessing
@@ -189,6 +191,8 @@ class _DoneEvent:
         if loading is not None:
             _forget(loading)
         wait_sec = 0.0
+        for queue in self._index_queues:
+            _unlock(queue)
         if not _ended(self._workers):
             self._shared.set()
             for queue in self._index_queues:
@@ -196,6 +200,15 @@ class _DoneEvent:
             wait_sec = _END_SEC
         for worker in _living(self._workers, wait_sec):
             worker.kill()
+
+
+def _unlock(queue: Any) -> None:
+    """Free the lock of a queue of this thread, which what a signal's handler raised inside `put` may have left taken.
+
+    Its own thread takes it too, but never for long.
+    """
+    queue._notempty.acquire(timeout=_END_SEC)
+    queue._notempty.release()
 
 
 def _ended(workers: Sequence[BaseProcess], wait_sec: float = 0) -> list[BaseProcess]:
