@@ -116,6 +116,15 @@ def test_ray(home: Path) -> None:
     assert "epoch 1: 27,695 + 12,335 = 40,030 rows, each once" in lines
 
 
+@pytest.mark.slow
+@needs("ray")
+def test_ray_tokenize(home: Path) -> None:
+    lines = run(home, "ray_tokenize", num_processes=None)
+    assert [line for line in lines if line.startswith("epoch")] == [
+        f"epoch {epoch}: 3,000 texts, each once, from 2 actors" for epoch in range(2)
+    ]
+
+
 @needs("matplotlib")
 def test_throughput_plot(home: Path) -> None:
     run(home, "plot_loader", num_processes=None)

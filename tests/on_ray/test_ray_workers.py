@@ -79,6 +79,8 @@ def loader_of(folder, **options):
 
 def plain(batch):
     """A batch as values that compare."""
+    if isinstance(batch, pa.RecordBatch):
+        return batch.schema, batch.to_pydict()
     return {name: column.tolist() if hasattr(column, "tolist") else list(column) for name, column in batch.items()}
 
 
@@ -90,6 +92,8 @@ OPTIONS = {
     "lanes": {"lanes": 6, "shuffle": True, "split_rows": 20},
     "stacked": {"stack": {"matrix": ["row", "payload"]}},
     "numpy": {"output_format": "numpy"},
+    "arrow": {"output_format": "arrow"},
+    "dict": {"output_format": "dict"},
     "transform": {"transform": doubled},
     "lambda": {"transform": lambda batch: {"row": batch["row"].float()}},
     "filter": {"filters": pc.field("row") > 99},

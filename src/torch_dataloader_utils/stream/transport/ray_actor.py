@@ -1,9 +1,11 @@
 """The actor of Ray that runs workers: it makes their responses, one request after the other."""
 
+import copyreg
 import os
 import pickle
 import socket
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -68,8 +70,15 @@ class RayActor:
             running.responder.close()
 
 
+def _pickle_as_processes_do() -> None:
+    """Pickle Arrow data as worker processes do, with no rows but their own; see shape/pickling.py."""
+    reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    copyreg.dispatch_table.update({kind: reducers[kind] for kind in reducers if kind.__module__.startswith("pyarrow")})
+
+
 def _begun(worker: int, start: ActorStart, pipeline: Pipeline) -> _Running:
     counters = WorkerCounters(np.zeros(counts_shape(start.options.threads), dtype=np.int64))
+    _pickle_as_processes_do()
     pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
     stream = WorkerStream(start.work, pipeline, start.options, counters)
     writer = None if pipeline.codec is None else FlatWriter(pipeline.codec)
