@@ -49,6 +49,7 @@ def main() -> None:
         ".demo/texts",
         batch_size=50,
         shuffle=True,
+        shuffle_rows=1_000,
         transform=Tokenize(),
         workers=RayWorkers(4, actors=2, resources={"CPU": 1, "tokenise": 1}),
     )

@@ -28,6 +28,7 @@ SMALL = {
     "peers": ["0.02", "1"],
     "planning": ["10000"],
     "random_rows": ["--rows", "20000"],
+    "ray_workers": ["0.02", "1"],
     "read_row_groups": ["--rounds", "1", "--groups", "1"],
     "remote": ["--files", "1", "--rows", "4000", "--rounds", "1"],
     "resume": ["0.05", "1"],
