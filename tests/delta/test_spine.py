@@ -28,6 +28,7 @@ from torch_dataloader_utils import (
     load_inventory,
     save_inventory,
     scan_delta,
+    scan_files,
 )
 from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError, UnsupportedFeatureError
 
@@ -135,6 +136,17 @@ def test_an_inventory_is_scanned_once_for_many_loaders(table: HandTable, tmp_pat
     assert sorted(value for batch in loader for value in batch["id"].tolist()) == live_ids()
     with pytest.raises(UnsupportedFeatureError, match="scan the table again"):
         save_inventory(inventory, tmp_path / "inventory.parquet")
+
+
+def test_an_inventory_of_another_version_than_the_options_choose_is_refused(table: HandTable) -> None:
+    inventory = scan_delta(table.root, version=2)
+    for options in ({"version": 1}, {"from_version": 1}):
+        with pytest.raises(ConfigError, match="inventory is of version=2, and the options beside it choose another"):
+            DeltaDataset.create_dataloader(table.root, inventory=inventory, **options)
+    DeltaDataset.create_dataloader(table.root, inventory=inventory, version=2)
+    files = scan_files(str(table.root / "*.parquet"), allow_bare_files=True)
+    with pytest.raises(ConfigError, match="not of a table that DeltaDataset reads"):
+        DeltaDataset.create_dataloader(table.root, inventory=files)
 
 
 def test_a_table_of_plain_files_is_saved_as_an_inventory(tmp_path: Path) -> None:
@@ -286,6 +298,11 @@ def test_credentials_are_asked_for_and_never_shown(bucket: Any) -> None:
     )
     assert sum(len(batch["id"]) for batch in loader) == 29
     assert "test-secret" not in f"{dataset!r}{loader.state_dict()}"
+
+
+def test_options_of_another_client_are_an_error_that_says_which_are_known(bucket: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'AWS_ACCESS_KEY_ID'.*Pass what the fsspec client takes, such as key"):
+        read_rows(bucket[0], storage_options={"AWS_ACCESS_KEY_ID": "canary"})
 
 
 def test_a_store_that_is_not_there_is_an_error_without_secrets(bucket: Any) -> None:

@@ -20,7 +20,15 @@ from torch.utils.data import DataLoader
 
 from tests.faults.ranks import RANKS, run_ranks
 from tests.refresh.sources import KINDS, DeltaSource, DirectorySource, IcebergSource
-from torch_dataloader_utils import DeltaDataset, StructuredDataset, blend, load_inventory, save_inventory, scan_files
+from torch_dataloader_utils import (
+    DeltaDataset,
+    StructuredDataset,
+    blend,
+    load_inventory,
+    save_inventory,
+    scan_delta,
+    scan_files,
+)
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
@@ -227,6 +235,19 @@ def test_increments_follow_each_other(kind: str, tmp_path: Path) -> None:
     loader, _ = source.open(**{start: second}, **OPTIONS)
     loader.load_state_dict(state)
     assert sorted(rows_of(loader)) == list(range(30, 60))
+
+
+def test_the_next_increment_follows_one_that_an_inventory_holds(tmp_path: Path) -> None:
+    source = DeltaSource(tmp_path / "data")
+    source.create()
+    source.append(range(10))
+    source.append(range(10, 20))
+    inventory = scan_delta(source.root, from_version=1)
+    loader, _ = source.open(inventory=inventory, refresh="epoch", **OPTIONS)
+    assert sorted(rows_of(loader)) == list(range(10, 20))
+    source.append(range(20, 30))
+    loader.set_epoch(1)
+    assert sorted(rows_of(loader)) == list(range(20, 30))
 
 
 def test_an_increment_over_rewritten_rows_raises_and_the_data_stay(tmp_path: Path) -> None:

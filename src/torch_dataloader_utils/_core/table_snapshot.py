@@ -2,7 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from torch_dataloader_utils._core.arguments import check_integer, is_integer
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,11 @@ class TableSnapshot:
         start = "" if self.from_snapshot_id is None else f", from_{name}={self.from_snapshot_id}"
         return f"{name}={self.snapshot_id}{start}"
 
+    @property
+    def next_start(self) -> int | None:
+        """Of an increment: after which snapshot the next one begins. None for what is no increment."""
+        return None if self.from_snapshot_id is None else self.snapshot_id
+
     def may_follow(self, earlier: "TableSnapshot") -> bool:
         """Whether an epoch over this one may come after one over `earlier`, with no row of an increment lost or twice.
 
@@ -69,3 +78,43 @@ class TableSnapshot:
 
 
 _TEXT = re.compile(r"(.*) (snapshot|version) (-?\d+|None)(?: from (-?\d+|None))?", re.DOTALL)
+
+
+def check_snapshot(name: str, found: TableSnapshot | None, kind: str, chosen: int | None, start: int | None) -> None:
+    """Check that an inventory is of what the options beside it choose: `chosen`, and an increment after `start`.
+
+    Raises:
+        ConfigError: it is of another snapshot, of plain files, or of a table of another format.
+    """
+    if found is None or found.kind != kind:
+        raise ConfigError(f"inventory is not of a table that {name} reads. Pass what the scan of such a table gave.")
+    if chosen not in (None, found.snapshot_id) or start not in (None, found.from_snapshot_id):
+        raise ConfigError(
+            f"inventory is of {found.options}, and the options beside it choose another {kind}. Leave them out, or "
+            "scan the table again."
+        )
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def milliseconds_of(name: str, time: Any) -> int:
+    """A time that a user gives, a datetime (a naive one is UTC) or milliseconds since 1970, as milliseconds.
+
+    Raises:
+        ConfigTypeError: neither. ConfigError: an integer that does not fit into 64 bits.
+    """
+    if isinstance(time, datetime):
+        aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        return (aware - _EPOCH) // timedelta(milliseconds=1)
+    if not is_integer(time):
+        raise ConfigTypeError(f"{name}={time!r}: pass milliseconds since 1970 as a whole number, or a datetime.")
+    return check_integer(name, time)
+
+
+def time_text(milliseconds: int) -> str:
+    """ "2026-11-27 21:12:12.345 UTC"; milliseconds that no datetime holds as they are."""
+    try:
+        return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC"
+    except OverflowError:
+        return f"{milliseconds} ms since 1970"

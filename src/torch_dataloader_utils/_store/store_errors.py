@@ -87,7 +87,7 @@ def store_error(
             return _replaced(path, cause, identity)
         case ShortReplyError():
             return short_read(path, cause)
-        case FileNotFoundError() if _says_gone(diagnosis):
+        case FileNotFoundError() | NotADirectoryError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
         case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
             return _expired(path, action, cause, is_sure=kind is Kind.EXPIRED)
@@ -105,6 +105,12 @@ def store_error(
             )
         case ImportError():
             return _no_client(path, cause)
+        case TypeError() if "unexpected keyword argument" in str(error):
+            return ConfigError(
+                f"{redact(path)}: cannot {action}, its client does not know one of storage_options ({cause}). Pass "
+                "what the fsspec client takes, such as key, secret and endpoint_url of s3fs; names of other libraries, "
+                "such as AWS_ACCESS_KEY_ID, are not known."
+            )
         case _:
             return StoreError(
                 f"{redact(path)}: cannot {action} ({cause}). The storage refused or failed; check that it can be "

@@ -19,6 +19,7 @@ from torch_dataloader_utils._core.option_values import FileIdentity, check_ident
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._core.table_snapshot import check_snapshot
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local
@@ -55,6 +56,7 @@ from torch_dataloader_utils.discover.delta.log import VersionChoice
 from torch_dataloader_utils.discover.delta.snapshot import DeltaTable
 from torch_dataloader_utils.discover.delta.table_scan import DeltaScanOptions, scan_table
 from torch_dataloader_utils.discover.table_paths import Roots
+from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -97,7 +99,7 @@ class DeltaSource(Checked):
     table: str | os.PathLike[str] = option(
         MISSING,
         "the table's directory, which holds _delta_log: a local path or a URL.",
-        lambda _, value: check_path("table", value),
+        lambda _, value: _directory(value),
     )
     version: int | None = option(
         None, "the version to read; at most one of version and timestamp. None: the newest one."
@@ -166,9 +168,7 @@ class DeltaSource(Checked):
 
     def newest(self, read: Inventory) -> "DeltaSource":
         """The newest version; of increments, what comes after the one that was read."""
-        after = self.from_version
-        if after is not None and read.snapshot is not None:
-            after = read.snapshot.snapshot_id
+        after = None if read.snapshot is None else read.snapshot.next_start
         return replace(self, inventory=None, version=None, timestamp=None, from_version=after)
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
@@ -176,6 +176,7 @@ class DeltaSource(Checked):
         scan = self.scan_options(options.columns, options.filters, options.on_error)
         share = counting_share(options, *ranks_of(options))
         if self.inventory is not None:
+            check_snapshot("DeltaDataset", self.inventory.snapshot, "version", self.version, self.from_version)
             compare_options(options, meets=scanning_share(options).count > 1)
             if self.roots is not None:
                 self.roots.check_inventory(self.inventory)
@@ -194,6 +195,12 @@ class DeltaSource(Checked):
                 agreed = of_one_version(self.place, scan, share)
                 found = share.together(lambda: scanned(agreed))
         return under_filter(found, options.filters), self.access
+
+
+def _directory(table: Any) -> str:
+    if not (path := check_path("table", table)):
+        raise ConfigError("table is '': pass the path of the table's directory.")
+    return path
 
 
 def of_one_version(table: DeltaTable, scan: DeltaScanOptions, share: Share) -> DeltaScanOptions:

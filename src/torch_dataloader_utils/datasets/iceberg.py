@@ -18,6 +18,7 @@ from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.option_values import FileIdentity, check_identity
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
+from torch_dataloader_utils._core.table_snapshot import check_snapshot
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, is_local
@@ -224,9 +225,7 @@ class IcebergSource(Checked):
 
     def newest(self, read: Inventory) -> "IcebergSource":
         """The newest snapshot of the same branch or table; of increments, what comes after the one that was read."""
-        after = self.from_snapshot_id
-        if after is not None and read.snapshot is not None:
-            after = read.snapshot.snapshot_id
+        after = None if read.snapshot is None else read.snapshot.next_start
         return replace(self, inventory=None, snapshot_id=None, as_of_timestamp=None, tag=None, from_snapshot_id=after)
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
@@ -237,6 +236,8 @@ class IcebergSource(Checked):
         place, scan = self.place, self.scan_options(options.columns, options.filters, options.on_error)
         share = counting_share(options, *ranks_of(options))
         if self.inventory is not None:
+            read = self.inventory.snapshot
+            check_snapshot("IcebergDataset", read, "snapshot", self.snapshot_id, self.from_snapshot_id)
             compare_options(options, meets=scanning_share(options).count > 1)
             if place.allowed_roots is not None:
                 place.allowed_roots.check_inventory(self.inventory)

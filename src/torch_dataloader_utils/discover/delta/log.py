@@ -13,14 +13,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
-from torch_dataloader_utils._core.arguments import hold_integers, is_integer
+from torch_dataloader_utils._core.arguments import hold_integers
+from torch_dataloader_utils._core.table_snapshot import milliseconds_of, time_text
 from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.delta.actions import commit_time, read_commit
 from torch_dataloader_utils.discover.table_files import TableFiles
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
+from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 LOG = "_delta_log"
 
@@ -34,7 +35,7 @@ class VersionChoice:
     """The user's choice of a version.
 
     version: None for the newest. timestamp: the version of that time, milliseconds since 1970 or a datetime (a naive
-    one counts as UTC). from_version: only what was added after that version.
+    one counts as UTC); kept as milliseconds. from_version: only what was added after that version.
 
     Raises:
         ConfigError: both a version and a time, or a version below 0. ConfigTypeError: another type.
@@ -48,18 +49,8 @@ class VersionChoice:
         if self.version is not None and self.timestamp is not None:
             raise ConfigError("version and timestamp each choose a version; pass one of them.")
         hold_integers(self, "version", "from_version", least=0)
-        time = self.timestamp
-        if not (time is None or isinstance(time, datetime) or is_integer(time)):
-            raise ConfigTypeError(f"timestamp={time!r}: pass milliseconds since 1970 as a whole number, or a datetime.")
-
-    @property
-    def milliseconds(self) -> int | None:
-        """The time."""
-        time = self.timestamp
-        if isinstance(time, datetime):
-            aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-            return int(aware.timestamp() * 1000)
-        return None if time is None else int(time)
+        if self.timestamp is not None:
+            object.__setattr__(self, "timestamp", milliseconds_of("timestamp", self.timestamp))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +154,9 @@ def choose_version(log: DeltaLog, choice: VersionChoice, files: TableFiles) -> i
         ConfigError: no such version, or a store that does not say when its files were written.
         NoDataError: the table had no version at that time.
     """
-    version, milliseconds = choice.version, choice.milliseconds
-    if milliseconds is not None:
-        version = _at_time(log, milliseconds, files)
+    version = choice.version
+    if isinstance(choice.timestamp, int):
+        version = _at_time(log, choice.timestamp, files)
     if version is not None and version > log.newest:
         raise ConfigError(f"{log.name} has no version {version}; the newest is {log.newest}. Choose one up to that.")
     return log.newest if version is None else version
@@ -184,8 +175,8 @@ def _at_time(log: DeltaLog, milliseconds: int, files: TableFiles) -> int:
         place = bisect_right(times, milliseconds)
     if place == 0:
         raise NoDataError(
-            f"{log.name} had no version at {milliseconds} ms since 1970, as far as its log says: the first is of "
-            f"{_time(log, versions[0], files)} ms. Choose a later time."
+            f"{log.name} had no version at {time_text(milliseconds)}, as far as its log says: the first is of "
+            f"{time_text(_time(log, versions[0], files))}. Choose a later time, a datetime or milliseconds since 1970."
         )
     return versions[place - 1]
 
@@ -212,7 +203,7 @@ def _time_of_file(log: DeltaLog, version: int, files: TableFiles) -> int:
 
 def _no_table(name: str) -> NoDataError:
     return NoDataError(
-        f"{name} is no Delta table: it has no {LOG}/*.json. Check the path, which is that of the table's directory."
+        f"{name} is no Delta table: it has no {LOG}/*.json. Pass the path of the directory that holds {LOG}."
     )
 
 

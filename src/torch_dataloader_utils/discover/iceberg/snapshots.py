@@ -1,10 +1,11 @@
 """Chooses the snapshot that a scan reads, and its schema."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils._core.arguments import hold_integers, is_integer
+from torch_dataloader_utils._core.arguments import hold_integers
+from torch_dataloader_utils._core.table_snapshot import milliseconds_of, time_text
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, NoDataError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class AgreedState:
 class SnapshotChoice:
     """The user's choice; at most one of snapshot_id, as_of_timestamp, branch and tag, or a snapshot_id of a branch.
 
-    as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC).
+    as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC); kept as milliseconds.
     from_snapshot_id: only what was appended after that snapshot.
     allow_rewrites: leave out what other changes than appends did after it, instead of raising.
     agreed: what rank 0 found for this choice, since the table may have changed after that.
@@ -52,19 +53,11 @@ class SnapshotChoice:
         if len(chosen) > 1 and chosen != ["snapshot_id", "branch"]:
             raise ConfigError(f"{' and '.join(chosen)} each choose a snapshot; pass one of them.")
         hold_integers(self, "snapshot_id", "from_snapshot_id")
-        self._hold_time()
+        if self.as_of_timestamp is not None:
+            object.__setattr__(self, "as_of_timestamp", milliseconds_of("as_of_timestamp", self.as_of_timestamp))
         for name in ("branch", "tag"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ConfigTypeError(f"{name}={value!r}: pass the name of one {name}, a text.")
-
-    def _hold_time(self) -> None:
-        time = self.as_of_timestamp
-        if not (time is None or isinstance(time, datetime) or is_integer(time)):
-            raise ConfigTypeError(
-                f"as_of_timestamp={time!r}: pass milliseconds since 1970 as a whole number, or a datetime."
-            )
-        if not isinstance(time, datetime):
-            hold_integers(self, "as_of_timestamp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +109,7 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
             last = _snapshot(metadata, SnapshotChoice(branch=choice.branch), name)
             _check_descends(metadata, last, wanted, choice.branch, name)
         return wanted
-    if choice.as_of_timestamp is not None:
+    if isinstance(choice.as_of_timestamp, int):
         return _at_time(metadata, choice.as_of_timestamp, name)
     for kind in ("branch", "tag"):
         wanted = getattr(choice, kind)
@@ -153,19 +146,14 @@ def _by_id(metadata: "TableMetadata", snapshot_id: int, name: str) -> "Snapshot"
     return snapshot
 
 
-def _at_time(metadata: "TableMetadata", time: int | datetime, name: str) -> "Snapshot":
-    if isinstance(time, datetime):
-        aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-        milliseconds = int(aware.timestamp() * 1000)
-    else:
-        milliseconds = time
+def _at_time(metadata: "TableMetadata", milliseconds: int, name: str) -> "Snapshot":
     history = _history(metadata)
     reached = [snapshot_id for moment, snapshot_id in history if moment <= milliseconds]
     if not reached:
-        known = f"the first that they name is of {min(history)[0]}" if history else "they name none"
+        known = f"the first that they name is of {time_text(min(history)[0])}" if history else "they name none"
         raise NoDataError(
-            f"{name} had no snapshot at {time}, as far as its metadata say: {known}. Choose a later time, a datetime "
-            "or milliseconds since 1970."
+            f"{name} had no snapshot at {time_text(milliseconds)}, as far as its metadata say: {known}. Choose a later "
+            "time, a datetime or milliseconds since 1970."
         )
     # The last one, if there are several in one millisecond.
     return _by_id(metadata, reached[-1], name)
