@@ -149,8 +149,7 @@ def test_a_cap_that_is_an_error_comes_after_all_steps_before_it(tables, options)
     loader = make(tables, at_cap="error", **capped)
     received = []
     with pytest.raises(ConfigError, match="of the blend has given max_epochs=1 passes"):
-        for batch in loader:
-            received.append(batch["row"].tolist())
+        received.extend(batch["row"].tolist() for batch in loader)
     assert received == batches
     assert loader.epoch == 0
     resumed = make(tables, at_cap="error", **capped)
