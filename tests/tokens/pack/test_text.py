@@ -161,6 +161,41 @@ def test_threads_share_a_tokenizer_of_hugging_face():
     assert [len(each[0]) for each in found] == [1 + number % 8 for number in range(200)]
 
 
+def test_threads_share_a_chat_template_with_masks_and_with_its_user():
+    fields = {"tokens": None, "is_answer": PerToken(output="assistant_masks")}
+    mine = hugging_face()
+    packing = pack_tokens("messages", 8, tokenizer=mine, fields=fields)
+    chats = [
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": " ".join("bcdefgh"[: 1 + number % 7])}] * 3
+        for number in range(400)
+    ]
+
+    def mask(chat):
+        mine.apply_chat_template(chat, tokenize=False)  # as an evaluation beside the loader does
+        return packing.tokenizer.call([chat], packing.outputs)["assistant_masks"][0]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(mask, chats))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [[0, 0, 0, *[1] * (2 + number % 7)] * 3 for number in range(400)]
+
+
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, "\n" + TEMPLATE, "  " + TEMPLATE + "\n", {"default": "  \n" + TEMPLATE}]
+)
+def test_a_chat_template_gives_what_its_tokenizer_gives(template):
+    mine = hugging_face()
+    mine.chat_template = template
+    chat = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+    mine.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # of spaces too
+    copied = pack_tokens("messages", 8, tokenizer=mine).tokenizer.call.tokenizer
+    assert copied.apply_chat_template(chat, tokenize=False) == mine.apply_chat_template(chat, tokenize=False)
+
+
 def test_counts_are_kept_for_other_lengths_and_not_for_other_tokenizers(folder, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path_factory.mktemp("cache")))
     CALLS.clear()
@@ -274,6 +309,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
         pack_tokens("text", 8, fields={"x": PerToken(output="y")})
     with pytest.raises(ConfigTypeError, match="tokenizer is an int"):
         pack_tokens("text", 8, tokenizer=3)
+    without_marks = hugging_face()
+    for template in (None, TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")):
+        without_marks.chat_template = template
+        with pytest.raises(ConfigError, match=r"does not say what the assistant's words are: set .*\{% generation %\}"):
+            pack_tokens("messages", 8, tokenizer=without_marks, fields={"x": PerToken(output="assistant_masks")})
     for path in ("nowhere.json", tmp_path, tmp_path / "a.parquet"):
         with pytest.raises(ConfigError, match=r"is not a tokenizer\.json of the tokenizers package"):
             pack_tokens("text", 8, tokenizer=path)

@@ -4,6 +4,8 @@ A tokenizer becomes a `NamedTokenizer`: one function, and the names by which sta
 """
 
 import copy
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
-from torch_dataloader_utils.errors import ConfigTypeError, SchemaError, TransformError, of_type
+from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
 from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.tokens.corpus_build.tokenizers import (
     TokenizerFile,
@@ -26,6 +29,9 @@ from torch_dataloader_utils.tokens.documents import Documents, to_plain
 
 TOKENS = "input_ids"
 """What a tokenizer that gives several lists a text calls the tokens, as those of Hugging Face do."""
+
+# What transformers calls the masks of the words of the assistant.
+_MASKS = "assistant_masks"
 
 # Takes texts or conversations; gives a token list for each, or a mapping of such lists.
 _Call = Callable[[list[Any]], Any]
@@ -44,11 +50,12 @@ class NamedTokenizer:
     version: str | None
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "NamedTokenizer":
-        """See `tokenizer` of `pack_tokens`.
+    def of(cls, tokenizer: Any, outputs: Sequence[str] = ()) -> "NamedTokenizer":
+        """See `tokenizer` of `pack_tokens`. outputs: what is wanted beside the tokens.
 
         Raises:
             ConfigTypeError: none of these. ConfigError, MissingDependencyError: see TokenizerFile.
+            ConfigError: masks of the assistant are wanted, and the chat template makes none.
         """
         if isinstance(tokenizer, NamedTokenizer):
             return tokenizer
@@ -58,7 +65,7 @@ class NamedTokenizer:
             file = f"{digest_bytes(Path(tokenizer.path).read_bytes())} {tokenizer.add_special_tokens}"
             return cls(call=_Plain(tokenizer), name=file, version=file)
         if hasattr(tokenizer, "apply_chat_template"):
-            return _hugging_face(tokenizer)
+            return _hugging_face(tokenizer, outputs)
         if not callable(tokenizer):
             raise ConfigTypeError(
                 f"tokenizer is {of_type(tokenizer)}: pass one of Hugging Face, the path of a tokenizer.json, or a "
@@ -91,12 +98,32 @@ class _HuggingFace:
     def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:
         if isinstance(values[0], str):
             return self.tokenizer(values, verbose=False)
-        return self.tokenizer.apply_chat_template(
-            values, tokenize=True, return_dict=True, return_assistant_tokens_mask="assistant_masks" in outputs
+        with _TEMPLATES.get(threading.Lock):
+            return self.tokenizer.apply_chat_template(
+                values, tokenize=True, return_dict=True, return_assistant_tokens_mask=_MASKS in outputs
+            )
+
+
+# transformers compiles each text of a template once in a process, and keeps the masks being made in what it compiled.
+_TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+
+
+def _of_its_own(template: Any) -> Any:
+    """The chat template, or those by name, as a text that nobody else renders while we do; it gives the same."""
+    if isinstance(template, Mapping):
+        return {name: _of_its_own(each) for name, each in template.items()}
+    # A comment is left out with its line end.
+    return f"{{# of the loader #}}\n{template}" if isinstance(template, str) else template
+
+
+def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
+    # With another template transformers warns, and gives masks of zeros.
+    if _MASKS in outputs and not re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))):
+        raise ConfigError(
+            f"fields has output={_MASKS!r}, and the chat template of the tokenizer does not say what the assistant's "
+            "words are: set tokenizer.chat_template to one that has {% generation %} before them and "
+            "{% endgeneration %} after them."
         )
-
-
-def _hugging_face(tokenizer: Any) -> NamedTokenizer:
     # Of our own: what it was saved with would cut documents or pad them to the longest, and to switch that off while
     # another thread uses it is an error.
     tokenizer = copy.deepcopy(tokenizer)
@@ -106,6 +133,7 @@ def _hugging_face(tokenizer: Any) -> NamedTokenizer:
         backend.no_truncation()
         backend.no_padding()
         name = digest_bytes(f"{backend.to_str()}\0{tokenizer.chat_template}".encode())
+    tokenizer.chat_template = _of_its_own(getattr(tokenizer, "chat_template", None))
     return NamedTokenizer(call=_HuggingFace(tokenizer), name=name, version=name)
 
 

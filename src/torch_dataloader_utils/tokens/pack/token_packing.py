@@ -137,7 +137,7 @@ class TokenPacking:
         self._check_multiple()
         object.__setattr__(self, "fields", _check_fields(self.fields))
         if self.tokenizer is not None:
-            object.__setattr__(self, "tokenizer", NamedTokenizer.of(self.tokenizer))
+            object.__setattr__(self, "tokenizer", NamedTokenizer.of(self.tokenizer, self.outputs))
         elif self.outputs:
             raise ConfigError(f"fields has outputs of a tokenizer, {list(self.outputs)}, and there is no tokenizer=.")
 
