@@ -182,7 +182,7 @@ def _build_stages(
         workers=options.workers,
         decode=_decode_options(rows.inventory, options),
         callbacks=(ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
-        credentials=access.credentials,
+        sent=_functions_of_readers(access, options),
         # Discovery has used obstore in this process already; see _store/obstore.py.
         start_method="forkserver" if access.remote.backend == "obstore" else None,
         peers=peers,
@@ -190,6 +190,12 @@ def _build_stages(
         row_tokens=0 if options.pack is None else options.pack.sequence_length,
         foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
     )
+
+
+def _functions_of_readers(access: StoreAccess, options: TableOptions) -> tuple[Callable[..., Any], ...]:
+    tokenizer = None if options.pack is None else options.pack.tokenizer
+    given = access.credentials, None if tokenizer is None else tokenizer.call.tokenizer
+    return tuple(each for each in given if each is not None)
 
 
 class BuiltDataset(TableDataset):

@@ -48,7 +48,7 @@ class Stages:
 
     num_processes: worker processes of its loader; 0 decodes in threads, and the topology then has 1 worker.
     workers: where these run in actors of Ray instead.
-    credentials: the user's function that gives storage credentials; workers call it too.
+    sent: functions of the user that workers call where they read.
     start_method: how worker processes start if the caller does not say; None leaves that to Python.
     peers: the global ranks that this one is compared with, () for all of the process group; None for no comparison.
     compared: the options that these need to have alike, as texts.
@@ -64,7 +64,7 @@ class Stages:
     decode: DecodeOptions
     workers: RayWorkers | None = None
     callbacks: tuple[LoaderCallback, ...] = ()
-    credentials: Callable[..., Any] | None = None
+    sent: tuple[Callable[..., Any], ...] = ()
     start_method: str | None = None
     peers: tuple[int, ...] | None = None
     compared: Mapping[str, str] = field(default_factory=dict)

@@ -93,7 +93,8 @@ class TableDataLoader(DataLoader[BatchT]):
         if stages.workers is not None:
             self._actors = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
         elif num_workers > 0:
-            sent = [each for each in (stages.credentials, options.get("worker_init_fn")) if each is not None]
+            begin = options.get("worker_init_fn")
+            sent = stages.sent if begin is None else (*stages.sent, begin)
             check_functions(sent, options.get("multiprocessing_context"))
             self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 

@@ -118,6 +118,12 @@ def test_worker_processes_tokenize_too(folder):
     assert sorted(received, key=str) == sorted(pack_corpus(FILES, packing), key=str)
 
 
+def test_a_tokenizer_that_cannot_be_sent_is_named(folder):
+    packing = pack_tokens("tokens", 16, tokenizer=lambda texts: numbers(texts))
+    with pytest.raises(ConfigError, match="<lambda> cannot be sent to worker processes that are started with 'spawn'"):
+        load(folder, packing, num_workers=1, multiprocessing_context="spawn")
+
+
 def test_another_list_of_the_tokenizer_goes_with_the_tokens(folder):
     fields = {"tokens": None, "half": PerToken(output="halves", pad=-1)}
     packing = pack_tokens("tokens", 16, eod=0, tokenizer=numbers_and_halves, fields=fields)

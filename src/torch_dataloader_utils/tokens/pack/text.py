@@ -33,9 +33,6 @@ TOKENS = "input_ids"
 # What transformers calls the masks of the words of the assistant.
 _MASKS = "assistant_masks"
 
-# Takes texts or conversations; gives a token list for each, or a mapping of such lists.
-_Call = Callable[[list[Any]], Any]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedTokenizer:
@@ -45,7 +42,7 @@ class NamedTokenizer:
     name: states are bound to it; None if it has none. version: counts are kept under it, see `tokenizer_version`.
     """
 
-    call: Callable[[list[Any], Sequence[str]], Any]
+    call: "_Plain | _HuggingFace"
     name: str | None
     version: str | None
 
@@ -83,10 +80,10 @@ class NamedTokenizer:
 class _Plain:
     """A function of the values alone."""
 
-    function: _Call
+    tokenizer: Callable[[list[Any]], Any]
 
     def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:  # noqa: ARG002  # see NamedTokenizer.call
-        return self.function(values)
+        return self.tokenizer(values)
 
 
 @dataclass(frozen=True, slots=True)
