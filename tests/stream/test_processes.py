@@ -118,6 +118,42 @@ def die_on_row_60(batch):
     return batch
 
 
+class Cycle:
+    """Garbage from the start, which writes down in which process it ends."""
+
+    def __init__(self, file):
+        self.own = self
+        self.file = file
+
+    def __del__(self):
+        with self.file.open("a") as file:
+            file.write(f"{os.getpid()} ")
+
+
+def collect_garbage(batch):
+    gc.collect()
+    return batch
+
+
+@pytest.mark.skipif("fork" not in START_METHODS, reason="no fork")
+@pytest.mark.parametrize("collects", [True, False])
+def test_forked_workers_do_not_collect_the_garbage_of_the_trainer(table, tmp_path, collects):
+    (folder, _), file = table, tmp_path / "pids"
+    loader, _ = load(folder, transform=collect_garbage, multiprocessing_context="fork")
+    gc.collect()
+    gc.disable()
+    try:
+        Cycle(file)
+        if collects:
+            gc.enable()
+        sum(batch.num_rows for batch in loader)
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+    gc.collect()
+    assert file.read_text() == f"{os.getpid()} "
+
+
 @pytest.mark.parametrize("method", START_METHODS)
 def test_every_start_method_delivers_the_planned_order(table, method):
     expected = [check_batch(batch) for batch in load(table[0], num_workers=2)[0]]

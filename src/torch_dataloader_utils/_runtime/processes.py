@@ -1,5 +1,6 @@
-"""Ends a process when its parent ends, and holds signals back where their handlers would do harm."""
+"""Ends a process when its parent ends; holds signals back, and the collection of garbage, where they would do harm."""
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -71,5 +72,37 @@ def _let_go() -> None:
         _handlers.pop(number, None)
 
 
+_collects_after_fork: bool | None = None
+"""Whether processes that are forked now collect garbage; None outside of `garbage_left_to_parent`."""
+
+
+@contextmanager
+def garbage_left_to_parent() -> Iterator[None]:
+    """Processes that are forked inside never collect what was garbage before: reference cycles stay the parent's.
+
+    Some objects must not die in another process. CUDA's memory and events end one that is forked: torch calls CUDA as
+    they die, and raises in a destructor.
+    """
+    global _collects_after_fork
+    collects = _collects_after_fork = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        _collects_after_fork = None
+        if collects:
+            gc.enable()
+
+
+def _leave_garbage() -> None:
+    global _collects_after_fork
+    collects, _collects_after_fork = _collects_after_fork, None
+    if collects is not None:
+        gc.freeze()
+    if collects:
+        gc.enable()
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
+    os.register_at_fork(after_in_child=_leave_garbage)

@@ -39,7 +39,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from torch_dataloader_utils._runtime.processes import held
+from torch_dataloader_utils._runtime.processes import garbage_left_to_parent, held
 from torch_dataloader_utils._runtime.system_limits import limit_error
 
 _NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
@@ -72,7 +72,8 @@ def start(loader: DataLoader[Any]) -> Any:
     loading: Any = None
     try:
         with held(*_signals_to_hold(loader)) as deliver:
-            loading = iter(loader)
+            with garbage_left_to_parent():
+                loading = iter(loader)
             if not isinstance(loading._workers_done_event, _DoneEvent):
                 loading._workers_done_event = _DoneEvent(loading)
             _forget(loading)
