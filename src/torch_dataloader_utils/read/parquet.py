@@ -114,7 +114,8 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = AL
         if decoded is not None:
             yield decoded
             num_rows = stop
-            columns = [name for name in columns if name not in decoded.schema.names]
+            found = set(decoded.schema.names)
+            columns = [name for name in columns if name not in found]
         if not columns:
             return
     with source.open(lambda: _spans(source, footer, columns)) as file:
