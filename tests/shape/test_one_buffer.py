@@ -105,6 +105,15 @@ def test_to_another_device_makes_views_of_one_tensor_there():
     assert batch["x"]._base is not None
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_tensors_are_packed_whole(dtype):
+    numbers = torch.arange(120_000).reshape(3, 40_000).to(dtype)
+    tensors = [numbers[:, 1:].t(), numbers[1], numbers[2], numbers.conj()]
+    packed = OneBuffer.packed(tensors, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    for tensor, seen in zip(tensors, packed.seen_in(packed.buffer), strict=True):
+        assert torch.equal(tensor, seen)
+
+
 def test_conjugates_and_negatives_move_with_their_values():
     numbers = torch.tensor([1 + 2j, 3 - 4j]).conj()
     columns = TensorBatch({"conj": numbers, "same": numbers, "neg": numbers.imag})._move(torch.clone, allocate)

@@ -30,8 +30,13 @@ if options.pop("pads", False):
     options["collate_fn"] = PadRagged()
 if "lanes" in options:
     options["lanes"] = Lanes(**options["lanes"])
+moves = options.pop("moves", False)
 loader, _ = StructuredDataset.create_dataloader(folder, num_workers=0, **options)
-rows = sum(len(batch["row_id"]) for batch in loader)
+rows = 0
+for batch in loader:
+    rows += len(batch["row_id"])
+    if moves:
+        batch.to("meta")
 if splits:
     torch.zeros(1 << 20).max()
 print(json.dumps([rows, len(os.listdir("/proc/self/task")) - before]))
@@ -69,6 +74,7 @@ def ends_with(folder, *, splits=False, **options):
     [
         {},
         {"batch_size": 40_000},
+        {"batch_size": 40_000, "moves": True},
         {"nulls": "mask"},
         {"stack": {"features": ["x"]}, "columns": ["row_id", "x"]},
         {"columns": ["row_id", "tokens"], "pads": True, "batch_size": 20_000},

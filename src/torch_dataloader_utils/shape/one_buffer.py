@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,8 @@ ALIGNMENT_BYTES = 64
 
 # Tensors of one storage are moved together with the gaps between them, unless gaps take more than half as much again.
 _MOST_WASTE = 0.5
+
+_MOST_NUMBERS_OF_A_THREAD = 32_768
 
 
 class TensorPlace(NamedTuple):
@@ -73,7 +76,7 @@ class OneBuffer:
             first = views[indices[0]]
             pitch = pitch_bytes(first.nbytes) // first.itemsize
             side_by_side = first.as_strided((len(indices), *first.shape), (pitch, *first.stride()))
-            torch.stack([tensors[index] for index in indices], out=side_by_side)
+            stack_into([tensors[index] for index in indices], side_by_side)
         return packed
 
     def seen_in(self, buffer: Tensor) -> list[Tensor]:
@@ -83,6 +86,23 @@ class OneBuffer:
             numbers[dtype].as_strided(shape, strides, numbers[dtype].storage_offset() + offset // dtype.itemsize)
             for offset, dtype, shape, strides in self.places
         ]
+
+
+def stack_into(tensors: list[Tensor], out: Tensor) -> None:
+    """Copy tensors of one dtype and shape into out[0], out[1], ..., in this thread alone.
+
+    torch divides a copy of more than 32,768 numbers among threads of its own, which then spin on all cores while
+    others decode.
+    """
+    if tensors[0].numel() <= _MOST_NUMBERS_OF_A_THREAD:
+        torch.stack(tensors, out=out)
+        return
+    for tensor, place in zip(tensors, out, strict=True):
+        _as_array(place)[...] = _as_array(as_stored(tensor))
+
+
+def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def typed(buffer: Tensor, dtype: torch.dtype) -> Tensor:

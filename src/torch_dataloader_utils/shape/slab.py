@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_dataloader_utils._core.slab_codec import SlabPlace, SlabSpan
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.batch_tree import BatchTree, is_container
-from torch_dataloader_utils.shape.one_buffer import extent_bytes, is_plain, pitch_bytes, typed
+from torch_dataloader_utils.shape.one_buffer import extent_bytes, is_plain, pitch_bytes, stack_into, typed
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 _DTYPES = (
@@ -304,7 +304,7 @@ def _copy(layout: SlabLayout, tensors: Sequence[list[Tensor]], allocate: Callabl
     if layout.num_bytes > buffer.shape[0]:
         raise InternalError(f"A batch needs {layout.num_bytes} bytes, its slab has {buffer.shape[0]}.")
     for group, members in zip(layout.groups[layout.lying :], tensors[layout.lying :], strict=True):
-        torch.stack(members, out=group.inside(buffer))
+        stack_into(members, group.inside(buffer))
 
 
 def _numbered(layout: SlabLayout, groups: Sequence[Tensor]) -> dict[int, Any]:
