@@ -6,6 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.packing.sequences import Sequences, samples_of, sequence
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError
@@ -466,3 +467,27 @@ def test_packed_loader_says_what_it_cannot_save_or_load():
         PackedLoader([], CONFIG, 3).state_dict()
     with pytest.raises(CheckpointMismatchError, match="no loader"):
         PackedLoader(Counting(), CONFIG, 3).load_state_dict(PackedLoader(None, CONFIG, 3).state_dict())
+
+
+@pytest.fixture
+def nccl_of_one(tmp_path):
+    """Groups of NCCL with this process alone, on its GPU; create_packing_groups has none for one process."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    everywhere = dist.group.WORLD
+    yield PackingGroups(dp=everywhere, cp=everywhere, tp=everywhere, pp=everywhere, dp_cp=everywhere)
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_nccl_takes_what_is_communicated(nccl_of_one):
+    alone = wrap_data_iterator(samples_of(LENGTHS), CONFIG, len(LENGTHS))
+    together = wrap_data_iterator(samples_of(LENGTHS), CONFIG, len(LENGTHS), nccl_of_one)
+    assert together[1:] == alone[1:]
+    for expected in microbatches_of(alone):
+        batch = get_batch_on_this_rank_for_sequence_packing(together.data_iterator, groups=nccl_of_one)
+        assert batch.tokens.is_cuda
+        for key in ("tokens", "labels", "loss_mask", "position_ids", "padding_mask"):
+            assert getattr(batch, key).tolist() == getattr(expected, key).tolist()
+        given, wanted = batch.packed_seq_params, expected.packed_seq_params
+        assert given.cu_seqlens_q.tolist() == wanted.cu_seqlens_q.tolist()
+        assert given.max_seqlen_q == wanted.max_seqlen_q
