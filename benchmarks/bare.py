@@ -23,9 +23,9 @@ def groups_of(folder: Path) -> list[Group]:
     return [(path, group, footer) for path, footer in footers for group in range(footer.num_row_groups)]
 
 
-def in_threads(read: Callable[[Any], int], tasks: Iterable[Any]) -> int:
+def in_threads(read: Callable[[Any], int], tasks: Iterable[Any], threads: int = CORES) -> int:
     """The sum of what `read` counts in all tasks, one thread a core."""
-    with ThreadPoolExecutor(CORES) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(read, tasks))
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,14 +36,18 @@ def tabular(gib: float = 1.0, layout: str = "snappy") -> Path:
     def write(folder: Path) -> None:
         rows = int(gib * 2**30 / 241)
         groups = max(8, rows // GROUP_ROWS)
-        rng = np.random.default_rng(0)
         codec, _, required = layout.partition("-")
-        fields = [field.with_nullable(not required) for field in _tabular(rng, 1).schema]
-        for file in range(8):
-            with pq.ParquetWriter(folder / f"part-{file}.parquet", pa.schema(fields), compression=codec) as writer:
+        schema = _tabular(np.random.default_rng(0), 1).schema
+        schema = pa.schema([field.with_nullable(not required) for field in schema])
+
+        def write_file(file: int) -> None:
+            rng = np.random.default_rng([0, file])
+            with pq.ParquetWriter(folder / f"part-{file}.parquet", schema, compression=codec) as writer:
                 for _ in range(file, groups, 8):
-                    table = _tabular(rng, GROUP_ROWS).cast(pa.schema(fields))
-                    writer.write_table(table, row_group_size=GROUP_ROWS)
+                    writer.write_table(_tabular(rng, GROUP_ROWS).cast(schema), row_group_size=GROUP_ROWS)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(write_file, range(8)))
 
     return made_once(f"tabular-{gib:g}" if layout == "snappy" else f"tabular-{gib:g}-{layout}", write)
 
