@@ -200,6 +200,9 @@ def measure_steps(name, form, width, device, runs):
             form.load(pin_memory=device.type == "cuda"), lambda batch: batch.to(device, non_blocking=True)
         ),
         ".to(device)": fed_by(form.load(), lambda batch: batch.to(device)),
+        "2 processes, DevicePrefetcher": fed_by(
+            DevicePrefetcher(form.load(num_workers=2, persistent_workers=True), device), lambda batch: batch
+        ),
     }
     times = alternate(cases, runs=runs)
     facts = {"width": width, **about(device)}
@@ -230,9 +233,10 @@ def main() -> None:
             measure_copies(name, form, device, runs)
     else:
         print("there is no GPU: copies are not measured, and steps are made on the CPU")
-    for width in (1024, 2048) if device.type == "cuda" else (16,):
-        for name, form in forms.items():
-            measure_steps(name, form, width, device, runs)
+    for name, form in forms.items():
+        measure_steps(name, form, 2048 if device.type == "cuda" else 16, device, runs)
+    if device.type == "cuda":
+        measure_steps("stacked", forms["stacked"], 4096, device, runs)
 
 
 if __name__ == "__main__":
