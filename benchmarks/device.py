@@ -23,7 +23,7 @@ from torch_dataloader_utils.stream.loader import TableDataLoader
 
 INPUTS = 40
 VOCABULARY = 50_000
-MOST_STEPS = 300
+MOST_STEPS = {"cuda": 300, "cpu": 10}
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def measure_steps(name, form, width, device, runs):
     """Steps fed from Parquet, an epoch at most, against as many on one batch that stays on the device."""
     training = Training(form, width, device)
     loader = form.load()
-    resident, steps = next(iter(loader)).to(device), min(len(loader), MOST_STEPS)
+    resident, steps = next(iter(loader)).to(device), min(len(loader), MOST_STEPS[device.type])
 
     def on_one_batch():
         for _ in range(steps):
