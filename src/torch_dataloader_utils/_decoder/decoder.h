@@ -21,6 +21,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "Numbers are copied as Parquet stores them, little-endian. The package installs without this module."
+#endif
+
 /* Why a chunk is refused; `reasons` in module.c has their names. */
 typedef enum {
     DECODED = 0,
