@@ -259,5 +259,7 @@ def test_vocabularies_of_wrong_values_are_refused(tmp_path):
     for name in ("v.parquet", "none.parquet"):
         with pytest.raises(ConfigError, match="no vocabulary can be read"):
             Vocabulary.load(str(tmp_path / name))
+    with pytest.raises(ConfigTypeError, match="path=3: pass a path"):
+        Vocabulary.load(3)
     with pytest.raises(ConfigError, match="buckets=0"):
         Hash(buckets=0)

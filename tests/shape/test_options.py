@@ -96,6 +96,8 @@ def test_null_items_under_a_mask_say_that_only_lists_are_masked() -> None:
     batch = pa.RecordBatch.from_pydict({"l": pa.array([[1, None], None], pa.list_(pa.int32()))})
     with pytest.raises(NullValueError, match=r"1 nulls in lists in 2 values.*which lists are null, not which items"):
         make_shaper("torch", batch.schema, nulls="mask").block([batch])
+    with pytest.raises(NullValueError, match=r'Say nulls=\{"l": \("fill", value\)\}\.$'):
+        make_shaper("torch", batch.schema).block([batch.slice(0, 1)])
 
 
 def test_one_fill_value_is_for_the_columns_that_become_tensors() -> None:

@@ -227,11 +227,13 @@ def _mask(valid: Bools | None, count: int) -> Tensor:
 
 def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
     nulls, total = int(valid.size - np.count_nonzero(valid)), valid.size
+    # A mask is a bool a row, and says nothing of the items of a list.
+    or_mask = "" if what == "nulls in lists" else ', or "mask" for a bool tensor beside it'
     if isinstance(spec.nulls, Refuse):
-        advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ...}} with ("fill", value) or "mask"'
+        advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ("fill", value)}}{or_mask}'
     elif isinstance(spec.nulls, Mask):
         advice = 'A mask says which lists are null, not which items. Use ("fill", value)'
     else:
         emptied = ", which makes null lists empty" if what == "null lists" else ""
-        advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}, or "mask" for a bool tensor beside it'
+        advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}{or_mask}'
     return NullValueError(f"column {spec.name!r} ({spec.data_type}) has {nulls} {what} in {total} values. {advice}.")

@@ -10,6 +10,7 @@ format work with the numbers as if they were stored so.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import pyarrow.types as pt
 from torch_dataloader_utils._core.arguments import check_integer, check_seed, hold_integers
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.shape.arrow_types import decoded_type
@@ -102,14 +104,15 @@ class Vocabulary:
         self._digest = short_digest(hashes.tobytes() + f"{self._values.type}".encode())
 
     @classmethod
-    def load(cls, path: str, *, unknown: int = 0) -> "Vocabulary":
+    def load(cls, path: str | PathLike[str], *, unknown: int = 0) -> "Vocabulary":
         """The vocabulary of a Parquet file as `tdu vocabulary` writes it: the values of its first column, in order.
 
         Raises:
-            ConfigError: no such file, or not a Parquet file with a column that can be one.
+            ConfigTypeError: no path. ConfigError: no such file, or not a Parquet file with a column that can be one.
         """
+        file = check_path("path", path)
         try:
-            column = pq.read_table(path, columns=[pq.read_schema(path).names[0]]).column(0)
+            column = pq.read_table(file, columns=[pq.read_schema(file).names[0]]).column(0)
         except (OSError, pa.ArrowException, IndexError) as error:
             raise ConfigError(
                 f"{path}: no vocabulary can be read from it ({error}). Pass a Parquet file that tdu vocabulary wrote."
