@@ -230,12 +230,20 @@ def test_what_is_not_used_may_be_anything(tmp_path: Path, unused: Metadata) -> N
     assert read_rows(path) == ids(0, 3)
 
 
-def test_an_operation_that_nobody_knows_is_no_append(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_operation_that_nobody_knows_is_no_append(tmp_path: Path, is_told: bool) -> None:
     table = numbered(tmp_path)
     table.append(ids(0, 3))
     table.append(ids(3, 5))
     table.append(ids(5, 6))
-    path = rewritten(table, lambda metadata: metadata["snapshots"][1]["summary"].update(operation="transmute"))
+
+    def change(metadata: Metadata) -> None:
+        if is_told:
+            metadata["snapshots"][1]["summary"].update(operation="transmute")
+        else:  # as version 1 may have it
+            del metadata["snapshots"][1]["summary"]
+
+    path = rewritten(table, change)
     assert sorted(row["id"] for row in read_rows(path)) == list(range(6))
     with pytest.raises(ConfigError, match="rewritten rows would come twice"):
         read_rows(path, from_snapshot_id=1001)

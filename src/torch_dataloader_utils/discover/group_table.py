@@ -1,12 +1,24 @@
 """Joins the scans of single files to one table of row groups, and counts live rows in it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils._core.inventory import UNKNOWN, GroupTable, Int32s, Int64s, Inventory
+from torch_dataloader_utils._core.inventory import (
+    UNKNOWN,
+    FileFormat,
+    FileTable,
+    GroupTable,
+    Int32s,
+    Int64s,
+    Inventory,
+    PartitionColumn,
+    StringColumn,
+)
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.discover.file_scan import Verdict
+from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.errors import ConfigError
 
 
@@ -36,6 +48,39 @@ def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable
         byte_length=lengths,
     )
     return table.take(np.flatnonzero(live != 0))
+
+
+def join_scans(
+    paths: Sequence[str],
+    scans: Sequence[FileScan],
+    formats: Sequence[FileFormat],
+    unjudged: Int64s,
+    partitions: tuple[PartitionColumn, ...] = (),
+    extras: tuple[Any, ...] = (),
+) -> tuple[FileTable, GroupTable]:
+    """The data files of a table, in the order of their paths, and their row groups.
+
+    unjudged: for each file the verdict of its row groups, where these were not judged.
+    """
+    files = FileTable(
+        paths=StringColumn.of(paths),
+        sizes=np.array([scan.size for scan in scans], dtype=np.int64),
+        identities=StringColumn.of(scan.identity for scan in scans),
+        formats=np.array(formats, dtype=np.uint8),
+        partitions=partitions,
+        extras=extras,
+    )
+    counts = [len(scan.groups) for scan in scans]
+    verdicts = [
+        np.full(len(scan.groups), verdict, dtype=np.int64) if scan.verdict is None else scan.verdict
+        for scan, verdict in zip(scans, unjudged.tolist(), strict=True)
+    ]
+    groups = assemble_groups(
+        np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+        np.concatenate([np.zeros((0, 4), dtype=np.int64), *(scan.groups for scan in scans)]),
+        np.concatenate([np.zeros(0, dtype=np.int64), *verdicts]),
+    )
+    return files, groups
 
 
 def _first_rows(rows: Int64s, first: Int64s) -> Int64s:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +12,9 @@ from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.inventory import (
     FileFormat,
-    FileTable,
     Int64s,
     Inventory,
     PartitionColumn,
-    StringColumn,
 )
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
@@ -36,7 +33,7 @@ from torch_dataloader_utils.discover.delta.snapshot import DeltaTable, Snapshot,
 from torch_dataloader_utils.discover.delta.statistics import judge_statistics
 from torch_dataloader_utils.discover.delta.vectors import read_vector
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
-from torch_dataloader_utils.discover.group_table import assemble_groups
+from torch_dataloader_utils.discover.group_table import join_scans
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import NoDataError
@@ -101,9 +98,17 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
     )
     positions = _deleted(table, scanned, files)
     deleted = sum(map(len, positions))
+    joined, groups = join_scans(
+        scanned.paths,
+        scanned.scans,
+        [FileFormat.PARQUET] * len(scanned.paths),
+        scanned.verdicts,
+        scanned.partitions,
+        _extras(schema, scanned, positions),
+    )
     inventory = Inventory(
-        files=_file_table(scanned, _extras(schema, scanned, positions)),
-        groups=_groups(scanned),
+        files=joined,
+        groups=groups,
         schema=schema.schema.serialize().to_pybytes(),
         source=f"{found.name}, {found.described}",
         row_filter=filter_text(options.filters),
@@ -225,27 +230,3 @@ def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s])
         for scan, deleted in zip(scanned.scans, positions, strict=True)
     )
     return extras if any(extra is not None for extra in extras) else ()
-
-
-def _file_table(scanned: _Scanned, extras: tuple[Any, ...]) -> FileTable:
-    return FileTable(
-        paths=StringColumn.of(scanned.paths),
-        sizes=np.array([scan.size for scan in scanned.scans], dtype=np.int64),
-        identities=StringColumn.of(scan.identity for scan in scanned.scans),
-        formats=np.full(len(scanned.paths), FileFormat.PARQUET, dtype=np.uint8),
-        partitions=scanned.partitions,
-        extras=extras,
-    )
-
-
-def _groups(scanned: _Scanned) -> Any:
-    counts = [len(scan.groups) for scan in scanned.scans]
-    verdicts = [
-        np.full(len(scan.groups), verdict, dtype=np.int64) if scan.verdict is None else scan.verdict
-        for scan, verdict in zip(scanned.scans, scanned.verdicts.tolist(), strict=True)
-    ]
-    return assemble_groups(
-        np.repeat(np.arange(len(counts), dtype=np.int32), counts),
-        np.concatenate([np.zeros((0, 4), dtype=np.int64), *(scan.groups for scan in scanned.scans)]),
-        np.concatenate([np.zeros(0, dtype=np.int64), *verdicts]),
-    )

@@ -216,4 +216,5 @@ def _increment(
 
 
 def _operation(snapshot: "Snapshot") -> str:
-    return "append" if snapshot.summary is None else str(snapshot.summary.operation.value)
+    # Version 1 may leave the summary out.
+    return "unknown" if snapshot.summary is None else str(snapshot.summary.operation.value)

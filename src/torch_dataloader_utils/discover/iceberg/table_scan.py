@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
-from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory, StringColumn
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
@@ -20,7 +20,7 @@ from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
-from torch_dataloader_utils.discover.group_table import assemble_groups
+from torch_dataloader_utils.discover.group_table import join_scans
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.data_files import (
     DataFile,
@@ -110,13 +110,17 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         deleted = _deleted_positions(table, listed, options)
         equality = _equality_index(table, listed)
     positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
-    check_positions([file.path for file in scanned.files], scanned.scans, positions)
+    paths = [file.path for file in scanned.files]
+    check_positions(paths, scanned.scans, positions)
     fields = _table_fields(table, target, schema, equality.key_ids)
     has_lineage = table.metadata.format_version >= _LINEAGE_VERSION
     extras = _extras(fields, scanned.files, positions, equality, has_lineage=has_lineage)
+    unjudged = np.full(len(scanned.files), Verdict.IN if options.filters is None else Verdict.MAYBE, dtype=np.int64)
+    formats = [format_of(file.entry) for file in scanned.files]
+    files, groups = join_scans(paths, scanned.scans, formats, unjudged, extras=extras)
     inventory = Inventory(
-        files=_file_table(scanned.files, scanned.scans, extras),
-        groups=_groups(scanned.scans, Verdict.IN if options.filters is None else Verdict.MAYBE),
+        files=files,
+        groups=groups,
         schema=schema.serialize().to_pybytes(),
         source=f"{table.name}, {_described(target)}",
         row_filter=filter_text(options.filters),
@@ -245,29 +249,6 @@ def _extras(
             sequence_number=file.entry.sequence_number if has_lineage else None,
         )
         for file, deleted in zip(data, positions, strict=True)
-    )
-
-
-def _file_table(data: Sequence[DataFile], scans: Sequence[FileScan], extras: tuple[IcebergFile, ...]) -> FileTable:
-    return FileTable(
-        paths=StringColumn.of(file.path for file in data),
-        sizes=np.array([scan.size for scan in scans], dtype=np.int64),
-        identities=StringColumn.of(scan.identity for scan in scans),
-        formats=np.array([format_of(file.entry) for file in data], dtype=np.uint8),
-        extras=extras,
-    )
-
-
-def _groups(scans: Sequence[FileScan], unjudged: Verdict) -> GroupTable:
-    """All row groups; unjudged: the verdict of those that were not judged."""
-    counts = [len(scan.groups) for scan in scans]
-    verdicts = [
-        np.full(len(scan.groups), unjudged, dtype=np.int64) if scan.verdict is None else scan.verdict for scan in scans
-    ]
-    return assemble_groups(
-        np.repeat(np.arange(len(scans), dtype=np.int32), counts),
-        np.concatenate([np.zeros((0, 4), dtype=np.int64), *(scan.groups for scan in scans)]),
-        np.concatenate([np.zeros(0, dtype=np.int64), *verdicts]),
     )
 
 
