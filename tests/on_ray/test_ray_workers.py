@@ -24,7 +24,7 @@ from torch_dataloader_utils import (
 )
 from torch_dataloader_utils.errors import ConfigTypeError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import ray_workers as transport
-from torch_dataloader_utils.stream.transport.ray_pool import ActorPool
+from torch_dataloader_utils.stream.transport.ray_pool import ActorPool, _kill_all
 
 pytest.importorskip("ray")
 
@@ -53,8 +53,7 @@ def pools(cluster):
     pools = {}
     yield lambda workers: pools.setdefault(workers.max_restarts, ActorPool(workers))
     for pool in pools.values():
-        for actor in list(pool._actors):
-            actor.handle.__ray_terminate__.remote()
+        _kill_all(pool._actors, pool.session)
 
 
 @pytest.fixture
@@ -148,18 +147,16 @@ def test_a_lost_actor_costs_no_row(shared_actors, folder, tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"count_rows": False, "filters": pc.field("row") >= 0}], ids=["counted", "not"]
 )
-def test_actors_are_killed_again_and_again(shared_actors, pools, folder, options):
-    loader = loader_of(folder, workers=ray_workers(3, prefetch=1), **options)
-    rows, kills = [], 0
+def test_actors_are_killed_all_at_once_and_one_by_one(shared_actors, folder, options):
+    loader = loader_of(folder, workers=ray_workers(3, prefetch=1, max_restarts=1), **options)
+    rows = []
     for number, batch in enumerate(loader):
         rows += check_batch(batch)
-        if number % 16 == 3:
-            import ray
+        import ray
 
-            actor = loader._actors._pool.actor_of(number % 3)
+        for actor in loader._actors._pool._actors[: {3: 2, 20: 1, 36: 1}.get(number, 0)]:
             ray.kill(actor.handle)
-            kills += 1
-    assert kills == 3
+    assert number > 36
     assert rows == [row for batch in loader_of(folder, num_workers=3, **options) for row in check_batch(batch)]
 
 
@@ -206,6 +203,16 @@ def test_a_pass_that_was_left_begins_again(shared_actors, folder):
     loader = loader_of(folder, workers=ray_workers(3))
     first = [check_batch(batch) for _, batch in zip(range(7), loader, strict=False)]
     assert [check_batch(batch) for batch in loader][:7] == first
+
+
+def test_passes_side_by_side(shared_actors, folder):
+    loader = loader_of(folder, workers=ray_workers(3))
+    alone = list(map(check_batch, loader_of(folder, num_workers=3)))
+    first, second = iter(loader), iter(loader)
+    for expected in alone[:7]:
+        assert check_batch(next(first)) == check_batch(next(second)) == expected
+    first.close()
+    assert list(map(check_batch, second)) == alone[7:]
 
 
 def test_credentials_stay_out_of_the_object_store(shared_actors, folder):
@@ -261,3 +268,18 @@ def test_a_trainer_that_dies_leaves_no_actors(cluster, folder):
         trainer.wait()
         trainer.stdout.close()
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_a_loader_outlives_a_session_of_ray(shared_actors, cluster, folder, monkeypatch):
+    import ray
+
+    loader = loader_of(folder, workers=ray_workers(3, actors=1))
+    expected = list(map(check_batch, loader))
+    left = iter(loader)
+    next(left)
+    ray.shutdown()
+    left.close()
+    assert not ray.is_initialized()
+    monkeypatch.undo()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    assert list(map(check_batch, loader)) == expected

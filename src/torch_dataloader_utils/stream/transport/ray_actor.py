@@ -23,8 +23,9 @@ from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
 class ActorStart(NamedTuple):
-    """Begin with this input; group_length: see Responder. options: how far this worker decodes ahead."""
+    """Begin as a worker of the plan with this input; group_length: see Responder. options: how far it decodes ahead."""
 
+    worker: int
     work: WorkerInput
     group_length: int | None
     options: DecodeOptions
@@ -46,26 +47,25 @@ class RayActor:
         return f"host {socket.gethostname()}, pid {os.getpid()}"
 
     def respond(
-        self, worker: int, most: int, start: ActorStart | None = None, pipeline: bytes = b""
+        self, stream: int, most: int, start: ActorStart | None = None, pipeline: bytes = b""
     ) -> tuple[BatchResponse, Int64s]:
-        """The next `most` batches (or batch groups) of a worker, and what it has counted since its start.
+        """The next `most` batches (or batch groups) of a stream, and what it has counted since its start.
 
-        counted: int64 [len(COUNTED)]. start: what the worker begins with, in the first request.
-        pipeline: a pickled Pipeline, with `start`.
+        stream: a number that each start of a worker has for itself. counted: int64 [len(COUNTED)].
+        start: what it begins with, in the first request. pipeline: a pickled Pipeline, with `start`.
         """
         if start is not None:
-            self.end(worker)
-            self._running[worker] = _begun(worker, start, pickle.loads(pipeline))  # noqa: S301 - of our own trainer
-        if worker not in self._running:
-            raise InternalError(f"Worker {worker} got a request before its start. Please report this.")
-        running = self._running[worker]
+            self._running[stream] = _begun(start, pickle.loads(pipeline))  # noqa: S301 - of our own trainer
+        if stream not in self._running:
+            raise InternalError(f"Stream {stream} got a request before its start. Please report this.")
+        running = self._running[stream]
         response = running.responder.respond(most)
         counts = np.array(list(totals(running.counters.memory, perf_counter_ns()).values()), dtype=np.int64)
         return response, counts
 
-    def end(self, worker: int) -> None:
-        """Forget a worker, which then decodes nothing any more."""
-        running = self._running.pop(worker, None)
+    def end(self, stream: int) -> None:
+        """Forget a stream, which then decodes nothing any more."""
+        running = self._running.pop(stream, None)
         if running is not None:
             running.responder.close()
 
@@ -76,10 +76,10 @@ def _pickle_as_processes_do() -> None:
     copyreg.dispatch_table.update({kind: reducers[kind] for kind in reducers if kind.__module__.startswith("pyarrow")})
 
 
-def _begun(worker: int, start: ActorStart, pipeline: Pipeline) -> _Running:
+def _begun(start: ActorStart, pipeline: Pipeline) -> _Running:
     counters = WorkerCounters(np.zeros(counts_shape(start.options.threads), dtype=np.int64))
     _pickle_as_processes_do()
     pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
     stream = WorkerStream(start.work, pipeline, start.options, counters)
     writer = None if pipeline.codec is None else FlatWriter(pipeline.codec)
-    return _Running(Responder(worker, stream, start.group_length, writer), counters)
+    return _Running(Responder(start.worker, stream, start.group_length, writer), counters)

@@ -4,7 +4,7 @@ import logging
 import sys
 import weakref
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch_dataloader_utils._core.option_values import RayWorkers
@@ -18,11 +18,15 @@ _PATIENCE_SEC = 30.0
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """An actor of Ray. handle: Ray's. placed: says where it runs once it does. workers: those that it runs."""
+    """An actor of Ray. handle: Ray's. placed: says where it runs once it does. streams: how many it runs.
+
+    answer: its last sign of life; pending from the loss of another actor on until it has answered again.
+    """
 
     handle: Any
     placed: "Future[str]"
-    workers: set[int] = field(default_factory=set)
+    answer: "Future[str]"
+    streams: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -36,21 +40,17 @@ class Actor:
 
 
 class ActorPool:
-    """Actors, as many as asked for; a worker is on the one that had the fewest workers when it began there."""
+    """Actors in one session of Ray, as many as asked for; a stream is on the one that had the fewest when it began."""
 
     def __init__(self, workers: RayWorkers) -> None:
+        self.session = ray_session()
         self._workers = workers
         self._actors: list[Actor] = []
         self._failed_starts = 0
-        self._of_worker: dict[int, Actor] = {}
-        weakref.finalize(self, _kill_all, self._actors)
+        weakref.finalize(self, _kill_all, self._actors, self.session)
 
     def start(self) -> None:
-        """Start actors, as many as are missing; returns before they run.
-
-        Raises:
-            MissingDependencyError: Ray is not installed. ConfigError: there is no cluster.
-        """
+        """Start actors, as many as are missing; returns before they run."""
         ray = connected_ray()
         amounts = dict(self._workers.resources)
         own = {option: amounts.pop(name, None) for name, option in _RAY_OPTIONS.items()}
@@ -60,42 +60,47 @@ class ActorPool:
         )
         while len(self._actors) < self._workers.num_actors:
             handle = made.remote()
-            self._actors.append(Actor(handle, handle.place.remote().future()))
+            placed = handle.place.remote().future()
+            self._actors.append(Actor(handle, placed, placed))
 
-    def actor_of(self, worker: int) -> Actor:
-        """The actor of a worker; a worker without one gets the actor with the fewest workers, which runs by then.
+    def take(self) -> Actor:
+        """The actor with the fewest streams, for one more.
+
+        If a node is lost, Ray says so of one actor after the other: after a loss, actors answer before they are taken.
 
         Raises:
             WorkerDiedError: actors cannot be started.
         """
-        actor = self._of_worker.get(worker)
-        if actor is None:
+        while True:
             actor = min(self._ready(), key=_load)
-            actor.workers.add(worker)
-            self._of_worker[worker] = actor
-        return actor
+            try:
+                actor.answer.result()
+            except losses():
+                self.lose(actor)
+            else:
+                actor.streams += 1
+                return actor
 
-    def has_better(self, worker: int) -> bool:
-        """Whether another actor has at least two workers less than the worker's own."""
+    def has_better(self, actor: Actor) -> bool:
+        """Whether another actor has at least two streams less."""
         ready = [each for each in self._actors if each.is_ready]
-        return bool(ready) and _load(self._of_worker[worker]) - min(map(_load, ready)) > 1
+        return bool(ready) and actor.streams - min(map(_load, ready)) > 1
 
-    def leave(self, worker: int) -> None:
-        """The worker has no actor from now on; the one that it had forgets it."""
-        actor = self._of_worker.pop(worker, None)
-        if actor is not None:
-            actor.workers.discard(worker)
-            actor.handle.end.remote(worker)
+    def leave(self, actor: Actor, stream: int) -> None:
+        """The actor forgets a stream."""
+        actor.streams -= 1
+        if ray_session() == self.session:
+            actor.handle.end.remote(stream)
 
     def lose(self, actor: Actor) -> None:
-        """Another actor takes the place of this one, whose workers have none from now on."""
-        for worker in actor.workers:
-            del self._of_worker[worker]
-        actor.workers.clear()
+        """Another actor takes the place of this one."""
         if actor in self._actors:
             self._actors.remove(actor)
-            _kill_all([actor])
-        self.start()
+            _kill_all([actor], self.session)
+            for each in self._actors:
+                if each.is_ready:
+                    each.answer = each.handle.place.remote().future()
+            self.start()
 
     def _ready(self) -> list[Actor]:
         """The actors that run, at least one: waits for it."""
@@ -165,14 +170,35 @@ def object_store_bytes() -> int:
     return int(node["Resources"].get("object_store_memory", 0))
 
 
-def _load(actor: Actor) -> int:
-    return len(actor.workers)
-
-
-def _kill_all(actors: list[Actor]) -> None:
-    """End these actors, if there is still a cluster."""
+def ray_session() -> tuple[str, str] | None:
+    """Names what actors and objects last for: until the next ray.shutdown(). None while there is no connection."""
     ray = sys.modules.get("ray")
-    for actor in actors:
-        if ray is not None and ray.is_initialized():
-            ray.kill(actor.handle)
+    if ray is None or not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
+
+
+def losses() -> tuple[type[BaseException], ...]:
+    """The errors that say that an actor, or an object of it, does not exist any more."""
+    from ray import exceptions
+
+    return (
+        exceptions.RayActorError,
+        exceptions.ObjectLostError,
+        exceptions.NodeDiedError,
+        exceptions.WorkerCrashedError,
+        exceptions.OutOfMemoryError,
+    )
+
+
+def _load(actor: Actor) -> int:
+    return actor.streams
+
+
+def _kill_all(actors: list[Actor], session: tuple[str, str] | None) -> None:
+    """End these actors, if their session lasts."""
+    if ray_session() == session:
+        for actor in actors:
+            sys.modules["ray"].kill(actor.handle)
     actors.clear()

@@ -8,12 +8,13 @@ A worker is lost with its actor. It begins again on another one, with the input 
 after its last received batch. So nothing needs to be kept for it, and it may move to another actor in the same way.
 """
 
+import itertools
 import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +29,14 @@ from torch_dataloader_utils.errors import ConfigError, LoaderError, WorkerDiedEr
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.flat_buffers import FlatMessage, FlatReader
 from torch_dataloader_utils.stream.transport.ray_actor import ActorStart
-from torch_dataloader_utils.stream.transport.ray_pool import Actor, ActorPool, connected_ray, object_store_bytes
+from torch_dataloader_utils.stream.transport.ray_pool import (
+    Actor,
+    ActorPool,
+    connected_ray,
+    losses,
+    object_store_bytes,
+    ray_session,
+)
 from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.worker import Pipeline
@@ -49,7 +57,7 @@ class RayWorkerActors:
         self._pipeline = pipeline
         self._decode = decode
         self._workers = workers
-        self._pool = ActorPool(workers)
+        self._pool: ActorPool | None = None
         self._sent: tuple[Pipeline, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,17 +84,18 @@ class RayWorkerActors:
 
         Raises:
             WorkerDiedError: a worker was lost too often, or no actor starts.
+            MissingDependencyError: Ray is not installed.
             ConfigError: no cluster, or something that cannot be sent to one.
         """
         if left == 0:
             return
-        self._pool.start()
+        pool = self._started()
         counts = np.zeros((len(works), len(COUNTED)), dtype=np.int64)
         meter.count_workers(counts)
         workers = [(first_worker + place) % len(works) for place in range(len(works))]
         length = None if left is None else group_length(works, self._pipeline)
         sender = _Sender(
-            pool=self._pool,
+            pool=pool,
             limits=self._workers,
             rest_of=rest_of,
             group_length=length,
@@ -107,8 +116,16 @@ class RayWorkerActors:
             else:
                 yield from receiver.in_plan_order(responses, workers, left)
         finally:
-            for worker in workers:
-                self._pool.leave(worker)
+            for each in sender.workers.values():
+                sender.leave(each)
+
+    def _started(self) -> ActorPool:
+        """The actors of this session of Ray."""
+        connected_ray()
+        if self._pool is None or self._pool.session != ray_session():
+            self._pool, self._sent = ActorPool(self._workers), None
+        self._pool.start()
+        return self._pool
 
     def _share(self, num_workers: int) -> DecodeOptions:
         """How far one worker decodes ahead, if all workers of an actor together are to keep the limit."""
@@ -138,20 +155,31 @@ def _units(left: int | None, place: int, num_workers: int, length: int | None) -
     return sys.maxsize if left is None else -(-len(range(place, left, num_workers)) // (length or 1))
 
 
+class _Asked(NamedTuple):
+    """A response on its way. number: of the request in the pass. units: batches (or batch groups) asked for."""
+
+    number: int
+    units: int
+    actor: Actor
+    response: "Future[tuple[BatchResponse, Int64s]]"
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Worker:
     """One worker in one pass.
 
     input: what it begins with next; None once it was sent. units_left: batches (or batch groups) to ask for.
-    asked: responses on their way, with the units that each was asked for. received: how many responses came.
-    batches, cursor: how far it came. base, begin: what it had counted, and its cursor, at its last start.
-    lost: how often in a row.
+    actor, stream: where it runs, and its number there; None while it does not. asked: its responses on their way.
+    received: how many responses came. batches, cursor: how far it came.
+    base, begin: what it had counted, and its cursor, at its last start. lost: how often in a row.
     """
 
     number: int
     input: WorkerInput | None
     units_left: int
-    asked: deque[tuple[int, "Future[tuple[BatchResponse, Int64s]]"]] = field(default_factory=deque)
+    actor: Actor | None = None
+    stream: int = 0
+    asked: deque[_Asked] = field(default_factory=deque)
     received: int = 0
     batches: int = 0
     cursor: Cursor = (0, 0)
@@ -185,6 +213,7 @@ class _Sender:
     counts: Int64s
     workers: dict[int, _Worker]
     is_counted: bool
+    requests: Iterator[int] = field(default_factory=itertools.count)
     rounds: list[int] = field(default_factory=list)
     size: int = 1
     largest_bytes: int = 0
@@ -201,11 +230,10 @@ class _Sender:
     def _response_of(self, worker: _Worker) -> BatchResponse:
         while True:
             self._ask(worker)  # it may have come to a stop in order to move
-            actor = self.pool.actor_of(worker.number)
             try:
-                response, counts = worker.asked[0][1].result()
-            except _losses() as error:
-                self._lost(actor, error)
+                response, counts = worker.asked[0].response.result()
+            except losses() as error:
+                self._lost(worker.asked[0].actor, error)
                 continue
             worker.asked.popleft()
             self._take_note(worker, response, counts)
@@ -232,10 +260,9 @@ class _Sender:
         """Ask a worker until `most` of its responses are on their way; None: as many as the user allows."""
         most = min(most or self.limits.prefetch, self.limits.prefetch)
         while len(worker.asked) < most and worker.units_left:
-            if worker.input is None and self.pool.has_better(worker.number):
+            if worker.actor is not None and self.pool.has_better(worker.actor):
                 if worker.asked:
                     return
-                self.pool.leave(worker.number)
                 self._begin_again(worker)
             self._send(worker)
 
@@ -244,40 +271,52 @@ class _Sender:
         if number == len(self.rounds):
             self.rounds.append(self.size)
         units = min(self.rounds[number], worker.units_left)
-        actor = self.pool.actor_of(worker.number)
+        if worker.actor is None:
+            worker.actor, worker.stream = self.pool.take(), next(_streams)
+        respond = worker.actor.handle.respond
         if worker.input is None:
-            sent = actor.handle.respond.remote(worker.number, units)
+            sent = respond.remote(worker.stream, units)
         else:
-            start = ActorStart(worker.input, self.group_length, self.options)
-            sent = actor.handle.respond.remote(worker.number, units, start, self.pipeline)
+            start = ActorStart(worker.number, worker.input, self.group_length, self.options)
+            sent = respond.remote(worker.stream, units, start, self.pipeline)
             worker.input = None
         worker.units_left -= units
         # As a future, so that Ray brings the object to this host before it is needed.
-        worker.asked.append((units, sent.future()))
+        worker.asked.append(_Asked(next(self.requests), units, worker.actor, sent.future()))
 
     def _begin_again(self, worker: _Worker) -> None:
         """Forget what is on its way, and begin with what comes after the last received batch."""
-        worker.units_left += sum(units for units, _ in worker.asked)
+        self.leave(worker)
+        worker.units_left += sum(asked.units for asked in worker.asked)
         worker.asked.clear()
         worker.base, worker.begin = self.counts[worker.number].copy(), worker.cursor
         worker.input = self.rest_of(worker.number, worker.batches, worker.cursor)
 
+    def leave(self, worker: _Worker) -> None:
+        """The worker has no actor from now on."""
+        if worker.actor is not None:
+            self.pool.leave(worker.actor, worker.stream)
+            worker.actor = None
+
     def _lost(self, actor: Actor, error: BaseException) -> None:
-        """Begin the workers of an actor again, without those of their responses that did not arrive."""
-        lost = [self.workers[number] for number in sorted(actor.workers) if number in self.workers]
-        place = actor.place
+        """Begin the workers of an actor again.
+
+        The loss counts against the one whose request was the first that the actor had not done.
+        """
+        lost = [each for each in self.workers.values() if each.actor is actor]
+        place, first = actor.place, min(lost, key=_first_undone)
         _log.warning("Workers %s of RayWorkers begin again: %s was lost.", [each.number for each in lost], place)
         self.pool.lose(actor)
         for worker in lost:
             self._begin_again(worker)
-            worker.lost += 1
-            if worker.lost > self.limits.max_restarts:
-                raise WorkerDiedError(
-                    f"Worker {worker.number} of RayWorkers was lost {worker.lost} times in a row, last on {place}. Its "
-                    f"next batch{worker.next_place} was not received. {_text(error)} Restart from the last state. If "
-                    'it is out of memory, give each actor more (resources={"CPU": 1, "memory": ...}) or lower '
-                    "ahead_bytes of decoding=; if it crashes, read that row group in a process of its own."
-                ) from error
+        first.lost += 1
+        if first.lost > self.limits.max_restarts:
+            raise WorkerDiedError(
+                f"Worker {first.number} of RayWorkers was lost {first.lost} times in a row, last on {place}. Its "
+                f"next batch{first.next_place} was not received. {_text(error)} Restart from the last state. If "
+                'it is out of memory, give each actor more (resources={"CPU": 1, "memory": ...}) or lower '
+                "ahead_bytes of decoding=; if it crashes, read that row group in a process of its own."
+            ) from error
         self._ask_all()
 
     def _check_room(self, num_bytes: int) -> None:
@@ -294,25 +333,22 @@ class _Sender:
             )
 
 
+# Numbers for streams, so that no two of them are the same to an actor.
+_streams = itertools.count()
+
+
+def _first_undone(worker: _Worker) -> int:
+    """The number of the worker's first request that was not responded to."""
+    undone = (asked.number for asked in worker.asked if not asked.response.done() or asked.response.exception())
+    return next(undone, sys.maxsize)
+
+
 # The share of its object store from which Ray spills.
 _SPILLS_AT = 0.8
 
 
 def _buffers(batch: Any) -> Sequence[Any]:
     return batch.buffers if isinstance(batch, FlatMessage) else ()
-
-
-def _losses() -> tuple[type[BaseException], ...]:
-    """The errors that say that an actor, or an object of it, does not exist any more."""
-    from ray import exceptions
-
-    return (
-        exceptions.RayActorError,
-        exceptions.ObjectLostError,
-        exceptions.NodeDiedError,
-        exceptions.WorkerCrashedError,
-        exceptions.OutOfMemoryError,
-    )
 
 
 def _text(error: BaseException) -> str:
