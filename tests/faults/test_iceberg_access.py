@@ -17,6 +17,7 @@ from tests.faults.test_credentials import TokenFile, endpoint, tokens
 from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import Decoding, IcebergDataset, RemoteOptions, scan_iceberg
+from torch_dataloader_utils._store.access import without_secrets
 from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials
 from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, StoreError, UnsupportedFeatureError
 
@@ -90,7 +91,7 @@ def test_credentials_of_a_catalog_that_expire_within_an_epoch_are_asked_for_agai
     assert ids(loader) == ROWS
     assert {request.token for request in server.requests} == {"vended-one", "vended-two"}
     assert len(rest.requests) == asked + 2  # configuration and table, once
-    assert "vended" not in repr(dataset.pipeline) + str(vars(dataset))
+    assert "vended-" not in repr(dataset.pipeline) + str(vars(dataset))
 
 
 def test_a_catalog_that_gives_nothing_new_is_asked_once_and_the_error_says_expired(
@@ -113,6 +114,24 @@ def test_options_of_the_user_stay_when_the_catalog_gives_new_ones(
     assert access.client_options(renews=True) == access.client_options() | {"token": "vended-two"}
     assert access.client_options()["key"] == "mine"
     assert pickle.loads(pickle.dumps(access)).client_options(renews=True)["token"] == "vended-two"
+
+
+@pytest.mark.parametrize("credentials", [None, dict])
+def test_where_secrets_stay_out_other_options_of_the_user_and_the_catalog_stay(
+    server: S3Server, rest: RestCatalog, table: TableWriter, credentials: Any
+) -> None:
+    config = vend(rest, server, table, "vended-one")
+    _, dataset = IcebergDataset.create_dataloader(
+        "ns.t", config, storage_options={"requester_pays": True}, credentials=credentials, remote=REMOTE
+    )
+    access = dataset.pipeline.reader.spec.access
+    with without_secrets("a store"):
+        pickled = pickle.dumps(access)
+    assert b"vended-one" not in pickled
+    options, found = access.client_options(), pickle.loads(pickled).client_options()
+    secrets = {"key", "secret", "token"} if credentials else set()
+    assert found == {name: value for name, value in options.items() if name not in secrets}
+    assert found["requester_pays"]
 
 
 def test_a_function_of_the_user_comes_before_the_catalog(

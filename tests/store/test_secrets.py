@@ -19,6 +19,7 @@ from torch_dataloader_utils._store import (
     open_store,
     redact,
 )
+from torch_dataloader_utils._store.access import without_secrets
 from torch_dataloader_utils._store.store_errors import store_error
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import (
@@ -39,6 +40,25 @@ def test_a_secret_shows_in_no_text_and_survives_the_way_to_a_worker():
     with pytest.raises(TypeError):
         json.dumps(secret)
     assert pickle.loads(pickle.dumps(secret)).reveal() == {"key": CANARY}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"password": CANARY},
+        {"client_kwargs": {"headers": {"Authorization": CANARY}}},
+        {"proxy": f"http://me:{CANARY}@host"},
+        {"mirrors": [f"http://me:{CANARY}@host", "http://host"]},
+    ],
+)
+def test_a_secret_is_not_written_where_it_is_to_stay_out(options):
+    with without_secrets("a store"):
+        with pytest.raises(
+            ConfigError, match=f"credentials {next(iter(options))} would be written into a store"
+        ) as info:
+            pickle.dumps(Secret(options))
+        assert pickle.loads(pickle.dumps(Secret({"endpoint_url": "http://host:1"}))).reveal()
+    assert CANARY not in str(info.value)
 
 
 def test_a_store_shows_no_storage_options_whether_they_come_plain_or_wrapped():

@@ -110,24 +110,26 @@ class RemoteOptions:
 class StoreAccess:
     """The way to a store; picklable if `credentials` is, and never prints a secret.
 
-    options: for the storage client, as they are.
+    options: for the storage client, as they are. vended: what a catalog adds to them.
     credentials: see `Credentials`; the function is sent to worker processes, what it returns is not.
-    holds_first: whether `options` already have the first credentials, so that `credentials` is called only once the
+    holds_first: whether `vended` already has the first credentials, so that `credentials` is called only once the
         storage says that they have expired.
     token: stores with the same one share a client in each process (s3fs takes half a second to open one).
     """
 
     options: Secret = field(default_factory=lambda: Secret({}))
+    vended: Secret = field(default_factory=lambda: Secret({}))
     credentials: Credentials | None = field(default=None, repr=False)
     holds_first: bool = False
     remote: RemoteOptions = field(default_factory=RemoteOptions)
     token: str = field(default_factory=lambda: uuid4().hex, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options, holds_first = self.options, self.holds_first
-        if holds_first and _stays_out_of.get() is not None:  # the function gives the first ones too
-            options, holds_first = Secret({}), False
-        return _remade, (options, self.credentials, holds_first, self.remote, self.token)
+        vended, holds_first = self.vended, self.holds_first
+        if self.credentials is not None and _stays_out_of.get() is not None:  # the function gives what is left out
+            secrets = secret_names(vended.reveal())
+            vended, holds_first = Secret({k: v for k, v in vended.reveal().items() if k not in secrets}), False
+        return _remade, (self.options, vended, self.credentials, holds_first, self.remote, self.token)
 
     @classmethod
     def of(
@@ -162,7 +164,7 @@ class StoreAccess:
 
         Of the options, and the name of the function that gives credentials; what that returns changes by the hour.
         """
-        options = {} if self.holds_first else self.options.reveal()
+        options = self.options.reveal()
         who = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
         text = json.dumps([options, who], default=lambda value: type(value).__qualname__, sort_keys=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()
@@ -175,7 +177,7 @@ class StoreAccess:
         Raises:
             StoreError: the function raised, or returned no mapping.
         """
-        options: dict[str, Any] = _copied(dict(self.options.reveal()))
+        options: dict[str, Any] = _copied({**self.vended.reveal(), **self.options.reveal()})
         if self.credentials is None or (self.holds_first and not renews):
             return options
         name = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
@@ -192,10 +194,9 @@ class StoreAccess:
         return options | found
 
 
-def _remade(
-    options: Secret, credentials: Credentials | None, holds_first: bool, remote: RemoteOptions, token: str
-) -> StoreAccess:
-    return StoreAccess(options=options, credentials=credentials, holds_first=holds_first, remote=remote, token=token)
+def _remade(*values: Any) -> StoreAccess:
+    names = ("options", "vended", "credentials", "holds_first", "remote", "token")
+    return StoreAccess(**dict(zip(names, values, strict=True)))
 
 
 def _copied(options: Any) -> Any:

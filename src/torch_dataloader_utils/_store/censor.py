@@ -154,10 +154,16 @@ def _is_secret(name: object) -> bool:
 
 
 def secret_names(options: Any) -> list[str]:
-    """The options that may hold a secret, by name."""
+    """The options that may hold a secret: by their names, or for a password in a URL."""
     if not isinstance(options, Mapping):
         return []
-    return [str(name) for name, value in options.items() if value and (_is_secret(name) or secret_names(value))]
+    return [str(name) for name, value in options.items() if value and (_is_secret(name) or _holds_secret(value))]
+
+
+def _holds_secret(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_secret, value))
+    return bool(secret_names(value)) or (isinstance(value, str) and _PASSWORD.search(value) is not None)
 
 
 def _environment_secrets() -> Iterator[str]:

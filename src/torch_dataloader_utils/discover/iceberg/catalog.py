@@ -248,14 +248,13 @@ def _catalog_options(loaded: Any, place: TablePlace) -> dict[str, Any]:
 
 def _access(vended: Mapping[str, Any], place: TablePlace) -> StoreAccess:
     """The user's access with the catalog's options added; once those expire, the catalog is asked again."""
-    own = place.access.options.reveal()
-    access = replace(place.access, options=Secret({**vended, **own}))
+    access = replace(place.access, vended=Secret(dict(vended)))
     properties = place.catalog_config.reveal() if place.catalog_config is not None else {}
     # Only plain values of a catalog's configuration can be sent to workers.
     is_plain = all(value is None or isinstance(value, (str, int, float)) for value in properties.values())
     if access.credentials is not None or not vended or not is_plain:
         return access
-    renewal = CatalogCredentials(place=replace(place, access=StoreAccess()), own=tuple(own))
+    renewal = CatalogCredentials(place=replace(place, access=StoreAccess()), own=tuple(access.options.reveal()))
     return replace(access, credentials=renewal, holds_first=True)
 
 
