@@ -135,7 +135,7 @@ def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
 
 
 def output_column(output: str) -> str:
-    """What the column with an output of the tokenizer is called, unlike any column of the data set."""
+    """What the column with an output of the tokenizer is called, in messages too."""
     return f"{output} of the tokenizer"
 
 
