@@ -455,7 +455,7 @@ def lose_one_at_the_end(batch):
 @pytest.mark.parametrize("function", [keep_odd, repeat_rows, lose_one_at_the_end])
 def test_samples_of_a_function_that_changes_how_many_rows_there_are_are_refused(tables, function):
     loader = make(tables, per="sample", stop="all_exhausted", source_options={"transform": function})
-    with pytest.raises(ConfigError, match=r"Source \d of the blend gave \d rows where \d were planned .*filters="):
+    with pytest.raises(ConfigError, match=r"Source \d of the blend delivered \d rows where \d were planned .*filters="):
         list(loader)
     assert list(make(tables, source_options={"transform": function}))  # whole batches may have any number of rows
 
@@ -476,7 +476,7 @@ def test_a_loader_with_a_loaded_position_is_no_source(tables):
     next(iter(loader))
     blend([loader], [1])  # a pass that was left leaves no position
     loader.load_state_dict(loader.state_dict())
-    with pytest.raises(ConfigError, match="Source 0 of the blend stands inside an epoch"):
+    with pytest.raises(ConfigError, match="Source 0 of the blend is in the middle of an epoch"):
         blend([loader], [1])
 
 

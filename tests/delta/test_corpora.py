@@ -99,7 +99,7 @@ def test_times_that_nanoseconds_do_not_hold() -> None:
     ],
 )
 def test_files_that_are_gone_are_named(name: str) -> None:
-    with pytest.raises(NoDataError, match="is named by the table's log and is not there: somebody removed it"):
+    with pytest.raises(NoDataError, match="is in the table's log but does not exist: it was removed"):
         read_rows(ROOT / name)
 
 

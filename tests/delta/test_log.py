@@ -197,7 +197,7 @@ def test_a_version_that_is_not_there(tmp_path: Path) -> None:
 def test_no_table(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "none", tmp_path / "file"):
-        with pytest.raises(NoDataError, match="is no Delta table: it has no _delta_log"):
+        with pytest.raises(NoDataError, match="is not a Delta table: it has no _delta_log"):
             numbers(path)
     with pytest.raises(ConfigError, match="table is ''"):
         numbers("")

@@ -173,7 +173,7 @@ def test_empty_files_that_are_no_data_are_left_out(upload):
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_link_that_leads_nowhere_is_named(root, path, target, on_error):
     (root / "link.parquet").symlink_to(root / target)
-    with pytest.raises(NoDataError, match=rf"{root}/link\.parquet is a link, and what it leads to is not there"):
+    with pytest.raises(NoDataError, match=rf"{root}/link\.parquet is a broken link: its target does not exist"):
         scan_files(path.format(root), on_error=on_error)
 
 

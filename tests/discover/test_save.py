@@ -132,7 +132,7 @@ def test_what_is_no_inventory_is_not_saved(tmp_path):
 
 def test_a_file_that_is_no_inventory_or_a_newer_one_says_so(tmp_path):
     write_parquet(tmp_path / "data", 0, [1])
-    with pytest.raises(ConfigError, match="no saved inventory"):
+    with pytest.raises(ConfigError, match="not a saved inventory"):
         load_inventory(tmp_path / "data")
     save_inventory(made(1, 1), tmp_path / "i")
     table = pq.read_table(tmp_path / "i")

@@ -90,7 +90,7 @@ def test_a_changed_mode_ends_a_job_whose_state_then_fits(tmp_path: Path) -> None
     seen = next(batches)["row"].tolist()
     chmod(path)
     with pytest.raises(
-        FileChangedError, match=r"only its mode, owner, name or number of links.*go on from the last state"
+        FileChangedError, match=r"only its mode, owner, name or number of links.*resume from the last state"
     ):
         receive(batches, seen)
     again = load(path)

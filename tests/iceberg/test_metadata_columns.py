@@ -317,7 +317,9 @@ def test_scans_take_their_names_and_say_which_others_are_not_read(tmp_path: Path
     table.append(ids(0, 3))
     plain, named = (scan_iceberg(table.metadata, columns=columns) for columns in (["id"], ["id", "_pos"]))
     assert plain.fingerprint() == named.fingerprint()
-    with pytest.raises(ConfigError, match=r"'_spec_id', which is no column.*Of metadata columns, _file, _pos, _row_id"):
+    with pytest.raises(
+        ConfigError, match=r"'_spec_id', which is not a column.*Of metadata columns, _file, _pos, _row_id"
+    ):
         scan_iceberg(table.metadata, columns=["_spec_id"])
     with pytest.raises(ConfigError, match="_pos"):
         scan_iceberg(table.metadata, filters=pc.field("_pos") > 3)

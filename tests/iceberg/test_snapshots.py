@@ -172,10 +172,10 @@ def test_a_present_snapshot_that_the_metadata_lack_is_no_empty_table(tmp_path: P
 
 def test_a_path_that_is_no_table_says_what_names_are_for(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "demo.events"):
-        with pytest.raises(NoDataError, match=r"is no Iceberg table.*pass catalog_config"):
+        with pytest.raises(NoDataError, match=r"is not an Iceberg table.*pass catalog_config"):
             scan_iceberg(str(place))
     (tmp_path / "metadata").mkdir()
-    with pytest.raises(NoDataError, match="is no Iceberg table"):
+    with pytest.raises(NoDataError, match="is not an Iceberg table"):
         scan_iceberg(str(tmp_path))
 
 
@@ -189,7 +189,7 @@ def test_a_table_directory_means_its_newest_metadata(tmp_path: Path) -> None:
         scan_iceberg(str(tmp_path / "nowhere"))
     (tmp_path / "empty" / "metadata").mkdir(parents=True)
     (tmp_path / "empty" / "metadata" / "x.txt").write_text("")
-    with pytest.raises(NoDataError, match="no Iceberg table"):
+    with pytest.raises(NoDataError, match="not an Iceberg table"):
         scan_iceberg(str(tmp_path / "empty"))
     assert table.snapshot_id == 1004
 

@@ -245,7 +245,7 @@ def test_an_operation_that_nobody_knows_is_no_append(tmp_path: Path, is_told: bo
 
     path = rewritten(table, change)
     assert sorted(row["id"] for row in read_rows(path)) == list(range(6))
-    with pytest.raises(ConfigError, match="rewritten rows would come twice"):
+    with pytest.raises(ConfigError, match="rewritten rows would be delivered twice"):
         read_rows(path, from_snapshot_id=1001)
     assert read_rows(path, from_snapshot_id=1001, allow_rewrites=True) == [{"id": 5}]
 
@@ -290,7 +290,7 @@ def test_snapshots_of_version_1_that_name_their_manifests_themselves(
     places = read_rows(place, config, columns=["id", "_pos"])
     assert sorted((row["id"], row["_pos"]) for row in places) == [(0, 0), (1, 0), (2, 0)]
     Path(manifests[1003][0]).unlink()
-    with pytest.raises(LoaderError, match="names a file that is not there"):
+    with pytest.raises(LoaderError, match="names a file that does not exist"):
         scan_iceberg(place, config)
 
 

@@ -145,7 +145,7 @@ def test_a_checkpoint_that_only_one_rank_could_go_on_from_warns(tmp_path: Path, 
     batches = iter(data.train_dataloader())
     data.state_dict()  # of the start of an epoch, which is where all ranks are
     next(batches), next(batches)
-    with nullcontext() if count_rows else pytest.warns(UserWarning, match="how far rank 1 came, of 2"):
+    with nullcontext() if count_rows else pytest.warns(UserWarning, match="position of rank 1 of 2"):
         data.state_dict()
 
 

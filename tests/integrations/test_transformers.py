@@ -100,7 +100,7 @@ def test_a_checkpoint_that_only_one_rank_could_go_on_from_warns(tmp_path: Path) 
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     callback.on_train_begin(arguments, TrainerState(), TrainerControl(), train_dataloader=loader)
     next(iter(loader))
-    with pytest.warns(UserWarning, match="how far rank 0 came, of 2"):
+    with pytest.warns(UserWarning, match="position of rank 0 of 2"):
         callback.state()
 
 

@@ -103,11 +103,11 @@ def test_within_an_epoch_a_refresh_is_refused_and_changes_nothing(source: Any) -
     loader, dataset = source.open(**OPTIONS)
     begun = rows_of(loader, 2)
     source.append(range(100, 200))
-    with pytest.raises(ConfigError, match="Epoch 0 is under way"):
+    with pytest.raises(ConfigError, match="Epoch 0 is in progress"):
         dataset.refresh()
     state = loader.state_dict()
     loader.load_state_dict(state)
-    with pytest.raises(ConfigError, match="Epoch 0 is under way"):
+    with pytest.raises(ConfigError, match="Epoch 0 is in progress"):
         dataset.refresh()
     assert sorted(begun + rows_of(loader)) == list(range(100))
     assert dataset.refresh()
@@ -259,7 +259,7 @@ def test_an_increment_over_rewritten_rows_raises_and_the_data_stay(tmp_path: Pat
     loader, dataset = source.open(from_snapshot_id=first, **OPTIONS)
     rows_of(loader)
     source.compact()
-    with pytest.raises(ConfigError, match="rewritten rows would come twice"):
+    with pytest.raises(ConfigError, match="rewritten rows would be delivered twice"):
         dataset.refresh()
     loader.set_epoch(1)
     assert sorted(rows_of(loader)) == list(range(10, 30))
@@ -348,7 +348,7 @@ def test_a_column_that_was_dropped_or_widened_is_an_error_and_the_data_stay(
     write_deltalake(tmp_path, wide[change].slice(0, 4), mode="overwrite", schema_mode="overwrite")
     with pytest.raises(SchemaError, match=message):
         all_columns.refresh()
-    with pytest.raises(LoaderError, match=r"column 'x'|'x', which is no column"):
+    with pytest.raises(LoaderError, match=r"column 'x'|'x', which is not a column"):
         named.refresh()
     assert len(rows_of(everything)) == 10
     one_column.refresh()

@@ -178,7 +178,7 @@ def test_links_behind_a_cache_are_followed(tmp_path: Path) -> None:
     url = f"simplecache::file://{tmp_path}"
     listing = open_store(url).list_files(f"{url}/*.p")
     assert [entry.path for entry in listing.entries] == [f"{url}/a.p", f"{url}/b.p"]
-    with pytest.raises(NoDataError, match=r"/c is a link, and what it leads to is not there"):
+    with pytest.raises(NoDataError, match=r"/c is a broken link: its target does not exist"):
         open_store(url).list_files(url)
 
 

@@ -395,7 +395,7 @@ class TestPadRagged:
             PadRagged()(batch)
         with pytest.raises(ConfigError, match="no ragged column"):
             PadRagged(columns=["a_mask"])(batch)
-        with pytest.raises(ConfigError, match="'c' is no ragged column"):
+        with pytest.raises(ConfigError, match="'c' is not a ragged column"):
             PadRagged(padding_value={"c": 1})(batch)
         with pytest.raises(ConfigError, match="side"):
             PadRagged(side="both")

@@ -42,10 +42,10 @@ def load(path, **options):
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("callbacks", [1], "callbacks: 1 is no LoaderCallback"),
+        ("callbacks", [1], "callbacks: 1 is not a LoaderCallback"),
         ("callbacks", "x", "callbacks is a str: pass a list"),
         ("callbacks", Count(), "callbacks is a Count: pass a list"),
-        ("callbacks", [Count], "is no LoaderCallback. Pass objects"),
+        ("callbacks", [Count], "is not a LoaderCallback. Pass objects"),
         ("mesh", "x", "mesh is a str: pass a DeviceMesh"),
         ("timeout", None, "timeout=None: pass a finite number of seconds"),
         ("timeout", "", "timeout='': pass a finite number of seconds"),

@@ -178,7 +178,9 @@ def test_a_state_of_other_data_or_options_is_refused_with_both_sides(table, tmp_
     with pytest.raises(CheckpointMismatchError, match="checksum"):
         load(table[0])[0].load_state_dict({**state, "epoch": 7})
     for epoch in (np.int64(0), torch.tensor(0)):
-        with pytest.raises(CheckpointMismatchError, match=r"holds what no state has .* not JSON serializable"):
+        with pytest.raises(
+            CheckpointMismatchError, match=r"has values that no state contains .* not JSON serializable"
+        ):
             load(table[0])[0].load_state_dict({**state, "epoch": epoch})
 
 

@@ -79,9 +79,9 @@ def test_a_plan_says_how_well_its_shuffle_mixes(path):
         lines = plan_epoch(inventory, **{"batch_size": 10, "shuffle": True, **options}).explain().splitlines()
         return [line for line in lines if line.startswith("mixing")]
 
-    assert explained() == ["mixing: 10 chunks, 10 a worker; a batch of 10 rows draws from about 1 chunk"]
-    assert "10 chunks, 5.0 a worker, few:" in explained(num_ranks=2)[0]
-    few = "mixing: 10 chunks, 2.5 a worker, few: 8 or more are needed to mix well; "
+    assert explained() == ["mixing: 10 chunks, 10 per worker; a batch of 10 rows draws from about 1 chunk"]
+    assert "10 chunks, 5.0 per worker (few:" in explained(num_ranks=2)[0]
+    few = "mixing: 10 chunks, 2.5 per worker (few: 8 or more mix well); "
     few += "a batch of 20 rows draws from about 2 chunks"
     assert explained(num_ranks=2, num_workers=2, batch_size=20) == [few]
     assert explained(shuffle_rows=40)[0].endswith("draws from about 4 chunks")
@@ -94,5 +94,5 @@ def test_counts_of_one_in_a_plan_are_in_the_singular(path):
     text = plan_epoch(inventory, batch_size=100, split_rows=100, shuffle=True).explain()
     assert "; 1 chunk\n" in text
     assert "\n1 rank × 1 worker, batch 100, " in text
-    assert "mixing: 1 chunk, 1.0 a worker, few: " in text
+    assert "mixing: 1 chunk, 1.0 per worker (few: " in text
     assert "\n1 step on every rank" in text

@@ -361,7 +361,7 @@ def test_an_existing_corpus_is_replaced_on_request_only(directory: Path, tmp_pat
         ([[-1]], None, {"vocabulary_size": 1000}, DataError, "tokens from -1"),
         ([1, 2], pa.int32(), {}, SchemaError, "lists of integers"),
         ([[1.5]], pa.list_(pa.float32()), {}, SchemaError, "lists of integers"),
-        ([[1]], None, {"column": "other"}, ConfigError, "'other', which is no column"),
+        ([[1]], None, {"column": "other"}, ConfigError, "'other', which is not a column"),
         ([[1]], None, {"tokenizer": _spell}, SchemaError, "needs text"),
         (["a", "b"], pa.string(), {"tokenizer": lambda texts: [[1]]}, SchemaError, "1 token lists for the 2 texts"),
     ],

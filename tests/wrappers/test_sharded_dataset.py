@@ -103,7 +103,7 @@ def test_a_fraction_is_no_item():
 
 @pytest.mark.parametrize("state", [None, [1], "state"])
 def test_something_else_than_a_state_is_refused(state):
-    with pytest.raises(CheckpointMismatchError, match=f"it is {of_type(state)}. Load what state_dict gave"):
+    with pytest.raises(CheckpointMismatchError, match=f"it is {of_type(state)}. Load what state_dict returned"):
         ShardedDataset([1, 2, 3], 2, 1, "chunked", False).load_state_dict(state)
 
 

@@ -276,7 +276,7 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
     problem: begins the message, before both sides.
     """
     if not isinstance(saved, Mapping):
-        raise CheckpointMismatchError(f"{problem}: it is {of_type(saved)}. Load what state_dict gave.")
+        raise CheckpointMismatchError(f"{problem}: it is {of_type(saved)}. Load what state_dict returned.")
     if saved.keys() == mine.keys() and all(saved[key] == mine[key] for key in fixed):
         return
     theirs, ours = ({key: state.get(key) for key in fixed} for state in (saved, mine))
@@ -291,6 +291,6 @@ def check_counts(saved: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if not is_integer(saved[name]) or saved[name] < 0:
             raise CheckpointMismatchError(
-                f"The state says {name}={saved[name]!r}, which is no whole number of at least 0. Load what state_dict "
-                "gave."
+                f"The state says {name}={saved[name]!r}, which is not a whole number of at least 0. Load what "
+                "state_dict returned."
             )

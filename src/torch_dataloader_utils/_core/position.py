@@ -58,8 +58,8 @@ class Segment:
         missing = [rank for rank in wanted if rank not in known]
         if missing:
             raise CheckpointMismatchError(
-                f"Row counts are not known, so a state says only how far its own rank came; ranks {missing} are "
-                "missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
+                f"Row counts are not known, so a state has only the position of its own rank; those of ranks {missing} "
+                "are missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
                 '(count_rows="auto").'
             )
         return [known[rank] for rank in wanted]

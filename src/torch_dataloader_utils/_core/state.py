@@ -47,7 +47,7 @@ def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
             shown = text if len(text) <= 80 else f"{text[:80]}..."
             raise CheckpointMismatchError(
                 f"The state says {name}={shown}, which no loader writes: it was changed after it was saved. Load what "
-                "state_dict() gave."
+                "state_dict() returned."
             )
 
 
@@ -115,7 +115,7 @@ def check_version(state: Mapping[str, Any], version: int) -> None:
     if {"version", "checksum"} <= set(state) and state["version"] != version:
         raise CheckpointMismatchError(
             f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
-            "release that wrote it, or start the epoch afresh."
+            "release that wrote it, or start the epoch again."
         )
 
 
@@ -125,8 +125,8 @@ def check_seal(state: Mapping[str, Any]) -> None:
         seen = _checksum({key: state[key] for key in state if key != "checksum"})
     except (TypeError, ValueError) as error:
         raise CheckpointMismatchError(
-            f"The state holds what no state has ({error}), such as numpy's numbers or tensors: what kept it "
-            "changed its values. Keep it as it is, or as JSON."
+            f"The state has values that no state contains ({error}), such as numpy's numbers or tensors: whatever "
+            "stored it changed them. Store it unchanged, or as JSON."
         ) from error
     if state["checksum"] != seen:
         raise CheckpointMismatchError(
@@ -368,9 +368,9 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     ]
     if state["fingerprint"] != identity.fingerprint and misfits:
         raise CheckpointMismatchError(
-            f"The state does not fit: its data fingerprint is another one. It was saved with {'; '.join(misfits)}. "
-            f"{_advice(saved, identity)}Resume with the same data and settings, or start the epoch afresh "
-            "without loading it."
+            f"The state does not fit: its data fingerprint differs. It was saved with {'; '.join(misfits)}. "
+            f"{_advice(saved, identity)}Resume with the same data and settings, or start the epoch again without "
+            "loading it."
         )
     _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
 
@@ -414,8 +414,8 @@ def _compare_options(saved: Any, present: Any) -> None:
     ]
     if misfits:
         raise CheckpointMismatchError(
-            f"The state does not fit: its options are others. It was saved with {'; '.join(misfits)}. Resume with the "
-            "options that it was saved with, or start the epoch afresh without loading it."
+            f"The state does not fit: its options differ. It was saved with {'; '.join(misfits)}. Resume with the "
+            "options that it was saved with, or start the epoch again without loading it."
         )
 
 
@@ -423,5 +423,5 @@ def _compare(what: str, saved: Any, present: Any) -> None:
     if saved != present:
         raise CheckpointMismatchError(
             f"The state does not fit: its {what} is {saved!r}, here it is {present!r}. Resume with the data and "
-            "options that the state was saved with, or start the epoch afresh without loading it."
+            "options that the state was saved with, or start the epoch again without loading it."
         )

@@ -79,7 +79,7 @@ def check_identity(path: str, planned: str | None, now: FileStat) -> None:
             f"{redact(path)} was changed after it was planned, though its size and modification time are the planned "
             f"ones (change time {now.changed_ns}, planned {str(planned).rpartition('@')[2]}): it was overwritten and "
             "its time set back, or only its mode, owner, name or number of links changed. If its rows are still the "
-            "same, go on from the last state, which fits; if not, restore the file, or plan the data set again."
+            "same, resume from the last state, which fits; if not, restore the file, or plan the data set again."
         )
     raise FileChangedError(
         f"{redact(path)} is not the file that was planned: identity {now.identity} ({now.size} bytes), planned "

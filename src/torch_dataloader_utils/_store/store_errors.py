@@ -150,8 +150,8 @@ def _missing(path: str, *, was_planned: bool) -> FileChangedError | NoDataError:
 def dead_link(path: str) -> NoDataError:
     """The error for a link that leads nowhere, such as git-annex and DVC have for files that were not fetched."""
     return NoDataError(
-        f"{redact(path)} is a link, and what it leads to is not there. Fetch that, remove the link, or choose the "
-        "files by a pattern that leaves it out."
+        f"{redact(path)} is a broken link: its target does not exist. Restore the target, remove the link, or choose "
+        "the files by a pattern that leaves it out."
     )
 
 

@@ -360,7 +360,7 @@ def _first_with_credentials(paths: StringColumn) -> str | None:
 def _about(schema: pa.Schema, path: str) -> Mapping[str, Any]:
     text = (schema.metadata or {}).get(_KEY)
     if text is None:
-        raise ConfigError(f"{redact(path)} is no saved inventory. Pass a file that save_inventory wrote.")
+        raise ConfigError(f"{redact(path)} is not a saved inventory. Pass a file that save_inventory wrote.")
     with _fitting(path):
         about: Mapping[str, Any] = json.loads(text)
         version = about["version"]

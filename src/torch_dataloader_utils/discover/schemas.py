@@ -162,7 +162,7 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
             near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
             which = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
             raise ConfigError(
-                f"columns names {name!r}, which is no column of the data; {which}{hint(name) if hint else ''}"
+                f"columns names {name!r}, which is not a column of the data; {which}{hint(name) if hint else ''}"
             )
 
 

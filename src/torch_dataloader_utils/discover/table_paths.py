@@ -143,7 +143,7 @@ class PathIndex:
         if len(candidates) > 1:
             raise CorruptFileError(
                 f"deletes name {redact(path)}, and {len(candidates)} data files differ from that in scheme, host or "
-                "slashes only; which one is meant cannot be said. Give path_rewrites that make the paths equal."
+                "slashes only; it is not clear which one is meant. Give path_rewrites that make the paths equal."
             )
         return candidates[0] if candidates else None
 

@@ -151,7 +151,7 @@ class PlannedPackedLoader:
         if state["global_batches"] >= max(len(self), 1):
             raise CheckpointMismatchError(
                 f"The state says global_batches={state['global_batches']}, of {len(self)} in an epoch. Load what "
-                "state_dict gave."
+                "state_dict returned."
             )
         self._epoch, self._num_given = state["epoch"], state["global_batches"]
 

@@ -210,7 +210,7 @@ FEW_CHUNKS = 8
 def describe_mixing(plan: EpochPlan) -> str:
     """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
 
-    24 chunks, 3.0 a worker, few: 8 or more are needed to mix well; a batch of 100 rows draws from about 2 chunks
+    24 chunks, 3.0 per worker (few: 8 or more mix well); a batch of 100 rows draws from about 2 chunks
     """
     options, topology, chunks = plan.inputs.options, plan.topology, plan.inputs.chunks
     num_chunks = len(chunks)
@@ -230,10 +230,10 @@ def describe_mixing(plan: EpochPlan) -> str:
     if options.host_shares is not None and (groups := options.rank_groups(topology.num_ranks)) > 1:
         ranks = plural(topology.num_ranks // groups, "rank")
         own = f"; every {ranks} draw from the same {plural(num_chunks // groups, 'chunk')} in all epochs"
-    few = f", few: {FEW_CHUNKS} or more are needed to mix well" if of_worker < FEW_CHUNKS else ""
+    few = f" (few: {FEW_CHUNKS} or more mix well)" if of_worker < FEW_CHUNKS else ""
     each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
     return (
-        f"{plural(num_chunks, 'chunk')}, {each} a worker{few}; a batch of {plural(batch_rows, 'row')} draws from "
+        f"{plural(num_chunks, 'chunk')}, {each} per worker{few}; a batch of {plural(batch_rows, 'row')} draws from "
         f"about {plural(round(mixed), 'chunk')}{own}"
     )
 

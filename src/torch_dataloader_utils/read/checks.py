@@ -125,9 +125,9 @@ def _gone(task: RowGroupTask) -> FileChangedError:
     if not task.table:
         return FileChangedError(f"{where} Plan the data set again.")
     return FileChangedError(
-        f"{where} It is of {task.table}: the snapshot has expired, or its version was vacuumed, and the rest of this "
-        "epoch with it. Go on from the state at the end of an epoch, which loads onto the table's present snapshot; "
-        "keep snapshots for longer than an epoch takes (a tag protects one)."
+        f"{where} It is of {task.table}: the snapshot has expired, or its version was vacuumed, so the rest of this "
+        "epoch cannot be read. Resume from the state at the end of an epoch, which loads with the table's current "
+        "snapshot. Keep snapshots for longer than an epoch takes (a tag protects one)."
     )
 
 
@@ -202,6 +202,6 @@ def check_unique(task: RowGroupTask, repeated: frozenset[str], columns: Sequence
     twice = [name for name in columns if name in repeated]
     if twice:
         raise SchemaError(
-            f"{task.where} has more than one column named {', '.join(twice)}; which one is meant cannot be said. "
+            f"{task.where} has more than one column named {', '.join(twice)}; it is not clear which one is meant. "
             "Rename them in the file, or do not ask for them."
         )

@@ -104,8 +104,8 @@ def _unknown(name: str, schema: pa.Schema) -> ConfigError:
     seen = schema.names.count(name)
     if seen:
         return ConfigError(
-            f"the schema has {seen} columns named {name}; which one is meant cannot be said. Rename them in the files, "
-            "or do not ask for them."
+            f"the schema has {seen} columns named {name}; it is not clear which one is meant. Rename them in the "
+            "files, or do not ask for them."
         )
     near = difflib.get_close_matches(name, schema.names, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(schema.names[:50])}."

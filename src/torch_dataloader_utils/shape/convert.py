@@ -30,7 +30,7 @@ def check_text(name: str, array: pa.Array) -> None:
             text.validate(full=True)
     except pa.ArrowInvalid as error:
         raise CorruptFileError(
-            f"column {name!r} holds text that is not UTF-8 ({error}). Write the file anew, or leave the column out; "
+            f"column {name!r} holds text that is not UTF-8 ({error}). Write the file again, or leave the column out; "
             'output_format="arrow" gives bytes as they are.'
         ) from error
 

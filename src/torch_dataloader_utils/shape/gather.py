@@ -98,7 +98,7 @@ class Gatherer:
 
     def _check(self, num_rows: int) -> None:
         if self._has_negative or self._last_row >= num_rows:
-            raise IndexError(f"rows are asked for that are not there: there are {num_rows}")
+            raise IndexError(f"rows were requested that do not exist: there are {num_rows}")
 
     def _joined(self, columns: Sequence[Sequence[Tensor]], num_rows: int) -> npt.NDArray[Any]:
         """The columns one after the other in scratch memory, [columns, num_rows]."""

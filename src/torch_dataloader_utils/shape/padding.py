@@ -82,7 +82,9 @@ class PadRagged:
         ragged = {name for name, column in batch.items() if isinstance(column, Ragged)}
         for name in (*(self.columns or ()), *(self.padding_value if isinstance(self.padding_value, Mapping) else ())):
             if name not in ragged:
-                raise ConfigError(f"PadRagged: {name!r} is no ragged column of the batch; ragged are {sorted(ragged)}.")
+                raise ConfigError(
+                    f"PadRagged: {name!r} is not a ragged column of the batch; ragged columns are {sorted(ragged)}."
+                )
         if self.columns is None:
             return ragged
         return set(self.columns)

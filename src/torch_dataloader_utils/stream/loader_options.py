@@ -61,8 +61,8 @@ def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Map
     if num_workers == 0 and meant:
         raise ConfigError(
             f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "
-            "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out, "
-            "decoding=Decoding(ahead_bytes=...) says how far threads read ahead; or pass num_workers=1 or more."
+            "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out "
+            "(decoding=Decoding(ahead_bytes=...) limits how far threads read ahead), or pass num_workers=1 or more."
         )
 
 
@@ -80,8 +80,8 @@ def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
     for callback in callbacks:
         if isinstance(callback, type) or not isinstance(callback, LoaderCallback):
             raise ConfigTypeError(
-                f"{name}: {callback!r} is no LoaderCallback. Pass objects of subclasses of it, which have the methods "
-                "that you do not override."
+                f"{name}: {callback!r} is not a LoaderCallback. Pass objects of subclasses of it, which have the "
+                "methods that you do not override."
             )
     return callbacks
 

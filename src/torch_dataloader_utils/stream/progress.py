@@ -155,7 +155,7 @@ class Progress:
         """Raises ConfigError if the position is inside an epoch."""
         if self.position.segments:
             raise ConfigError(
-                f"Epoch {self._epoch} is under way: its data stay as they are until it ends. Refresh after its last "
+                f"Epoch {self._epoch} is in progress: its data cannot change until it ends. Refresh after its last "
                 "batch, or after set_epoch() to another epoch."
             )
 
@@ -184,9 +184,9 @@ class Progress:
         passes, epoch = self._shared_passes, self._shared_epoch.value
         if passes.loads != self._known_loads:
             raise ConfigError(
-                "A state was loaded into a data set, or it was refreshed, that persistent workers of a DataLoader read "
-                "already: that does not reach them. Do it before the first pass, make a new DataLoader, or use "
-                "create_dataloader."
+                "A state was loaded into a data set (or it was refreshed) after persistent workers of a DataLoader had "
+                "begun to read it, and it does not reach them. Do this before the first pass, make a new DataLoader, "
+                "or use create_dataloader."
             )
         has_begun = passes.has_begun if worker is None else not passes.begin(worker)
         if has_begun and self._loaded_worker is None:
@@ -219,7 +219,7 @@ class Progress:
         options = self._identity.options
         if self._finished_epoch == self._epoch and (options.shuffle or options.shuffle_rows is not None):
             warn_user(
-                f"A second pass over epoch {self._epoch} without set_epoch: the order is the same again. Call "
+                f"A second pass over epoch {self._epoch} without set_epoch: the order is the same as before. Call "
                 "set_epoch(epoch) before each pass."
             )
         self._forget_loaded()
@@ -236,8 +236,9 @@ class Progress:
             return
         if loaded.segment.has_begun and loaded.topology != topology:
             raise CheckpointMismatchError(
-                f"Several workers of a StatefulDataLoader go on as they were saved: the state is of {loaded.topology}, "
-                f"and here is {topology}. Resume with that, or use create_dataloader, whose states go on anywhere."
+                "With several workers, a StatefulDataLoader resumes only with the same ranks, workers and batch size: "
+                f"the state is of {loaded.topology}, and here it is {topology}. Resume with those, or use "
+                "create_dataloader, whose states load with any others."
             )
 
     def _own_step(self, position: Position, worker: int) -> Position:
@@ -288,8 +289,8 @@ class Progress:
         """
         if get_worker_info() is None and self._shared_passes.has_begun:
             raise ConfigError(
-                "Workers of a DataLoader read this data set, and how far they are is not known here. Take states from "
-                "the loader that create_dataloader gives, or from torchdata's StatefulDataLoader around "
+                "Workers of a DataLoader read this data set, and their positions are not known in this process. Take "
+                "states from the loader that create_dataloader gives, or from torchdata's StatefulDataLoader around "
                 "for_torchdata(dataset); after a pass, set_epoch() to the next epoch first."
             )
         if self._finished_epoch is None and self._pass is not None and not self._pass.is_in_order:

@@ -201,8 +201,8 @@ def _from_environment(name: str) -> int | None:
         return int(text)
     except ValueError as error:
         raise ConfigError(
-            f'num_ranks="auto" found {name}={text!r} in the environment, which is no whole number. Set it as launchers '
-            "do, or pass num_ranks and rank."
+            f'num_ranks="auto" found {name}={text!r} in the environment, which is not a whole number. Set it as '
+            "launchers do, or pass num_ranks and rank."
         ) from error
 
 

@@ -42,8 +42,9 @@ def warn_of_lost_places(dataset: "TableDataset") -> None:
     """Warn if the state has the place of one rank only, where a trainer saves the state of one rank for all of them."""
     if dataset.topology.num_ranks > 1 and dataset.progress.position.segment.cursors is not None:
         warn_user(
-            f"This checkpoint says how far rank {dataset.rank} came, of {dataset.topology.num_ranks}: without row "
-            "counts the others cannot go on from it. Leave count_rows=False out, or save merge_states of all ranks."
+            f"This checkpoint has only the position of rank {dataset.rank} of {dataset.topology.num_ranks}: "
+            "without row counts, other ranks cannot resume from it. Leave count_rows=False out, or save merge_states "
+            "of all ranks."
         )
 
 

@@ -237,7 +237,7 @@ class ShardedStream(IterableDataset[ItemT]):
         layout = describe_layout(self._layout)
         if not isinstance(state_dict, Mapping):
             raise CheckpointMismatchError(
-                f"Not a streaming_shard state: it is {of_type(state_dict)}. Load what state_dict gave."
+                f"Not a streaming_shard state: it is {of_type(state_dict)}. Load what state_dict returned."
             )
         if state_dict.keys() != _STATE_KEYS or state_dict["version"] != _STATE_VERSION:
             raise CheckpointMismatchError(
@@ -253,7 +253,7 @@ class ShardedStream(IterableDataset[ItemT]):
         if not isinstance(state_dict["is_finished"], bool):
             raise CheckpointMismatchError(
                 f"The state says is_finished={state_dict['is_finished']!r}, which is neither True nor False. Load what "
-                "state_dict gave."
+                "state_dict returned."
             )
         self._pending = copy.deepcopy(state_dict)
         self._reader, self._is_finished = None, False

@@ -252,8 +252,8 @@ def test_a_null_for_a_token_is_an_error(tmp_path, values):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        (["tokens", "nothing"], "names 'nothing', which is no column of the data"),
-        ({"x": PerToken(column="nothing")}, "names 'nothing', which is no column of the data"),
+        (["tokens", "nothing"], "names 'nothing', which is not a column of the data"),
+        ({"x": PerToken(column="nothing")}, "names 'nothing', which is not a column of the data"),
         ({"source": PerToken()}, r"PerDocument\(column='source'\)"),
         ({"labels": PerToken(pad=0.5)}, "pad=0.5 of PerToken does not fit the int64 of column 'labels'"),
         ({"labels": PerToken(eod=2**63)}, "eod=9223372036854775808 of PerToken does not fit"),

@@ -127,8 +127,8 @@ class BlendedLoader(Generic[BatchT]):
         places = {(source.topology.num_ranks, source.rank) for source in self.sources}
         if len(places) > 1:
             raise ConfigError(
-                f"The sources of a blend are of different (num_ranks, rank): {sorted(places)}. Make all of them "
-                "for this rank."
+                f"The sources of a blend have different (num_ranks, rank): {sorted(places)}. Make all of them for this "
+                "rank."
             )
         # The largest share that each ever has.
         largest = np.max([normalize_weights(each) for each in options.schedule.weights], axis=0)

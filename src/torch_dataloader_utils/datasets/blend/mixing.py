@@ -258,9 +258,9 @@ def _as_planned(passes: Passes, batches: Iterable[BatchT], left: int) -> Iterato
 
 def _other_rows(index: int, present: int, planned: int) -> ConfigError:
     return ConfigError(
-        f"Source {index} of the blend gave {present} rows where {planned} were planned (does its "
-        "transform or collate_fn leave rows out or add some?), and per='sample' counts them. Leave rows out with "
-        "filters=, apply the function to the blend's batches, or blend per='batch'."
+        f"Source {index} of the blend delivered {present} rows where {planned} were planned (does its transform or "
+        "collate_fn leave rows out or add some?), and per='sample' counts them. Leave rows out with filters=, apply "
+        "the function to the blend's batches, or blend per='batch'."
     )
 
 

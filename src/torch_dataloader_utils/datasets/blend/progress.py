@@ -142,7 +142,7 @@ class BlendProgress:
         if not is_same and not self._differs_in_weights(state["options"]):
             raise CheckpointMismatchError(
                 f"The state does not fit: its blend is {state['options']}, this one is {self._options.describe()}. "
-                "Resume with the weights and options that it was saved with, or start the epoch afresh."
+                "Resume with the weights and options that it was saved with, or start the epoch again."
             )
         refuse_misfits(self._findings(state))  # afterwards: a blend of more sources was not changed
         if not is_same:

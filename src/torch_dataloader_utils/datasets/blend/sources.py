@@ -160,7 +160,7 @@ class Passes:
             raise CheckpointMismatchError(
                 f"Source {self.index} of the blend has begun another pass on some ranks only, and its topology was "
                 f"{mark.topology}, here it is {self.topology}. Resume on {_said(mark.topology)}, which alone fits this "
-                "state, or start the epoch afresh."
+                "state, or start the epoch again."
             )
         rows = self.step_items(mark.topology)
         if any(place.items % rows for place in places):
@@ -201,7 +201,7 @@ class BlendSource(Generic[BatchT]):
         self.passes = Passes(loader.dataset, per, index)
         if (self.passes.lengths(self.begin(0).start) < 1).any():
             raise ConfigError(
-                f"Source {index} of the blend has nothing for some rank; leave it out, or use fewer ranks."
+                f"Source {index} of the blend has no rows for some rank; leave it out, or use fewer ranks."
             )
 
     @property
@@ -254,13 +254,13 @@ class BlendSource(Generic[BatchT]):
 def _check_loader(loader: TableDataLoader[Any], per: ItemKind, index: int) -> None:
     if loader.num_workers > 1 and not loader.in_order:
         raise ConfigError(
-            f"Source {index} of the blend has in_order=False: its batches come as they are ready, and no "
-            "state could say which of them were given. Leave in_order=True."
+            f"Source {index} of the blend has in_order=False: its batches arrive as they are ready, so a state could "
+            "not tell which of them were delivered. Leave in_order=True."
         )
     if loader.next_position.segments:
         raise ConfigError(
-            f"Source {index} of the blend stands inside an epoch: a state was loaded into it. A blend begins its "
-            "sources at their beginning. Make the loader anew, and load the blend's own state into the blend."
+            f"Source {index} of the blend is in the middle of an epoch, because a state was loaded into it. A blend "
+            "starts its sources at the beginning. Make a new loader, and load the blend's own state into the blend."
         )
     if loader.dataset.progress.files_may_change:
         raise ConfigError(

@@ -67,8 +67,8 @@ def _scan(path: str, request: DataScanRequest, files: TableFiles) -> FileScan:
         tail = read_footer(store, FileEntry(path=path, stat=store.stat(path)))
     except NoDataError as error:
         raise NoDataError(
-            f"{redact(path)} is named by the table's log and is not there: somebody removed it (VACUUM removes files "
-            "of old versions). Choose a later version, or restore the file."
+            f"{redact(path)} is in the table's log but does not exist: it was removed (VACUUM removes files of old "
+            "versions). Choose a later version, or restore the file."
         ) from error
     with decoding(path, "Parquet footer"):
         fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data))

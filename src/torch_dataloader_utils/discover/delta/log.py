@@ -203,7 +203,7 @@ def _time_of_file(log: DeltaLog, version: int, files: TableFiles) -> int:
 
 def _no_table(name: str) -> NoDataError:
     return NoDataError(
-        f"{name} is no Delta table: it has no {LOG}/*.json. Pass the path of the directory that holds {LOG}."
+        f"{name} is not a Delta table: it has no {LOG}/*.json. Pass the path of the directory that holds {LOG}."
     )
 
 

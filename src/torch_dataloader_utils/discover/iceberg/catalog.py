@@ -328,7 +328,7 @@ def _written_last(directory: str, paths: Sequence[str], files: TableFiles) -> st
 
 def _no_table(directory: str) -> NoDataError:
     return NoDataError(
-        f"{redact(directory)} is no Iceberg table: it has no metadata/*.metadata.json. Check the path; for a table "
+        f"{redact(directory)} is not an Iceberg table: it has no metadata/*.metadata.json. Check the path; for a table "
         "that a catalog knows by name, pass catalog_config."
     )
 

@@ -99,7 +99,7 @@ def _parse_call(function: str, rest: Iterator[tuple[str, str]], batch: Any) -> C
 def _path(node: Node) -> tuple[str, ...]:
     if isinstance(node, FieldRef):
         return node.path
-    raise UnknownForm("a place inside a struct is no name")
+    raise UnknownForm("a place inside a struct is not a name")
 
 
 class _ArrowSchema(ctypes.Structure):

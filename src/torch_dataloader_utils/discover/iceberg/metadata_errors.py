@@ -63,7 +63,7 @@ def named_by_metadata(table: str) -> Iterator[None]:
         yield
     except NoDataError as error:
         raise NoDataError(
-            f"{table} names a file that is not there: {error} If the snapshot has expired, or the table was changed "
+            f"{table} names a file that does not exist: {error} If the snapshot has expired, or the table was changed "
             "just now, make the loader again, for a snapshot that is kept; if the table was moved, pass path_rewrites="
             "{old prefix: new prefix}."
         ) from error

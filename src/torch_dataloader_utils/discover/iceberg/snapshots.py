@@ -91,9 +91,9 @@ def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str
         if not choice.allow_rewrites:
             raise ConfigError(
                 f"{name}: between snapshot {choice.from_snapshot_id} and the one to read, rows were removed or written "
-                f"anew by {kinds}, so what was appended is no increment: rewritten rows would come twice. Choose "
+                f"anew by {kinds}, so the rows since are not all new: rewritten rows would be delivered twice. Choose "
                 f"from_snapshot_id={skipped[-1].snapshot_id} or later, read the whole snapshot, or pass "
-                "allow_rewrites=True for what appends added, with nothing taken away."
+                "allow_rewrites=True to read only what appends added, with rows that were removed since."
             )
         notes = (f"increment: only appends are read; left out are the changes of {kinds}",)
     return ScanTarget(snapshot=snapshot, schema=schema, appends=appends, notes=notes)
