@@ -393,7 +393,7 @@ class TestPadRagged:
         assert list(PadRagged(with_masks=False)(batch)) == ["a", "b", "a_mask"]
         with pytest.raises(ConfigError, match="a_mask"):
             PadRagged()(batch)
-        with pytest.raises(ConfigError, match="no ragged column"):
+        with pytest.raises(ConfigError, match="not a ragged column"):
             PadRagged(columns=["a_mask"])(batch)
         with pytest.raises(ConfigError, match="'c' is not a ragged column"):
             PadRagged(padding_value={"c": 1})(batch)
