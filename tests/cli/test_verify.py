@@ -17,7 +17,7 @@ def test_good_data_is_good(table):
     report = tdu_json("verify", table, "--ranks", 3, "--workers", 2, "--shuffle", "--shuffle-rows", 100)
     assert report["ok"]
     assert report["rows_read"] == report["plan"]["delivered_rows"] == 1500
-    assert "every one once" in tdu("verify", table, "--ranks", 7, "--no-read").stdout
+    assert "each exactly once" in tdu("verify", table, "--ranks", 7, "--no-read").stdout
 
 
 def test_a_flipped_byte_is_found_and_its_row_group_named(table):

@@ -3,7 +3,7 @@
     tdu scan | plan | verify | bench | head | vocabulary | state | cache | tokens
 
 In: paths, patterns, saved inventories, Iceberg and Delta tables. Out: tables for people, or `--json` for programs;
-pictures of plans. Exit codes: 0 well, 1 the data (or a state) is wrong, 2 the command is. An error is one line that
+pictures of plans. Exit codes: 0 success, 1 wrong data (or state), 2 a wrong command. An error is one line that
 says what to do.
 
 Each command is one module, imported when it is run; the libraries behind it are imported when it works, so that

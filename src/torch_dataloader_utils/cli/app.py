@@ -117,14 +117,14 @@ def _raise_terminated(*_: Any) -> NoReturn:
 
 COMMANDS = {
     "scan": "Show the data: files, row groups, schema, sizes, warnings.",
-    "plan": "Who reads what: ranks, workers, rows, steps, cuts, imbalance.",
+    "plan": "Show what each rank and worker reads, the steps and the imbalance.",
     "verify": "Read everything once; check counts, checksums and the plan.",
-    "bench": "Measure throughput on your data, and what to choose.",
-    "head": "The first batches as a table.",
-    "vocabulary": "Count the values of a column; make a vocabulary of them.",
-    "state": "A saved state in words: epoch, what is done, what remains.",
-    "cache": "A cache on this host's disk: what is there, whether it is whole; remove it.",
-    "tokens": "Token corpora in the .bin/.idx format.",
+    "bench": "Measure throughput on your data, and recommend settings.",
+    "head": "Show the first batches as a table.",
+    "vocabulary": "Count the values of a column, and save them as a vocabulary.",
+    "state": "Show a saved state: the epoch, the rows done and the rows left.",
+    "cache": "Show, check or remove a cache on this host's disk.",
+    "tokens": "Build, describe and merge token corpora in the .bin/.idx format.",
 }
 
 EXAMPLES = """\b
@@ -234,6 +234,6 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
 def app() -> None:
     """Look at data sets, plans and loaders from the shell.
 
-    Every command takes --json. Exit codes: 0 well, 1 the data is wrong or the storage failed, 2 the command is
-    wrong, 130 Ctrl-C, 141 nobody reads the output any more, 143 SIGTERM.
+    Every command takes --json. Exit codes: 0 success, 1 wrong data or a storage that failed, 2 a wrong command,
+    130 Ctrl-C, 141 the reader of the output has ended, 143 SIGTERM.
     """

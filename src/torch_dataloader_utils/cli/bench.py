@@ -35,18 +35,22 @@ def _above_zero(context: click.Context, parameter: click.Parameter, value: float
 
 @click.command("bench", epilog=_EXAMPLES)
 @data_options
-@click.option("--batch-sizes", default="1024,8192", show_default=True, metavar="N,N", help="Rows of a batch.")
-@click.option("--workers", default="0,2", show_default=True, metavar="N,N", help="0 is threads, N processes.")
+@click.option("--batch-sizes", default="1024,8192", show_default=True, metavar="N,N", help="Rows per batch.")
+@click.option("--workers", default="0,2", show_default=True, metavar="N,N", help="0: threads; N: N worker processes.")
 @click.option("--shuffle", is_flag=True, help="Permute chunks.")
 @click.option("--shuffle-rows", type=int, metavar="N", help="Permute rows in windows of about N.")
 @click.option(
     "--output-format", type=click.Choice(["torch", "numpy", "arrow", "dict"]), default="torch", show_default=True
 )
 @click.option(
-    "--seconds", "most_seconds", default=5.0, callback=_above_zero, show_default=True, help="Most of one run."
+    "--seconds", "most_seconds", default=5.0, callback=_above_zero, show_default=True, help="Longest time of one run."
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each; the median counts."
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Runs of each setting; the median counts.",
 )
 @json_option
 def command(
@@ -58,7 +62,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure throughput on your data, and what to choose.
+    """Measure throughput on your data, and recommend settings.
 
     Each way to load alternates with bare pyarrow (a thread a core, nothing done with the rows), so that all see the
     same machine; one uncounted round warms the page cache and starts worker processes.

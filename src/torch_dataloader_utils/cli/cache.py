@@ -22,7 +22,7 @@ Examples:
 
 @click.group("cache", epilog=_EXAMPLES)
 def command() -> None:
-    """A cache on this host's disk: what is there, whether it is whole; remove it.
+    """Show, check or remove a cache on this host's disk.
 
     DIRECTORY is the one of HostCache(directory, max_bytes=...). A job that uses it may run meanwhile.
     """
@@ -37,7 +37,7 @@ def _subcommand(function: Callable[..., None]) -> Callable[..., None]:
 
 @_subcommand
 def show(directory: Path, as_json: bool) -> None:
-    """Entries, their bytes, and the ranks whose next reads are known."""
+    """Show entries, their bytes, and the ranks whose next reads are known."""
     from torch_dataloader_utils._store.cache_entries import EntryFiles
     from torch_dataloader_utils._store.cache_schedule import Schedules
 

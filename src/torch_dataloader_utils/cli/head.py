@@ -28,16 +28,18 @@ _CELL = 60
 @click.command("head", epilog=_EXAMPLES)
 @data_options
 @plan_options
-@click.option("--batches", "num_batches", type=click.IntRange(min=1), default=1, show_default=True, help="How many.")
 @click.option(
-    "--rows", "max_rows", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show of each."
+    "--batches", "num_batches", type=click.IntRange(min=1), default=1, show_default=True, help="Number of batches."
 )
-@click.option("--rank", default=0, show_default=True, help="Whose batches.")
+@click.option(
+    "--rows", "max_rows", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show per batch."
+)
+@click.option("--rank", default=0, show_default=True, help="Rank whose batches are shown.")
 @json_option
 def command(
     source: DataSource, planning: dict[str, Any], num_batches: int, max_rows: int, rank: int, as_json: bool
 ) -> None:
-    """The first batches as a table.
+    """Show the first batches as a table.
 
     They are the batches that a loader with these options gives this rank first. Shows values of your data.
     """

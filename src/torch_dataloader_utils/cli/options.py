@@ -22,40 +22,46 @@ _DATA = (
         type=click.Choice(FORMATS),
         default="parquet",
         show_default=True,
-        help="Of the files.",
+        help="Format of the files or the table.",
     ),
-    click.option("--columns", multiple=True, metavar="A,B", help="Only these columns."),
+    click.option("--columns", multiple=True, metavar="A,B", help="Read only these columns."),
     click.option(
         "--filter",
         "filter_text",
         metavar="TEXT",
         help="Only rows for which it is true: \"x > 3 and day >= date('2024-01-05')\".",
     ),
-    click.option("--partitioning", type=click.Choice(["hive"]), help="Columns from directory names (year=2024)."),
+    click.option("--partitioning", type=click.Choice(["hive"]), help="Make columns of directory names (year=2024)."),
     click.option(
         "--allow-bare-files",
         is_flag=True,
-        help="Read directories of tables as plain files, including removed rows.",
+        help="Read the directory of a table as plain files, including deleted rows.",
     ),
     click.option(
         "--missing",
         type=click.Choice(["error", "null"]),
         default="error",
         show_default=True,
-        help="What columns are that some files lack.",
+        help="What to do with columns that some files lack.",
     ),
-    click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable."),
-    click.option("--inventory", "inventory_path", metavar="FILE", help="What `tdu scan --save` wrote."),
+    click.option(
+        "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
+    ),
+    click.option("--inventory", "inventory_path", metavar="FILE", help="A file that `tdu scan --save` wrote."),
     click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; PATHS is the table."),
     click.option(
-        "--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog; repeatable."
+        "--catalog-option",
+        "catalog_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Option of the catalog; repeatable.",
     ),
     click.option(
         "--snapshot",
         "snapshot_id",
         type=int,
         metavar="ID",
-        help="Snapshot or version of a table; the present one if left out.",
+        help="Snapshot or version of a table; by default the current one.",
     ),
 )
 
@@ -70,17 +76,19 @@ _PLAN = (
         type=click.IntRange(min=0),
         default=1,
         show_default=True,
-        help="Loader workers of each rank.",
+        help="Loader workers per rank.",
     ),
-    click.option("--batch-size", type=_COUNT, default=1024, show_default=True, help="Rows of a batch of one rank."),
+    click.option("--batch-size", type=_COUNT, default=1024, show_default=True, help="Rows per batch of one rank."),
     click.option("--shuffle", is_flag=True, help="Permute chunks."),
     click.option("--shuffle-rows", type=click.IntRange(min=0), metavar="N", help="Permute rows in windows of about N."),
-    click.option("--interleave", type=_COUNT, metavar="N", help="Chunks that a window draws from."),
-    click.option("--seed", default=42, show_default=True, help="Of the shuffles."),
-    click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, help="Which epoch."),
-    click.option("--drop-last", is_flag=True, help="Full batches only."),
-    click.option("--split-bytes", metavar="SIZE", help="Bytes of a chunk, such as 64MiB."),
-    click.option("--split-rows", type=_COUNT, metavar="N", help="Rows of a chunk; wins over bytes."),
+    click.option("--interleave", type=_COUNT, metavar="N", help="Chunks from which the rows of a window come."),
+    click.option("--seed", default=42, show_default=True, help="Seed of the shuffles."),
+    click.option("--epoch", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the epoch."),
+    click.option("--drop-last", is_flag=True, help="Deliver only full batches."),
+    click.option("--split-bytes", metavar="SIZE", help="Size of a chunk, such as 64MiB."),
+    click.option(
+        "--split-rows", type=_COUNT, metavar="N", help="Size of a chunk in rows; if given, --split-bytes is ignored."
+    ),
     click.option(
         "--rank-sharding",
         type=click.Choice(["rows", "chunks"]),
@@ -88,13 +96,17 @@ _PLAN = (
         show_default=True,
         help="rows: equal steps on all ranks; chunks: each chunk stays on one rank.",
     ),
-    click.option("--lanes", "num_lanes", type=_COUNT, metavar="G", help="An order that survives other topologies."),
+    click.option(
+        "--lanes", "num_lanes", type=_COUNT, metavar="G", help="Number of lanes: the same global batches on any ranks."
+    ),
     click.option("--lane-rows", type=_COUNT, metavar="N", help="Rows of a lane's micro-batch."),
-    click.option("--host-shares", type=_COUNT, metavar="N", help="Shares of the chunks that hosts keep in all epochs."),
+    click.option(
+        "--host-shares", type=_COUNT, metavar="N", help="Divide chunks into N shares, which hosts keep in all epochs."
+    ),
     click.option("--strategy", metavar="NAME", help="An installed split strategy."),
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 
 def data_options(function: Function) -> Function:

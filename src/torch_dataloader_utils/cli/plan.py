@@ -43,15 +43,21 @@ def _picture_file(context: click.Context, option: click.Parameter, value: str | 
 @click.command("plan", epilog=_EXAMPLES)
 @data_options
 @plan_options
-@click.option("--draw", "draw_path", metavar="FILE", callback=_picture_file, help="Draw it: a page (.html) or an .svg.")
 @click.option(
-    "--save", "save_path", metavar="FILE", callback=_local_file, help="Every row range that is read, as a Parquet file."
+    "--draw", "draw_path", metavar="FILE", callback=_picture_file, help="Draw a page (.html) or a picture (.svg)."
+)
+@click.option(
+    "--save",
+    "save_path",
+    metavar="FILE",
+    callback=_local_file,
+    help="Write every row range that is read to a Parquet file.",
 )
 @click.option(
     "--max-ranks", type=click.IntRange(min=1), default=32, show_default=True, help="Ranks to show and to draw."
 )
-@click.option("--cache-bytes", metavar="SIZE", help="Say what a cache of this size on each host would save.")
-@click.option("--host-ranks", type=click.IntRange(min=1), metavar="N", help="Ranks of a host, for --cache-bytes.")
+@click.option("--cache-bytes", metavar="SIZE", help="Forecast what a cache of this size on each host would save.")
+@click.option("--host-ranks", type=click.IntRange(min=1), metavar="N", help="Ranks per host, for --cache-bytes.")
 @json_option
 def command(
     source: DataSource,
@@ -63,7 +69,7 @@ def command(
     host_ranks: int | None,
     as_json: bool,
 ) -> None:
-    """Who reads what: ranks, workers, rows, steps, cuts, imbalance.
+    """Show what each rank and worker reads, the steps and the imbalance.
 
     The plan is the one that a loader with these options follows; only metadata is read.
     """

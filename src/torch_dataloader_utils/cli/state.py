@@ -46,7 +46,7 @@ class Remains:
 @optional_data_options
 @json_option
 def command(state_file: Path, source: DataSource | None, as_json: bool) -> None:
-    """A saved state in words: epoch, what is done, what remains.
+    """Show a saved state: the epoch, the rows done and the rows left.
 
     With the data (PATHS or --inventory) it also says rows, and whether the state belongs to that data.
     """

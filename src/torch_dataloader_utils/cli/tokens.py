@@ -128,7 +128,7 @@ be a table, with --format; an Iceberg table is named as in its --catalog, or by 
 
 @click.group("tokens", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Token corpora in the .bin/.idx format."""
+    """Build, describe and merge token corpora in the .bin/.idx format."""
 
 
 @command.command("build", epilog=_EXAMPLES)

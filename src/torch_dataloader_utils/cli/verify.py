@@ -110,7 +110,9 @@ def _print(
     good = inventory.num_groups - len(faults)
     facts = [("source", inventory.source)]
     if rows is not None:
-        facts.append(("read", f"{good:,} of {inventory.num_groups:,} row groups well, {format_rows(rows)} rows"))
+        facts.append(
+            ("read", f"{good:,} of {inventory.num_groups:,} row groups without errors, {format_rows(rows)} rows")
+        )
     ranks = f"{plural(planning['num_ranks'], 'rank')} × {plural(planning['num_workers'], 'worker')}"
     facts.append(("plan", f"{ranks}: {_verdict(coverage)}"))
     print_facts(facts)
@@ -132,4 +134,4 @@ def _verdict(coverage: "Coverage") -> str:
         remarks.append(f"{coverage.allowed_missing:,} rows left out by --drop-last")
     if coverage.allowed_repeated:
         remarks.append(f"{coverage.allowed_repeated:,} repeated, so that every rank takes the last step")
-    return ", ".join([f"{coverage.delivered_rows:,} rows delivered, every one once", *remarks])
+    return ", ".join([f"{coverage.delivered_rows:,} rows delivered, each exactly once", *remarks])

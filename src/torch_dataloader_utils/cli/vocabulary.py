@@ -36,10 +36,11 @@ _LEAST_PENDING = 1 << 20
 @click.option("--save", "save_path", metavar="FILE", help="Write a Parquet file for Vocabulary.load.")
 @json_option
 def command(source: DataSource, min_count: int, most: int | None, save_path: str | None, as_json: bool) -> None:
-    """Count the values of a column; make a vocabulary of them.
+    """Count the values of a column, and save them as a vocabulary.
 
-    The column (--columns) holds text, binary values, integers, or lists of them. Values come by falling count, those of
-    one count in their own order, whatever the order of the files. Nulls are not counted. Shows values of your data.
+    The column (--columns) holds text, binary values, integers, or lists of them. The most frequent values come first,
+    those of equal count in their own order, whatever the order of the files. Nulls are not counted. Shows values of
+    your data.
     """
     if source.columns is None or len(source.columns) != 1:
         raise ConfigError("tdu vocabulary is of one column: pass --columns NAME.")
