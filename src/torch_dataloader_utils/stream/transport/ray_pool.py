@@ -148,9 +148,7 @@ def connected_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            "workers=RayWorkers(...) needs Ray. Run: pip install 'torch-dataloader-utils[ray]'"
-        ) from error
+        raise MissingDependencyError("workers=RayWorkers(...) needs Ray. Run: pip install 'ray>=2.40'") from error
     if not ray.is_initialized():
         try:
             ray.init(address="auto", log_to_driver=False)
