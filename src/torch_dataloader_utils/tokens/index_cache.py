@@ -95,7 +95,7 @@ def _read_header(file: MappedFile, size_bytes: int) -> tuple[dict[str, Any], int
         raise CorruptFileError(f"{file.path} is truncated to {size_bytes} bytes. {_REMOVE}")
     magic, version, header_bytes, checksum = _PREFIX.unpack(file.read([(0, _PREFIX.size)])[0])
     if magic != _MAGIC or version != _VERSION:
-        raise CorruptFileError(f"{file.path} is no index file of version {_VERSION}. {_REMOVE}")
+        raise CorruptFileError(f"{file.path} is not an index file of version {_VERSION}. {_REMOVE}")
     if size_bytes < _PREFIX.size + header_bytes:
         raise CorruptFileError(f"{file.path} is truncated inside its header. {_REMOVE}")
     header = bytes(file.read([(_PREFIX.size, _PREFIX.size + header_bytes)])[0])

@@ -87,7 +87,7 @@ class WeightSchedule:
             return cls({0: value})
         lists = value.get("steps"), value.get("weights")
         if set(value) != {"steps", "weights", "linear"} or not all(isinstance(each, list) for each in lists):
-            raise ConfigTypeError(f"{value!r} is no weight schedule.")
+            raise ConfigTypeError(f"{value!r} is not a weight schedule.")
         if len(value["steps"]) != len(value["weights"]):
             raise ConfigError(f"{len(value['steps'])} steps and {len(value['weights'])} lists of weights.")
         return cls(dict(zip(value["steps"], value["weights"], strict=True)), linear=value["linear"])

@@ -282,7 +282,7 @@ def test_another_list_of_another_length_names_its_output(folder):
 def test_a_tokenizer_without_a_name_is_told_about(folder, caplog):
     with caplog.at_level(logging.WARNING):
         load(folder, pack_tokens("tokens", 16, tokenizer=lambda texts: [[1] for _ in texts]))
-    assert "Nobody can tell this tokenizer from others" in caplog.text
+    assert "This tokenizer cannot be identified in another process" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class _Trial(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.requires_grad and not value.is_leaf:
-                raise TypeError("it is part of a graph of gradients: detach() it, or compute it under torch.no_grad()")
+                raise TypeError("it is part of an autograd graph: detach() it, or compute it under torch.no_grad()")
             return type(value), ()
         if type(value).__module__.startswith(_SHAPED):
             return dict, (dict(value) if isinstance(value, dict) else (),)

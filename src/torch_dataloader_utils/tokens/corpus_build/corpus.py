@@ -150,8 +150,8 @@ def build_corpus(
     _check_parts(parts, outputs)
     if len(parts) > 1 and tokenizer is not None and tokenizer_version(tokenizer) is None:
         _log.warning(
-            "Another run cannot tell the tokenizer %r from others: it would build all %d parts again. To go on after "
-            "a failure give it a name: define a function in a module, or set its attribute fingerprint to a text.",
+            "The tokenizer %r cannot be identified in another run, which would build all %d parts again. To continue "
+            "after a failure, define it as a function of a module, or set its attribute fingerprint to a text.",
             tokenizer,
             len(parts),
         )

@@ -119,8 +119,8 @@ def _count(
                 inventory, reader, share, read_lengths(inventory, reader.counter.read, share, what=what)
             )
         _log.warning(
-            "Nobody can tell this tokenizer from others: all text is tokenized before every start, and the counts are "
-            "not kept. Pass a function of a module in a file, or give it an attribute `fingerprint`."
+            "This tokenizer cannot be identified in another process: all text is tokenized before every start, and the "
+            "counts are not kept. Pass a function of a module in a file, or give it an attribute `fingerprint`."
         )
     formats = inventory.files.formats[groups.file]
     countable = np.array([footer_counts(int(each), reader.packing) for each in range(int(formats.max(initial=0)) + 1)])
