@@ -222,6 +222,13 @@ def test_the_version_of_a_time_is_that_of_the_files(time: float, version: int, t
     assert numbers(tmp_path, timestamp=moment.replace(tzinfo=None)) == list(range(1, expected + 1))
 
 
+def test_of_commits_in_one_millisecond_the_first_is_meant(tmp_path: Path) -> None:
+    table = growing_table(tmp_path, 3)
+    set_times(table, [1_000, 1_000, 1_000])
+    for milliseconds, version in ((1_000_000, 0), (1_000_001, 1), (1_000_002, 2)):
+        assert numbers(tmp_path, timestamp=milliseconds) == numbers(tmp_path, version=version)
+
+
 def test_a_time_before_the_table(tmp_path: Path) -> None:
     set_times(growing_table(tmp_path, 2), [1_000, 1_001])
     with pytest.raises(

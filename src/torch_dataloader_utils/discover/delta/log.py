@@ -148,7 +148,7 @@ def choose_version(log: DeltaLog, choice: VersionChoice, files: TableFiles) -> i
     """The version that `choice` means.
 
     The time of a commit is the one in it (in-commit timestamps) or, where the newest has none, that of its file. Times
-    ascend: a commit counts as written no earlier than the ones before it.
+    ascend: a commit counts as written a millisecond after the one before it at least, as for Spark.
 
     Raises:
         ConfigError: no such version, or a store that does not say when its files were written.
@@ -171,7 +171,7 @@ def _at_time(log: DeltaLog, milliseconds: int, files: TableFiles) -> int:
     else:
         times: list[int] = []
         for version in versions:
-            times.append(max(_time_of_file(log, version, files), times[-1] if times else 0))
+            times.append(max(_time_of_file(log, version, files), times[-1] + 1 if times else 0))
         place = bisect_right(times, milliseconds)
     if place == 0:
         raise NoDataError(
