@@ -162,6 +162,12 @@ def test_a_function_of_a_script_has_one_name_in_all_processes(source: Path, tmp_
     assert [sequence.tolist() for sequence in IndexedDataset(str(tmp_path / "out"))] == [[2], [1]] * 4
 
 
+@pytest.mark.parametrize("tokenizer", [3, "tokenizer.json"])
+def test_what_is_no_tokenizer_is_refused_before_anything_is_read(tmp_path: Path, tokenizer: Any) -> None:
+    with pytest.raises(ConfigTypeError, match=r"tokenizer is .*: pass TokenizerFile\(path\), or a function"):
+        build_corpus(tmp_path / "nowhere", tmp_path / "out", column="text", tokenizer=tokenizer)
+
+
 def test_the_signature_of_a_url_is_not_repeated() -> None:
     pytest.importorskip("tokenizers")
     with pytest.raises(ConfigError, match=r"^https://host/t\.json is not a tokenizer\.json .* on this machine"):

@@ -131,6 +131,7 @@ def build_corpus(
     _check_column(column)
     check_executor(executor)
     check_function("on_progress", on_progress)
+    check_function("tokenizer", tokenizer, "TokenizerFile(path), or a function of a list of texts")
     part_bytes = parse_bytes("part_bytes", part_bytes, least=1)
     access = StoreAccess.of(storage_options, credentials, remote)
     store = open_parts(
