@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from threading import Lock
 
 import psutil
 import pyarrow as pa
@@ -175,6 +177,20 @@ def test_an_error_of_a_transform_is_the_same(shared_actors, folder):
     assert str(raised.value) == str(alone.value)
     # The actors go on.
     assert len(list(loader_of(folder, workers=ray_workers(2)))) == len(ours)
+
+
+def test_batches_of_a_class_that_no_module_has(shared_actors, folder):
+    @dataclass
+    class Batch:
+        row: torch.Tensor
+
+    loader = loader_of(folder, workers=ray_workers(2), transform=lambda batch: Batch(batch["row"]))
+    batches = list(loader)
+    assert {type(batch) for batch in batches} == {Batch}
+    assert sorted(row for batch in batches for row in batch.row.tolist()) == list(range(ROWS))
+    loader = loader_of(folder, workers=ray_workers(2), transform=lambda batch: [batch["row"], Lock()])
+    with pytest.raises(TransformError, match=r"a lock at \[1\], which cannot be sent"):
+        list(loader)
 
 
 def test_responses_on_their_way_are_limited(shared_actors, folder, tmp_path):

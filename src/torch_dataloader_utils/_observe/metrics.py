@@ -160,12 +160,12 @@ class Metrics:
         makers = {"stall": self.stall_seconds, "transform": self.transform_seconds, "handover": self.handover_seconds}
         if sum(makers.values()) < self.wait_seconds / 2:
             return (
-                "but little of it for making batches: worker processes start (persistent_workers=True), or batches "
-                "that are not tensors are sent"
+                "but little of it for making batches: workers start (persistent_workers=True keeps processes), or "
+                "batches that are not tensors are sent"
             )
         match max(makers, key=makers.__getitem__):
             case "transform":
-                return "mostly for transform and collate_fn: make them faster, or use more num_workers"
+                return "mostly for transform and collate_fn: make them faster, or use more workers"
             case "handover":
                 return "mostly for cutting, joining and copying batches: stack columns, or use larger batches"
             case _ if self.fetch_seconds > self.decode_seconds:

@@ -77,9 +77,11 @@ def _pickle_as_processes_do() -> None:
 
 
 def _begun(start: ActorStart, pipeline: Pipeline) -> _Running:
+    from ray.cloudpickle import CloudPickler
+
     counters = WorkerCounters(np.zeros(counts_shape(start.options.threads), dtype=np.int64))
     _pickle_as_processes_do()
-    pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
+    pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions, CloudPickler))
     stream = WorkerStream(start.work, pipeline, start.options, counters)
     writer = None if pipeline.codec is None else FlatWriter(pipeline.codec)
     return _Running(Responder(start.worker, stream, start.group_length, writer), counters)

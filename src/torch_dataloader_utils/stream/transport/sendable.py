@@ -6,6 +6,7 @@ trainer waits for ever.
 
 import io
 import multiprocessing
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -17,20 +18,24 @@ from torch_dataloader_utils.errors import ConfigError, of_type
 from torch_dataloader_utils.stream.worker import Function, function_name
 
 
-def with_sendable_results(functions: Sequence[Function]) -> tuple[Function, ...]:
+def with_sendable_results(
+    functions: Sequence[Function], pickler: type[pickle.Pickler] = ForkingPickler
+) -> tuple[Function, ...]:
     """The functions; the last one now raises TypeError if its result cannot be sent to the trainer.
 
     For that the result is pickled once more, without its tensors and arrays of numbers: 56 us for 51 of them.
+    pickler: what it is sent with.
     """
-    return (*functions[:-1], *map(_returns_sendable, functions[-1:]))
+    trial = type("_Trial", (_WithoutTensors, pickler), {})
+    return (*functions[:-1], *(_returns_sendable(each, trial) for each in functions[-1:]))
 
 
-def _returns_sendable(function: Function) -> Function:
+def _returns_sendable(function: Function, trial: type[pickle.Pickler]) -> Function:
     def call(batch: Any) -> Any:
         result = function(batch)
-        reason = _reason_against(result)
+        reason = _reason_against(result, trial)
         if reason is not None:
-            place, value = _find_unsendable("", result)
+            place, value = _find_unsendable("", result, trial)
             raise TypeError(
                 f"it returned {of_type(value)}{f' at {place}' if place else ''}, which cannot be sent from a "
                 f"worker process ({reason}). Return tensors, arrays and plain Python values, or read with "
@@ -72,8 +77,8 @@ def _start_method(context: Any) -> str:
 _SHAPED = "torch_dataloader_utils.shape."
 
 
-class _Trial(ForkingPickler):
-    """Pickles without tensors and arrays, which can always be sent: torch would open a file for each tensor."""
+class _WithoutTensors:
+    """Makes a pickler leave out tensors and arrays: they can always be sent, and torch would open a file for each."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -82,7 +87,10 @@ class _Trial(ForkingPickler):
             return type(value), ()
         if type(value).__module__.startswith(_SHAPED):
             return dict, (dict(value) if isinstance(value, dict) else (),)
-        return (np.ndarray, ()) if type(value) is np.ndarray and not value.dtype.hasobject else NotImplemented
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return np.ndarray, ()
+        override = getattr(super(), "reducer_override", None)
+        return NotImplemented if override is None else override(value)
 
 
 class _Nowhere(io.RawIOBase):
@@ -90,20 +98,20 @@ class _Nowhere(io.RawIOBase):
         return len(data)
 
 
-def _reason_against(value: Any) -> Exception | None:
+def _reason_against(value: Any, trial: type[pickle.Pickler]) -> Exception | None:
     """Why the value does not pickle; None if it does."""
     try:
-        _Trial(_Nowhere()).dump(value)
+        trial(_Nowhere()).dump(value)
     except Exception as error:  # noqa: BLE001 - see check_functions
         return error
     return None
 
 
-def _find_unsendable(place: str, value: Any) -> tuple[str, Any]:
+def _find_unsendable(place: str, value: Any, trial: type[pickle.Pickler]) -> tuple[str, Any]:
     """(place, value): the innermost value that does not pickle, inside of `value`, which does not."""
     for name, member in _members(value):
-        if _reason_against(member) is not None:
-            return _find_unsendable(f"{place}[{name!r}]", member)
+        if _reason_against(member, trial) is not None:
+            return _find_unsendable(f"{place}[{name!r}]", member, trial)
     return place, value
 
 
