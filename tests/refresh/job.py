@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ EPOCHS = 5
 SAVED_EVERY = 4
 
 # What happens to the data within an epoch, after so many steps. Files of the snapshot that is being read go only once
-# the next epoch has begun.
+# the next epoch has begun; those of a directory, which has no snapshots, with the last step.
 CHANGES: dict[int, dict[int, tuple[str, ...]]] = {
     0: {2: ("append",)},
     1: {1: ("expire",), 3: ("append", "append")},
@@ -72,7 +73,8 @@ def train(rank: int, meeting: str, run: Run, answer: Any) -> None:
                 log.flush()
                 dist.all_reduce(torch.ones(1))
                 if rank == 0:
-                    _change(run, epoch, step)
+                    for change in _changes(run, epoch, step, is_last=step == len(loader)):
+                        _change(run, change)
                     if step % SAVED_EVERY == 0 or step == len(loader):
                         _save(run, loader, dataset, step)
                 dist.barrier()
@@ -101,11 +103,18 @@ def _save(run: Run, loader: Any, dataset: Any, step: int) -> None:
     (run.out / "new.json").rename(run.out / "checkpoint.json")
 
 
-def _change(run: Run, epoch: int, step: int) -> None:
-    for name in CHANGES[epoch].get(step, ()) if run.writes else ():
-        if name == "append":
-            first = 1000 * (1 + len(list(run.out.glob("appended-*"))))
-            (run.out / f"appended-{first}").touch()
-            run.source.append(range(first, first + 70))
-        else:
-            getattr(run.source, name)()
+def _changes(run: Run, epoch: int, step: int, *, is_last: bool) -> list[str]:
+    changes = list(CHANGES[epoch].get(step, ())) if run.writes else []
+    if run.writes and run.source.pin is None:
+        changes = [name for name in changes if name != "compact"]
+        changes += ["compact"] * (is_last and "compact" in chain(*CHANGES[epoch].values()))
+    return changes
+
+
+def _change(run: Run, name: str) -> None:
+    if name == "append":
+        first = 1000 * (1 + len(list(run.out.glob("appended-*"))))
+        (run.out / f"appended-{first}").touch()
+        run.source.append(range(first, first + 70))
+    else:
+        getattr(run.source, name)()
