@@ -299,3 +299,19 @@ def test_a_loader_outlives_a_session_of_ray(shared_actors, cluster, folder, monk
     monkeypatch.undo()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     assert list(map(check_batch, loader)) == expected
+
+
+def test_actors_that_do_not_start_say_why(cluster, folder, tmp_path):
+    import ray
+
+    (tmp_path / "torch_dataloader_utils.py").write_text("raise ImportError('another version')")
+    ray.shutdown()
+    ray.init(
+        address=cluster.address,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": str(tmp_path)}},
+    )
+    loader = loader_of(folder, workers=ray_workers(3, actors=1, max_restarts=0))
+    with pytest.raises(WorkerDiedError, match=r"do not start \(ImportError: another version\)\. This package"):
+        next(iter(loader))

@@ -128,11 +128,16 @@ class ActorPool:
         self._failed_starts += 1
         if self._failed_starts > self._workers.max_restarts:
             raise WorkerDiedError(
-                f"Actors of RayWorkers do not start ({type(error).__name__}: {error}). This package, in the version of "
-                "the trainer, and the modules of your functions have to be importable on every node: install them "
+                f"Actors of RayWorkers do not start ({_last_line(error)}). This package, in the version of the "
+                "trainer, and the modules of your functions have to be importable on every node: install them "
                 "there, or connect with ray.init(runtime_env=...)."
             ) from error
         self.lose(actor)
+
+
+def _last_line(error: BaseException | None) -> str:
+    """What Ray gives as the reason, below the tracebacks of the actor."""
+    return str(error).rstrip().rpartition("\n")[2].strip()
 
 
 # Names of resources for which Ray has options of their own.
