@@ -334,14 +334,14 @@ def test_vended_credentials_become_options_of_the_storage_client(tmp_path: Path,
     }
     config = {"type": "rest", "uri": rest.uri, "s3.endpoint": "http://e"}
     _, dataset = IcebergDataset.create_dataloader("ns.t", config, allow_empty=True)
-    assert dataset.pipeline.reader.spec.access.options.reveal() == {
+    assert dataset.pipeline.reader.spec.access.client_options() == {
         "key": "K",
         "secret": "S",
         "token": "T",
         "client_kwargs": {"endpoint_url": "http://e", "region_name": "r"},
     }
     _, dataset = IcebergDataset.create_dataloader("ns.t", config, allow_empty=True, storage_options={"key": "mine"})
-    assert dataset.pipeline.reader.spec.access.options.reveal()["key"] == "mine"
+    assert dataset.pipeline.reader.spec.access.client_options()["key"] == "mine"
 
 
 def test_property_names_of_all_stores() -> None:
