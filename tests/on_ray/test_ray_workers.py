@@ -156,7 +156,7 @@ def test_actors_are_killed_all_at_once_and_one_by_one(shared_actors, folder, opt
         rows += check_batch(batch)
         import ray
 
-        for actor in loader._actors._pool._actors[: {3: 2, 30: 1}.get(number, 0)]:
+        for actor in loader._workers._pool._actors[: {3: 2, 30: 1}.get(number, 0)]:
             ray.kill(actor.handle)
     assert number > 30
     assert rows == [row for batch in loader_of(folder, num_workers=3, **options) for row in check_batch(batch)]
@@ -266,7 +266,7 @@ if __name__ == "__main__":
     ray.init(address=sys.argv[2], log_to_driver=False, logging_level="ERROR")
     loader, _ = StructuredDataset.create_dataloader(sys.argv[1], batch_size=10, workers=ray_workers(2))
     next(iter(loader))
-    places = [ray.get(actor.handle.place.remote()) for actor in loader._actors._pool._actors]
+    places = [ray.get(actor.handle.place.remote()) for actor in loader._workers._pool._actors]
     print(*[place.split("pid ")[1] for place in places], flush=True)
     time.sleep(600)
 """

@@ -335,7 +335,7 @@ def test_workers_end_if_a_signal_handler_raised_while_a_request_was_put_into_a_q
     write_table(tmp_path, [[3000] * 4])
     loader, _ = load(tmp_path, batch_size=500, persistent_workers=True)
     next(iter(loader))
-    torch_loader = loader._processes._loader
+    torch_loader = loader._workers._loader
     workers = torch_loader._iterator._workers
     torch_loader._iterator._index_queues[0]._notempty.acquire()  # what such an exception leaves behind
     torch_workers.end(torch_loader._iterator)

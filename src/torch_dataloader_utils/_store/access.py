@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal, final
 from uuid import uuid4
@@ -129,7 +130,16 @@ class StoreAccess:
         if self.credentials is not None and _stays_out_of.get() is not None:  # the function gives what is left out
             secrets = secret_names(vended.reveal())
             vended, holds_first = Secret({k: v for k, v in vended.reveal().items() if k not in secrets}), False
-        return _remade, (self.options, vended, self.credentials, holds_first, self.remote, self.token)
+        made = partial(
+            StoreAccess,
+            options=self.options,
+            vended=vended,
+            credentials=self.credentials,
+            holds_first=holds_first,
+            remote=self.remote,
+            token=self.token,
+        )
+        return made, ()
 
     @classmethod
     def of(
@@ -192,11 +202,6 @@ class StoreAccess:
                 "what it asks for credentials."
             ) from error
         return options | found
-
-
-def _remade(*values: Any) -> StoreAccess:
-    names = ("options", "vended", "credentials", "holds_first", "remote", "token")
-    return StoreAccess(**dict(zip(names, values, strict=True)))
 
 
 def _copied(options: Any) -> Any:

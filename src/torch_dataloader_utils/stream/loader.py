@@ -88,15 +88,14 @@ class TableDataLoader(DataLoader[BatchT]):
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._decode = stages.decode
-        self._processes: WorkerProcesses | None = None
-        self._actors: RayWorkerActors | None = None
+        self._workers: WorkerProcesses | RayWorkerActors | None = None
         if stages.workers is not None:
-            self._actors = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
+            self._workers = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
         elif num_workers > 0:
             begin = options.get("worker_init_fn")
             sent = stages.sent if begin is None else (*stages.sent, begin)
             check_functions(sent, options.get("multiprocessing_context"))
-            self._processes = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
+            self._workers = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 
     def __repr__(self) -> str:
         engine = f"{self.num_workers} worker processes" if self.num_workers else "threads"
@@ -151,9 +150,8 @@ class TableDataLoader(DataLoader[BatchT]):
         The row group in use and the next one are held if their projected bytes fit, however large they are decoded.
         """
         self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
-        for workers in (self._processes, self._actors):
-            if workers is not None:
-                workers.decode_as(self._decode)
+        if self._workers is not None:
+            self._workers.decode_as(self._decode)
 
     def metrics(self) -> Metrics:
         """Counts since the loader was built: rows, bytes, requests, times. Callable from any thread."""
@@ -216,16 +214,12 @@ class TableDataLoader(DataLoader[BatchT]):
 
     def _open_source(self, work: PassWork) -> BatchSource:
         """Start the threads, processes or actors of one pass."""
-        if self._actors is not None:
-            self._actors.reading(self.dataset.pipeline)
-            rest_of = partial(work.rest_of, self.dataset)
-            delivered = self._actors.deliver(work.inputs, work.first_worker, work.num_batches, self._meter, rest_of)
-            return RemoteSource(delivered, work.num_batches)
-        if self._processes is None:
+        if self._workers is None:
             counters = self._meter.worker(self._decode.threads)
             return ThreadSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
-        self._processes = self._processes.reading(self.dataset.pipeline)
-        delivered = self._processes.deliver(work.inputs, work.first_worker, work.num_batches, self._meter)
+        self._workers = self._workers.reading(self.dataset.pipeline)
+        rest_of = partial(work.rest_of, self.dataset)
+        delivered = self._workers.deliver(work.inputs, work.first_worker, work.num_batches, self._meter, rest_of)
         return RemoteSource(delivered, work.num_batches)
 
 

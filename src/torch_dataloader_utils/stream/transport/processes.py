@@ -18,7 +18,7 @@ from torch_dataloader_utils._observe.counters import counts_shape
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, group_length, until_ended
+from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse, RequestSampler, RequestSize
 from torch_dataloader_utils.stream.transport.sendable import check_functions
 from torch_dataloader_utils.stream.transport.shared_memory import (
@@ -88,7 +88,12 @@ class WorkerProcesses:
         return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // self._num_workers)
 
     def deliver(
-        self, works: Sequence[WorkerInput], first_worker: int, left: int | None, meter: LoaderMeter
+        self,
+        works: Sequence[WorkerInput],
+        first_worker: int,
+        left: int | None,
+        meter: LoaderMeter,
+        rest_of: RestOf,  # noqa: ARG002 - a worker process that dies ends the pass
     ) -> Generator[Delivered]:
         """The batches of one pass.
 

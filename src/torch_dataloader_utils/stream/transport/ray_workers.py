@@ -12,7 +12,7 @@ import itertools
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,7 @@ from torch_dataloader_utils.stream.transport.ray_pool import (
     object_store_bytes,
     ray_session,
 )
-from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, group_length, until_ended
+from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.worker import Pipeline
 
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _log = logging.getLogger(__name__)
-
-RestOf = Callable[[int, int, Cursor], WorkerInput]
-"""The input of a worker for what is left, from the number of its batches that were received, and its cursor."""
 
 
 class RayWorkerActors:
@@ -64,9 +61,10 @@ class RayWorkerActors:
         """A copy has actors of its own."""
         return RayWorkerActors, (self._pipeline, self._decode, self._workers)
 
-    def reading(self, pipeline: Pipeline) -> None:
-        """Read with this pipeline from the next pass on."""
+    def reading(self, pipeline: Pipeline) -> "RayWorkerActors":
+        """These actors, which read with this pipeline from the next pass on."""
         self._pipeline = pipeline
+        return self
 
     def decode_as(self, decode: DecodeOptions) -> None:
         """Set how far each actor decodes ahead from the next pass on."""

@@ -1,7 +1,7 @@
 """What the trainer does with the responses of workers, processes or actors: it gives their batches in order."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch_dataloader_utils.stream.worker import Pipeline
 
 Delivered = tuple[int, Cursor, Any]
 """Worker, its cursor, batch."""
+
+RestOf = Callable[[int, int, Cursor], WorkerInput]
+"""The input of a worker for what is left, from the number of its batches that were received, and its cursor."""
 
 
 class Receiver:
