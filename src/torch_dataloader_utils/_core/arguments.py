@@ -116,18 +116,18 @@ def check_flag(name: str, value: object) -> bool:
     raise ConfigTypeError(f"{name}={value!r}: pass True or False.")
 
 
-def check_count_rows(value: object) -> bool:
+def check_count_rows(name: str, value: object) -> bool:
     """Whether `count_rows` asks for counts; "auto" does.
 
     Raises:
         ConfigTypeError, ConfigError: none of "auto", True and False.
     """
     if isinstance(value, str) and value != "auto":
-        raise ConfigError(f'count_rows={value!r}: pass "auto", True or False.')
+        raise ConfigError(f'{name}={value!r}: pass "auto", True or False.')
     try:
-        return isinstance(value, str) or check_flag("count_rows", value)
+        return isinstance(value, str) or check_flag(name, value)
     except ConfigTypeError as error:
-        raise ConfigTypeError(f'count_rows={value!r}: pass "auto", True or False.') from error
+        raise ConfigTypeError(f'{name}={value!r}: pass "auto", True or False.') from error
 
 
 def hold_flags(options: object, *names: str) -> None:
@@ -210,7 +210,7 @@ def format_bytes(count: float) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def check_column_names(columns: Any) -> tuple[str, ...] | None:
+def check_column_names(name: str, columns: Any) -> tuple[str, ...] | None:
     """The names as a tuple; None, for all columns, stays.
 
     One string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
@@ -221,13 +221,11 @@ def check_column_names(columns: Any) -> tuple[str, ...] | None:
     if columns is None:
         return None
     if isinstance(columns, str):
-        raise ConfigTypeError(
-            f"columns is a list of names; got the one string {columns!r}. Write columns=[{columns!r}]."
-        )
+        raise ConfigTypeError(f"{name} is a list of names; got the one string {columns!r}. Write {name}=[{columns!r}].")
     names = tuple(columns) if isinstance(columns, Iterable) else (columns,)
-    for name in names:
-        if not isinstance(name, str):
-            raise ConfigTypeError(f"columns is a list of names; got {columns!r}. Names are text, not {name!r}.")
+    for each in names:
+        if not isinstance(each, str):
+            raise ConfigTypeError(f"{name} is a list of names; got {columns!r}. Names are text, not {each!r}.")
     return names
 
 
@@ -246,8 +244,8 @@ def check_column_name(option: str, column: Any) -> str | None:
     return column
 
 
-def check_function(name: str, value: Any, what: str = "a function") -> None:
-    """Refuses a value that cannot be called; None is allowed.
+def check_function(name: str, value: Any, what: str = "a function") -> Any:
+    """The value, if it can be called; None is allowed.
 
     what: "a function of a batch", for messages.
 
@@ -256,6 +254,7 @@ def check_function(name: str, value: Any, what: str = "a function") -> None:
     """
     if value is not None and not callable(value):
         raise ConfigTypeError(f"{name} is {of_type(value)}: pass {what}, or None.")
+    return value
 
 
 def check_executor(executor: Any) -> None:

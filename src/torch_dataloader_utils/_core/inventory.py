@@ -351,7 +351,7 @@ class Inventory:
         return digest.hexdigest()
 
 
-def check_inventory(inventory: Any) -> Inventory:
+def check_inventory(name: str, inventory: Any) -> Inventory:
     """The inventory that a caller gave, if it is one.
 
     Raises:
@@ -359,7 +359,7 @@ def check_inventory(inventory: Any) -> Inventory:
     """
     if not isinstance(inventory, Inventory):
         raise ConfigTypeError(
-            f"inventory is {of_type(inventory)}: pass what scan_files(path), scan_iceberg(table) or "
+            f"{name} is {of_type(inventory)}: pass what scan_files(path), scan_iceberg(table) or "
             "load_inventory(path) gives."
         )
     return inventory

@@ -25,15 +25,6 @@ _COUNTS = (
 )
 
 
-def chosen_split_bytes(split_bytes: int | str | None) -> int | None:
-    """Bytes of a chunk as a user asks for them: an int, text such as "64MiB", or None for the default (plan/chunks.py).
-
-    Raises:
-        ConfigTypeError, ConfigError: no such number of bytes, or 0.
-    """
-    return None if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options that decide the order of rows; a state resumes only under equal ones.
@@ -101,7 +92,7 @@ class PlanOptions:
                 "padding_free": token_batches.padding_free,
             }
         return cls(
-            split_bytes=chosen_split_bytes(split_bytes),
+            split_bytes=None if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1),
             interleave=DEFAULT_INTERLEAVE if interleave is None else interleave,
             **grouped,
             **others,

@@ -4,6 +4,7 @@ Here, because both discovery and reading use this, and stages do not import each
 """
 
 from hashlib import blake2b
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,10 +25,11 @@ _OF_TIMES = (
 )
 
 
-def check_filters(filters: object) -> None:
-    """Raises ConfigTypeError unless `filters` is None or a pyarrow expression."""
+def check_filters(name: str, filters: Any) -> pc.Expression | None:
+    """The value, if it is None or a pyarrow expression; otherwise raises ConfigTypeError."""
     if filters is not None and not isinstance(filters, ds.Expression):
-        raise ConfigTypeError(f"filters is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3.")
+        raise ConfigTypeError(f"{name} is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3.")
+    return filters
 
 
 def shown_filter(row_filter: pc.Expression) -> str:
@@ -84,7 +86,7 @@ def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "")
         ConfigError: it names columns that are not there, names them by position, compares types that do not
             compare, or is not a condition (its values are not booleans).
     """
-    check_filters(row_filter)
+    check_filters("filters", row_filter)
     _check_condition(row_filter, schema, hint)
     return _needed(row_filter, schema, (), tuple(range(len(schema))))
 

@@ -22,10 +22,6 @@ class Recent(Generic[Key, Value]):
         """The value of a key, or None."""
         return self._entries.get(key)
 
-    def values(self) -> list[Value]:
-        """All of them, the oldest first."""
-        return list(self._entries.values())
-
     def keep(self, key: Key, value: Value) -> Value:
         """Keep a value unless another thread kept one first; returns the one that is kept."""
         value = self._entries.setdefault(key, value)

@@ -131,7 +131,7 @@ class DeltaSource(Checked):
         False, "if there is nothing to read, make an empty loader instead of an error.", check_flag
     )
     inventory: Inventory | None = option(
-        None, "the result of `scan_delta`; then the log is not read again.", lambda _, value: check_inventory(value)
+        None, "the result of `scan_delta`; then the log is not read again.", check_inventory
     )
 
     @cached_property
@@ -150,17 +150,16 @@ class DeltaSource(Checked):
         return DeltaTable.at(os.fspath(self.table), self.access, self.roots)
 
     def scan_options(
-        self, columns: Sequence[str] | None, filters: pc.Expression | None, on_error: OnError = "raise"
+        self, columns: Sequence[str] | None, filters: pc.Expression | None, on_error: OnError
     ) -> DeltaScanOptions:
         """The part that says which files and rows are read.
 
         Raises:
             ConfigTypeError, ConfigError: options of another type, or that do not fit each other.
         """
-        check_filters(filters)
         return DeltaScanOptions(
-            columns=check_column_names(columns),
-            filters=filters,
+            columns=check_column_names("columns", columns),
+            filters=check_filters("filters", filters),
             version=VersionChoice(version=self.version, timestamp=self.timestamp, from_version=self.from_version),
             allow_empty=self.allow_empty,
             on_error=on_error,
@@ -253,8 +252,8 @@ def scan_delta(
     arguments = arguments_of(locals())
     check_names(options, [name for name in names_of(DeltaSource) if name not in _NOT_SCANNED])
     check_function("on_progress", on_progress)
-    check_on_error(on_error)
-    counts = check_count_rows(count_rows)
+    check_on_error("on_error", on_error)
+    counts = check_count_rows("count_rows", count_rows)
     source = chosen(DeltaSource, arguments)
     inventory = scan_table(source.place, source.scan_options(columns, filters, on_error), on_progress)
     inventory = identified(inventory, check_identity("identity", identity), source.access)

@@ -91,7 +91,7 @@ class FileSource(Checked):
         None,
         "the result of `scan_files` or `load_inventory`; then nothing is listed or scanned. The loader warns if its "
         "files are not in `path`.",
-        lambda _, value: check_inventory(value),
+        check_inventory,
     )
     allow_bare_files: bool = option(
         False,

@@ -176,9 +176,7 @@ class IcebergSource(Checked):
         "read deletion vectors without a Puffin container, which some early writers wrote.",
         check_flag,
     )
-    inventory: Inventory | None = option(
-        None, "from `scan_iceberg`; then no manifest is read again.", lambda _, value: check_inventory(value)
-    )
+    inventory: Inventory | None = option(None, "from `scan_iceberg`; then no manifest is read again.", check_inventory)
 
     @cached_property
     def place(self) -> TablePlace:
@@ -196,17 +194,16 @@ class IcebergSource(Checked):
         )
 
     def scan_options(
-        self, columns: Sequence[str] | None, filters: pc.Expression | None, on_error: OnError = "raise"
+        self, columns: Sequence[str] | None, filters: pc.Expression | None, on_error: OnError
     ) -> IcebergScanOptions:
         """The part that says which files and rows are read.
 
         Raises:
             ConfigTypeError, ConfigError: options of another type, or that do not fit each other.
         """
-        check_filters(filters)
         return IcebergScanOptions(
-            columns=check_column_names(columns),
-            filters=filters,
+            columns=check_column_names("columns", columns),
+            filters=check_filters("filters", filters),
             scan_filter=self.scan_filter,
             snapshot=SnapshotChoice(**{name: getattr(self, name) for name in _SNAPSHOT_OPTIONS}),
             allow_bare_vectors=self.allow_bare_vectors,
@@ -344,8 +341,8 @@ def scan_iceberg(
     arguments = arguments_of(locals())
     check_names(options, [name for name in names_of(IcebergSource) if name not in _NOT_SCANNED])
     check_function("on_progress", on_progress)
-    check_on_error(on_error)
-    counts = check_count_rows(count_rows)
+    check_on_error("on_error", on_error)
+    counts = check_count_rows("count_rows", count_rows)
     source = chosen(IcebergSource, arguments)
     scan, opened = source.scan_options(columns, filters, on_error), source.open()
     inventory = scan_table(opened, scan, on_progress)

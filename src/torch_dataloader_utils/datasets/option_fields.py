@@ -69,13 +69,13 @@ def chosen(kind: type[T], arguments: Mapping[str, Any]) -> T:
     return kind(**{name: arguments[name] for name in names_of(kind) if name in arguments})
 
 
-def explains(*kinds: type, left_out: Sequence[str] = (), more: str = "") -> Callable[[F], F]:
+def explains(*kinds: type, left_out: Sequence[str] = (), more: str) -> Callable[[F], F]:
     """Puts the texts of the options that these classes define into the docstring, before "Returns:".
 
     left_out: options that the function does not have. more: further lines of "Args:".
     """
     shown = [each for kind in kinds for each in _fields(kind) if each.name not in left_out]
-    lines = [*(f"{each.name}: {each.metadata['text']}" for each in shown), *([more] if more else [])]
+    lines = [*(f"{each.name}: {each.metadata['text']}" for each in shown), more]
     wrap = partial(textwrap.fill, width=108, break_on_hyphens=False, initial_indent=" " * 4, subsequent_indent=" " * 8)
 
     def explain(function: F) -> F:

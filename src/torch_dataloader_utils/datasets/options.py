@@ -53,25 +53,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def _columns(_: str, value: Any) -> tuple[str, ...] | None:
-    return check_column_names(value)
-
-
-def _filters(_: str, value: Any) -> Any:
-    check_filters(value)
-    return value
-
-
 def _workers(name: str, value: Any) -> int:
     number = check_integer(name, value)
     if number < 0:
         raise ConfigError(f"{name}={number}: pass 0 (threads), a number of processes, or None.")
     return number
-
-
-def _function(name: str, value: Any) -> Any:
-    check_function(name, value, "a function of a batch")
-    return value
 
 
 def _ranks(name: str, value: Any) -> Any:
@@ -102,15 +88,6 @@ def _packing(name: str, value: Any) -> TokenPacking:
     return value
 
 
-def _count_rows(_: str, value: Any) -> bool:
-    return check_count_rows(value)
-
-
-def _on_error(_: str, value: Any) -> Any:
-    check_on_error(value)
-    return value
-
-
 def _refresh(name: str, value: Any) -> Any:
     if value != "epoch":
         raise ConfigError(f'{name}={value!r} is unknown; use "epoch" or None.')
@@ -126,6 +103,7 @@ def _mesh(name: str, value: Any) -> Any:
     return value
 
 
+_FUNCTION = partial(check_function, what="a function of a batch")
 _COUNT = partial(check_integer, least=1)
 _COUNT_OR_0 = partial(check_integer, least=0)
 _SECONDS = partial(check_not_negative, what="number of seconds")
@@ -141,13 +119,13 @@ class TableOptions(Checked):
         "names of the columns to deliver, in this order; None for all. Only these (and the filter's) are read. For "
         "Iceberg, `_file` and `_pos` give the place of a row, `_row_id` and `_last_updated_sequence_number` its "
         "lineage. With `pack`, they are delivered in addition to its fields; None for no other columns.",
-        _columns,
+        check_column_names,
     )
     filters: pc.Expression | None = option(
         None,
         "a pyarrow expression; exactly the rows for which it is true are delivered. It may use partition columns, "
         "and columns that are not delivered. Files and row groups that cannot match are not read.",
-        _filters,
+        check_filters,
     )
     shuffle: bool = option(False, "permute chunks by (shuffle_seed, epoch).", check_flag)
     shuffle_seed: int = option(42, "any integer, taken modulo 2^64.", check_seed)
@@ -175,7 +153,7 @@ class TableOptions(Checked):
         is_of_rank=True,
     )
     collate_fn: Callable[[Any], Any] | None = option(
-        None, "applied to each batch, after `transform`, where the batch is read.", _function, is_of_rank=True
+        None, "applied to each batch, after `transform`, where the batch is read.", _FUNCTION, is_of_rank=True
     )
     num_ranks: int | str = option(
         1,
@@ -199,7 +177,7 @@ class TableOptions(Checked):
     )
     drop_last: bool = option(False, "deliver only full batches; the plan has the number of rows left out.", check_flag)
     transform: Callable[[Any], Any] | None = option(
-        None, "applied to each batch where it is read.", _function, is_of_rank=True
+        None, "applied to each batch where it is read.", _FUNCTION, is_of_rank=True
     )
     shuffle_rows: int | None = option(
         None, "permute rows in windows of about this many; 0 or None: do not shuffle rows.", _COUNT_OR_0
@@ -219,7 +197,7 @@ class TableOptions(Checked):
     count_rows: Literal["auto"] | bool = option(
         "auto",
         '"auto" counts the rows that pass the filter by reading its columns once; False plans without counts.',
-        _count_rows,
+        check_count_rows,
     )
     nulls: Any = option(
         None,
@@ -254,7 +232,7 @@ class TableOptions(Checked):
         "raise",
         '"skip" decodes every row group once before planning and leaves out corrupt ones, with a warning that names '
         'them; ranks still take equal steps. "raise" raises an error when it reads one.',
-        _on_error,
+        check_on_error,
     )
     identity: FileIdentity = option(
         "strict",
@@ -274,7 +252,7 @@ class TableOptions(Checked):
         None,
         "only rank 0 of the default process group scans, and sends the inventory to the others. None: if files are "
         "remote, a process group of num_ranks exists that accepts CPU tensors (gloo), and check_ranks is on.",
-        lambda name, value: None if value is None else check_flag(name, value),
+        check_flag,
     )
     decoding: Decoding = option(
         Decoding(),

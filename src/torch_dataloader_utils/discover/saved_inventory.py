@@ -288,7 +288,7 @@ def save_inventory(
         UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
         StoreError: it cannot be written there, or the storage failed after retries.
     """
-    check_inventory(inventory)
+    check_inventory("inventory", inventory)
     target = check_path("path", path)
     store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
     if any(inventory.files.extras):

@@ -112,16 +112,16 @@ def scan_files(
         NoDataError: nothing there. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
         SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
     """
-    columns = check_column_names(columns)
+    columns = check_column_names("columns", columns)
     _check_text_options(format, schema, text)
-    check_on_error(on_error)
+    check_on_error("on_error", on_error)
     check_executor(executor)
     check_function("on_progress", on_progress)
     request = ScanRequest(
         file_format=file_format_of(format),
         columns=columns,
         row_filter=filters,
-        count_rows=check_count_rows(count_rows),
+        count_rows=check_count_rows("count_rows", count_rows),
         text=text or TextOptions(),
         schema=schema,
         on_error=on_error,

@@ -78,7 +78,7 @@ def plan_epoch(
     Raises:
         ConfigError: arguments out of range, or lanes that do not fit the topology.
     """
-    inventory = check_inventory(inventory)
+    inventory = check_inventory("inventory", inventory)
     num_workers = check_integer("num_workers", num_workers, least=0)
     strategy = find_strategy(split_strategy)
     options = PlanOptions.of(

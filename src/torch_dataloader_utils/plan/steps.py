@@ -48,14 +48,6 @@ def batches_of_worker(steps: int, worker: int, num_workers: int) -> int:
     return max(0, -(-(steps - worker) // num_workers))
 
 
-def lacks_last_row(rows: int, steps: int, batch_rows: int) -> bool:
-    """Whether a rank has no row of its own for its last step, and so repeats one.
-
-    rows=8 steps=3 batch_rows=4      True
-    """
-    return rows == (steps - 1) * batch_rows
-
-
 def count_steps(rank_rows: Int64s, topology: Topology, *, equal: bool) -> Int64s:
     """Steps of every rank, int64 [num_ranks].
 

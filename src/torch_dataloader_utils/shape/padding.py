@@ -42,7 +42,7 @@ class PadRagged:
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
             raise ConfigError(f'PadRagged: side={self.side!r}; it is "right" (values first) or "left" (padding first).')
-        object.__setattr__(self, "columns", check_column_names(self.columns))
+        object.__setattr__(self, "columns", check_column_names("columns", self.columns))
         hold_integers(self, "pad_to_multiple_of", least=1)
         hold_flags(self, "with_masks")
         given = self.padding_value

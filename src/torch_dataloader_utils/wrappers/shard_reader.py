@@ -13,10 +13,6 @@ ItemT = TypeVar("ItemT")
 _END: Any = object()
 
 
-def _nothing() -> None:
-    return None
-
-
 class ShardReader(Generic[ItemT]):
     """Reads the runs of one shard, or of one worker of it, in order.
 
@@ -43,7 +39,7 @@ class ShardReader(Generic[ItemT]):
         position: int = 0,
         yielded: int = 0,
         head: list[ItemT] | None = None,
-        hold: Callable[[], Any] = _nothing,
+        hold: Callable[[], Any],
     ) -> None:
         """Prepares a reader that continues from the place of an earlier one.
 
