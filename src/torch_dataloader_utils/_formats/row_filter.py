@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 _NO_TEXT = "condition(binary values)"
 
 # Types of literals that can be read off their text (as those of fractions can); literals of other types share texts.
-_TOLD_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
+_TYPES_SHOWN_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
 _OF_TIMES = (
     " Compare days and times with datetime.date and datetime.datetime values; in a shell write "
@@ -58,16 +58,16 @@ def filter_text(row_filter: pc.Expression) -> str:
     serialized = _serialized(row_filter)
     with pa.ipc.open_file(serialized) as file:
         literals = file.get_batch(0).columns  # and options of functions, whose text says their types
-    if "..." not in text and text != _NO_TEXT and all(map(_is_told, literals)):
+    if "..." not in text and text != _NO_TEXT and all(map(_shows_type, literals)):
         return text
     return f"{text} #{blake2b(serialized, digest_size=4).hexdigest()}"
 
 
-def _is_told(literal: pa.Array) -> bool:
+def _shows_type(literal: pa.Array) -> bool:
     """Whether the type of a literal can be read from its text."""
     if pa.types.is_float64(literal.type):
         return not (literal[0].as_py() or 0.0).is_integer()
-    return pa.types.is_struct(literal.type) or literal.type in _TOLD_BY_TEXT
+    return pa.types.is_struct(literal.type) or literal.type in _TYPES_SHOWN_BY_TEXT
 
 
 def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "") -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def _check_wanted() -> None:
     if _ending.is_set():
         raise StoreError("The process is ending; a request to the storage was given up.")
     if _of_thread.interrupted is not None and _of_thread.interrupted.is_set():
-        raise StoreError("What asked the storage was interrupted; a request was given up.")
+        raise StoreError("The work that needs this request to the storage was interrupted; the request was given up.")
 
 
 # Private, but the only hook that runs before pools are joined; concurrent.futures uses it for the same reason.

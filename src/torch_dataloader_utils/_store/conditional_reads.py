@@ -113,6 +113,17 @@ class RangeReply:
                 begin, since = time.monotonic(), self.have
 
 
+class PieceStream:
+    """The pieces of a reply that a client iterates over, for `RangeReply.receive`."""
+
+    def __init__(self, pieces: AsyncIterator[Any]) -> None:
+        self._pieces = pieces
+
+    async def read(self, _: int) -> memoryview:
+        """The next piece, whatever its length; empty at the end."""
+        return memoryview(await anext(self._pieces, b""))
+
+
 async def fetch_from_s3(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
     """Get what is missing of `reply`, required to have the etag that is its identity.
 

@@ -127,18 +127,18 @@ class OpenCache:
 
     def mark(self, token: str, key: GroupKey) -> None:
         """A row group is being read."""
-        with self._spared():
+        with self._tolerating_disk_errors():
             self._index.schedules.mark(token, key.number)
 
     def foresee(self, token: str, schedule: Schedule) -> None:
         """Tell all processes of this host what this one reads from now on."""
-        with self._spared():
+        with self._tolerating_disk_errors():
             self._make()
             self._index.schedules.publish(token, schedule)
 
     def withdraw(self, token: str) -> None:
-        """Take back what `foresee` told."""
-        with self._spared():
+        """Take back what `foresee` published."""
+        with self._tolerating_disk_errors():
             self._index.schedules.withdraw(token)
 
     def _read_all(self, names: Mapping[Span, str], into: Mapping[Span, memoryview]) -> dict[Span, Buffer]:
@@ -146,7 +146,7 @@ class OpenCache:
         found: dict[Span, Buffer] = {}
         counts = thread_counts()
         for span, name in names.items():
-            with self._spared():
+            with self._tolerating_disk_errors():
                 self._make()
                 try:
                     data = self._files.read(name, span[1], into.get(span))
@@ -168,7 +168,7 @@ class OpenCache:
             for span, name in names.items():
                 claims[span] = None
                 if 0 < span[1] <= MOST_ENTRY_BYTES:
-                    with self._spared():
+                    with self._tolerating_disk_errors():
                         claims[span] = self._files.claim(name)
                         if claims[span] is None:
                             del claims[span]
@@ -176,13 +176,13 @@ class OpenCache:
         finally:
             for claim in claims.values():
                 if claim is not None:
-                    with self._spared():
+                    with self._tolerating_disk_errors():
                         claim.release()
 
     def _keep(self, claim: Claim | None, data: Buffer) -> None:
         if claim is None:
             return
-        with self._spared():
+        with self._tolerating_disk_errors():
             if self._index.admits(claim.name, len(data)):
                 claim.write(data)
                 evicted = self._index.add(claim.name, len(data), claim.publish)
@@ -201,8 +201,8 @@ class OpenCache:
         self._is_ready = True
 
     @contextmanager
-    def _spared(self) -> Iterator[None]:
-        """An error of the disk ends what is inside, and nothing else."""
+    def _tolerating_disk_errors(self) -> Iterator[None]:
+        """An error of the disk ends the block, and is only logged."""
         try:
             yield
         except OSError as error:

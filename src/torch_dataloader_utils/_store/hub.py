@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import quote, unquote
 
-from torch_dataloader_utils._store.conditional_reads import RangeReply, reply_within
+from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 CLIENT = "huggingface_hub"
@@ -103,7 +103,7 @@ async def fetch_from_hub(filesystem: Any, key: str, reply: RangeReply, policy: R
         length = answer.headers.get("Content-Length", "")
         reply.check_range(answer.headers.get("Content-Range"), int(length) if length.isdigit() else None)
         reply.check_identity(reply.identity if file and file.is_at_commit else None)
-        await reply.receive(_Body(answer.aiter_raw()), policy)
+        await reply.receive(PieceStream(answer.aiter_raw()), policy)
     finally:
         await answer.aclose()
 
@@ -116,14 +116,3 @@ def _web_address(hub: Any, endpoint: str, key: str, file: HubFile | None) -> str
         file.repository, file.path, repo_type=file.type, revision=file.revision or None, endpoint=endpoint
     )
     return address
-
-
-class _Body:
-    """The pieces of a reply, read as a stream."""
-
-    def __init__(self, pieces: Any) -> None:
-        self._pieces = pieces
-
-    async def read(self, most: int) -> bytes:  # noqa: ARG002
-        """The next piece; empty at the end."""
-        return await anext(self._pieces, b"")

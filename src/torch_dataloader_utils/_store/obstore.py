@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
-from torch_dataloader_utils._store.conditional_reads import RangeReply, reply_within
+from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
@@ -69,18 +69,8 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
     async with reply_within(4 * policy.progress_seconds):
         answer = await filesystem._construct_store(bucket).get_async(name, options=options)
     reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
-    await reply.receive(_Body(answer, min(_PIECE_BYTES, policy.progress_bytes)), policy)
-
-
-class _Body:
-    """A reply's body, read like those of other clients."""
-
-    def __init__(self, answer: Any, piece_bytes: int) -> None:
-        self._pieces = aiter(answer.stream(min_chunk_size=piece_bytes))
-
-    async def read(self, _: int) -> memoryview:
-        """The next piece; none after the last."""
-        return memoryview(await anext(self._pieces, b""))
+    pieces = answer.stream(min_chunk_size=min(_PIECE_BYTES, policy.progress_bytes))
+    await reply.receive(PieceStream(aiter(pieces)), policy)
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

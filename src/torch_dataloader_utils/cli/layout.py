@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,18 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils._core.inventory import FileFormat, Inventory
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s, Inventory
 from torch_dataloader_utils._core.option_values import Decoding
 from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError, plural
 from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
+from torch_dataloader_utils.read.reader import Reader
 from torch_dataloader_utils.read.source import TaskSource
-
-if TYPE_CHECKING:
-    from torch_dataloader_utils.read.reader import Reader
-    from torch_dataloader_utils.stream.dataset import TableDataset
-    from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader import TableDataLoader
 
 # Projected bytes. Row groups that are smaller than a sample are taken together, neighbours of one another; of larger
 # ones, one, and of that no more than _MOST_BYTES are written anew.
@@ -112,7 +109,7 @@ def measure_layout(source: DataSource, inventory: Inventory) -> dict[str, Any]:
     _check(source, inventory)
     groups = sample(inventory)
     part = inventory.take_groups(groups)
-    as_it_is = _loader(source.dataset(part, **_options(part.num_rows)))
+    as_it_is = TableDataLoader(source.dataset(part, **_options(part.num_rows)))
     footers, stored_bytes = _footers(as_it_is.dataset.pipeline.reader, part)  # type: ignore[arg-type]
     rows = _rows(as_it_is, part)
     now = present_layout(rows, footers[0], part)
@@ -146,7 +143,7 @@ def advice(report: dict[str, Any]) -> str:
     )
 
 
-def sample(inventory: Inventory) -> "np.ndarray[Any, np.dtype[np.int64]]":
+def sample(inventory: Inventory) -> Int64s:
     """The numbers of the row groups to look at: from one of median size on, as many as make up a sample."""
     sizes = np.where(inventory.groups.physical_rows != 0, inventory.groups.projected_bytes, -1)
     order = np.argsort(sizes, kind="stable")
@@ -176,13 +173,7 @@ def _options(num_rows: int) -> dict[str, Any]:
     }
 
 
-def _loader(dataset: "TableDataset") -> "TableDataLoader":
-    from torch_dataloader_utils.stream.loader import TableDataLoader
-
-    return TableDataLoader(dataset)
-
-
-def _rows(loader: "TableDataLoader", part: Inventory) -> pa.Table:
+def _rows(loader: TableDataLoader, part: Inventory) -> pa.Table:
     """The first rows of the sample, as many as are written anew, without columns that no file holds."""
     partitions = [column.name for column in part.files.partitions]
     batches: Iterator[pa.RecordBatch] = iter(loader)
@@ -191,7 +182,7 @@ def _rows(loader: "TableDataLoader", part: Inventory) -> pa.Table:
     return table.slice(0, max(1, int(min(1.0, share) * table.num_rows)))
 
 
-def _footers(reader: "Reader", part: Inventory) -> tuple[list[Footer], int]:
+def _footers(reader: Reader, part: Inventory) -> tuple[list[Footer], int]:
     """The footer of each row group's file, and the stored bytes of the columns that are read."""
     footers, stored_bytes = [], 0
     for number in range(part.num_groups):
@@ -280,7 +271,7 @@ def _is_nearly_distinct(column: pa.ChunkedArray) -> bool:
 
 
 def _measure(
-    as_it_is: "TableDataLoader", stored_bytes: int, rows: pa.Table, changes: Sequence[Change], folder: Path
+    as_it_is: TableDataLoader, stored_bytes: int, rows: pa.Table, changes: Sequence[Change], folder: Path
 ) -> tuple[Measured, list[Measured]]:
     """The present layout and each other one, decoded in turn; one round that does not count first."""
     num_rows = as_it_is.dataset.planner.inventory.num_rows
@@ -288,7 +279,7 @@ def _measure(
     for number, change in enumerate(changes):
         path = folder / f"{number}.parquet"
         sizes.append(change.layout.write(rows, path) / rows.num_rows)
-        loaders.append(_loader(DataSource(paths=(str(path),)).dataset(**_options(rows.num_rows))))
+        loaders.append(TableDataLoader(DataSource(paths=(str(path),)).dataset(**_options(rows.num_rows))))
     seconds: list[list[float]] = [[] for _ in loaders]
     for number in range(_ROUNDS + 1):
         for loader, times in zip(loaders, seconds, strict=True):

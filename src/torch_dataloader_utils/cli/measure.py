@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import FileFormat, Inventory
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils.cli.source import DataSource
-
-if TYPE_CHECKING:
-    from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader import TableDataLoader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +42,13 @@ class Setting:
         return "threads" if self.num_workers == 0 else "processes"
 
 
-def build_loader(source: DataSource, inventory: Inventory, setting: Setting, **options: Any) -> "TableDataLoader":
+def build_loader(source: DataSource, inventory: Inventory, setting: Setting, **options: Any) -> TableDataLoader:
     """A loader whose worker processes stay alive from run to run, so that their start is not timed."""
-    from torch_dataloader_utils.stream.loader import TableDataLoader
-
     dataset = source.dataset(inventory, num_workers=setting.num_workers, batch_size=setting.batch_size, **options)
     return TableDataLoader(dataset, num_workers=setting.num_workers, persistent_workers=setting.num_workers > 0)
 
 
-def time_loader(loader: "TableDataLoader", epoch: int, most_seconds: float) -> Rate:
+def time_loader(loader: TableDataLoader, epoch: int, most_seconds: float) -> Rate:
     """One pass, or the first `most_seconds` of it."""
     loader.set_epoch(epoch)
     before = loader.metrics()
@@ -101,10 +100,6 @@ def _is_plain_parquet(inventory: Inventory) -> bool:
 
 def _parquet_reader(inventory: Inventory, source: DataSource) -> Callable[[int], int]:
     """Row groups as pyarrow reads them, with each footer parsed once."""
-    from functools import cache
-
-    import pyarrow.parquet as pq
-
     footer = cache(pq.read_metadata)
     partitions = {column.name for column in inventory.files.partitions}
     stored = None if source.columns is None else [name for name in source.columns if name not in partitions]

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,7 +13,7 @@ from torch_dataloader_utils._core.paths import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # In a pipe tables are not folded: programs and pagers want one line per row.
 _PIPE_COLUMNS = 1 << 20
@@ -84,15 +84,24 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
     click.echo(text.get(), nl=False)
 
 
-def watched(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
-    """The items, with a progress bar on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import track
+def map_groups(function: Callable[[int], Result], num_groups: int, label: str) -> Iterator[Result]:
+    """The result of `function` for each number of a row group, in order, by one thread a core.
 
-    yield from track(items, label, total=total, console=Console(stderr=True), transient=True)
+    label: of the progress bar, which is on stderr where that is a terminal.
+    """
+    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
+    from torch_dataloader_utils._runtime.threads import available_cpus
+
+    threads = available_cpus()
+    with threads_for(threads, "tdu-groups") as pool:
+        results = map_in_order(function, range(num_groups), pool, 4 * threads)
+        if not sys.stderr.isatty():
+            yield from results
+            return
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(results, label, total=num_groups, console=Console(stderr=True), transient=True)
 
 
 def _literal(cell: str) -> Any:

@@ -174,7 +174,7 @@ def build(
 
     file_format = options["file_format"]
     source = _source(sources, {name: options.pop(name) for name in _SOURCE_OPTIONS})
-    with _told_how_to_go_on(), ExitStack() as stack:
+    with _with_advice(), ExitStack() as stack:
         report = build_corpus(
             source.dataset() if source.is_table else list(sources),
             output_prefix,
@@ -279,7 +279,7 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], 
 
 
 @contextmanager
-def _told_how_to_go_on() -> Iterator[None]:
+def _with_advice() -> Iterator[None]:
     """Errors and interrupts of a build name the options of the shell, and say how to continue."""
     try:
         yield

@@ -1,13 +1,12 @@
 """`tdu verify`: read everything once, and check the plan of all ranks."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
-from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say, watched
+from torch_dataloader_utils.cli.output import emit_json, format_rows, map_groups, print_facts, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import LoaderError, plural
 
@@ -77,19 +76,6 @@ def command(
 
 def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]]:
     """(rows delivered, row groups that cannot be read), in the order of the inventory."""
-    rows, faults = 0, []
-    results = watched(_read_groups(inventory, reader), inventory.num_groups, "reading")
-    for result in results:
-        if isinstance(result, Fault):
-            faults.append(result)
-        else:
-            rows += result
-    return rows, faults
-
-
-def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fault]:
-    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
-    from torch_dataloader_utils._runtime.threads import available_cpus
     from torch_dataloader_utils._store import redact
 
     def read(group: int) -> int | Fault:
@@ -99,9 +85,13 @@ def _read_groups(inventory: "Inventory", reader: "Reader") -> Iterator[int | Fau
         except LoaderError as error:
             return Fault(path=redact(task.path), row_group=task.ordinal, error=type(error).__name__, message=str(error))
 
-    threads = available_cpus()
-    with threads_for(threads, "tdu-verify") as pool:
-        yield from map_in_order(read, range(inventory.num_groups), pool, 4 * threads)
+    rows, faults = 0, []
+    for result in map_groups(read, inventory.num_groups, "reading"):
+        if isinstance(result, Fault):
+            faults.append(result)
+        else:
+            rows += result
+    return rows, faults
 
 
 def _print(

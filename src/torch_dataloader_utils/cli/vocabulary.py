@@ -1,6 +1,5 @@
 """`tdu vocabulary`: the values of a column and how often each is there, for `Vocabulary.load`."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from torch_dataloader_utils.cli.options import data_options, json_option
-from torch_dataloader_utils.cli.output import emit_json, print_facts, print_table, say, watched
+from torch_dataloader_utils.cli.output import emit_json, map_groups, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError
 
@@ -82,8 +81,11 @@ def count_values(inventory: "Inventory", reader: "Reader") -> "pa.Table":
     import pyarrow as pa
 
     merged, pending, pending_rows = None, [], 0
-    groups = watched(_counted_groups(inventory, reader), inventory.num_groups, "counting")
-    for counts in groups:
+
+    def count(group: int) -> pa.Table:
+        return _counts(reader.read(inventory.task(group)))
+
+    for counts in map_groups(count, inventory.num_groups, "counting"):
         pending.append(counts)
         pending_rows += counts.num_rows
         if pending_rows > _LEAST_PENDING + (0 if merged is None else merged.num_rows):
@@ -99,17 +101,6 @@ def chosen(counts: "pa.Table", min_count: int, most: int | None) -> "pa.Table":
     kept = counts.filter(pc.greater_equal(counts["count"], min_count))
     kept = kept.sort_by([("count", "descending"), ("value", "ascending")])
     return kept if most is None else kept.slice(0, most)
-
-
-def _counted_groups(inventory: "Inventory", reader: "Reader") -> Iterator["pa.Table"]:
-    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
-    from torch_dataloader_utils._runtime.threads import available_cpus
-
-    threads = available_cpus()
-    with threads_for(threads, "tdu-count") as pool:
-        yield from map_in_order(
-            lambda group: _counts(reader.read(inventory.task(group))), range(inventory.num_groups), pool, 4 * threads
-        )
 
 
 def _counts(rows: "pa.RecordBatch") -> "pa.Table":

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.orc as pa_orc
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.varint import read_varint
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
@@ -22,6 +21,28 @@ Message = bytes | memoryview
 _VARINT, _LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 
+_MOST_VARINT_BYTES = 10
+
+
+def _read_varint(data: Message, start: int) -> tuple[int, int]:
+    """The number that begins at byte `start`, and where it ends: seven bits a byte, the lowest first.
+
+    The highest bit of a byte says that another one follows.
+
+        127 -> 7f      128 -> 80 01      300 -> ac 02
+
+    Raises:
+        IndexError: it goes on after the data.
+        ValueError: it is longer than any number is.
+    """
+    number = 0
+    for place in range(_MOST_VARINT_BYTES):
+        byte = data[start + place]
+        number |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return number, start + place + 1
+    raise ValueError(f"a number of more than {_MOST_VARINT_BYTES} bytes")
+
 
 def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
     """The field that begins at byte `start`: (number, value, where it ends).
@@ -32,13 +53,13 @@ def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
         IndexError: the field goes on after the message.
         ValueError: the bytes are no field.
     """
-    tag, start = read_varint(message, start)
+    tag, start = _read_varint(message, start)
     kind = tag & 7
     if kind == _VARINT:
-        value, stop = read_varint(message, start)
+        value, stop = _read_varint(message, start)
         return tag >> 3, value, stop
     if kind == _LENGTH:
-        length, start = read_varint(message, start)
+        length, start = _read_varint(message, start)
     elif kind in _FIXED_BYTES:
         length = _FIXED_BYTES[kind]
     else:

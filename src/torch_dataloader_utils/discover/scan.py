@@ -178,29 +178,18 @@ def scan_listed(
 
     request: with `schema` None, it is learned from the first file.
     """
-    with other_files_named(files, request.file_format):
-        return _scan_listed(store, files, request, partitioning, executor, on_progress)
-
-
-def _scan_listed(
-    store: Store,
-    files: DataFiles,
-    request: ScanRequest,
-    partitioning: Literal["hive"] | None,
-    executor: Executor | None,
-    on_progress: OnProgress | None,
-) -> Inventory:
     filters = request.row_filter
-    paths = _path_column(files.entries)
-    first = scan_first(store, files, request, partitioning, executor, on_progress)
-    request, verdicts = _judge_files(request, first, len(files.entries))
-    chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
-    ready = first.scans if _is_answered_by_first(request) else first.bad
-    left = [file for file in chosen if file not in ready]
-    with scanned(store, request, _items(files, first, left), executor) as scans:
-        in_order = (ready[file] if file in ready else next(scans) for file in chosen)
-        heard = on_progress if left or request.missing == "error" else None
-        stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts)
+    with other_files_named(files, request.file_format):
+        paths = _path_column(files.entries)
+        first = scan_first(store, files, request, partitioning, executor, on_progress)
+        request, verdicts = _judge_files(request, first, len(files.entries))
+        chosen = np.flatnonzero(verdicts != Verdict.OUT).tolist()
+        ready = first.scans if _is_answered_by_first(request) else first.bad
+        left = [file for file in chosen if file not in ready]
+        with scanned(store, request, _items(files, first, left), executor) as scans:
+            in_order = (ready[file] if file in ready else next(scans) for file in chosen)
+            heard = on_progress if left or request.missing == "error" else None
+            stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(paths, stats, request.file_format, first.partitions),

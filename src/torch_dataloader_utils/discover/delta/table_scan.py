@@ -88,7 +88,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
     paths = [list(files)[number] for number in chosen.tolist()]
     scans = scan_data_files(paths, request, table.files, on_progress)
     bad = [(path, scan) for path, scan in zip(paths, scans, strict=True) if isinstance(scan, BadFile)]
-    notes = report_bad_files(bad, len(paths), found.name) if bad else ()
+    notes = report_bad_files(bad, len(paths), found.name)
     good = np.array([not isinstance(scan, BadFile) for scan in scans], dtype=np.bool_)
     scanned = _Scanned(
         paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
