@@ -69,104 +69,72 @@ def _weak(metrics: MetricsSource) -> Callable[[], Metrics | None]:
     return read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Instrument:
     """One figure of a loader, as monitoring systems know it.
 
-    name: without the unit. unit: "s", "By" or "" (UCUM, as OpenTelemetry wants). attribute: the one of Metrics.
+    attribute: the one of Metrics. name: without the unit. unit: "s", "By" or "" (UCUM, as OpenTelemetry wants).
     """
 
-    name: str
     attribute: str
+    name: str
     unit: str
     help: str
     only_grows: bool = True
 
 
+def _count(name: str, text: str) -> Instrument:
+    return Instrument(name, name, "", text)
+
+
+def _bytes(name: str, text: str) -> Instrument:
+    return Instrument(f"{name}_bytes", name, "By", text)
+
+
+def _time(name: str, text: str) -> Instrument:
+    return Instrument(f"{name}_seconds", name, "s", text)
+
+
 _TOOK = ("at most 10 ms", "10 to 100 ms", "0.1 to 1 s", "1 to 10 s", "over 10 s")
 
 INSTRUMENTS = (
-    Instrument(name="batches", attribute="batches", unit="", help="Batches received by the trainer."),
-    Instrument(name="rows", attribute="rows", unit="", help="Rows received by the trainer."),
-    Instrument(name="tokens", attribute="tokens", unit="", help="Tokens of packed samples, padding included."),
+    _count("batches", "Batches received by the trainer."),
+    _count("rows", "Rows received by the trainer."),
+    _count("tokens", "Tokens of packed samples, padding included."),
+    _count("padding_rows", "Rows repeated so that all ranks take equal steps."),
+    _count("passes", "Passes that reached their last batch."),
+    _count("row_groups", "Row groups decoded."),
+    _count("compiled_chunks", "Column chunks read by the compiled decoder."),
+    _count("type_chunks", "Column chunks read by pyarrow: their type."),
+    _count("encoding_chunks", "Column chunks read by pyarrow: their encoding."),
+    _count("codec_chunks", "Column chunks read by pyarrow: their codec."),
+    _count("damaged_chunks", "Column chunks read by pyarrow: bytes that do not fit."),
+    _count("turned_off_chunks", "Column chunks read by pyarrow: the compiled decoder is turned off."),
+    _count("not_built_chunks", "Column chunks read by pyarrow: there is no compiled decoder."),
+    _bytes("decoded", "Memory of decoded rows."),
+    _bytes("fetched", "Bytes received from remote storage."),
+    _count("requests", "Requests to remote storage."),
+    _count("retries", "Requests sent again after a failure."),
+    _count("cache_hits", "Ranges that came from this host's cache."),
+    _count("cache_misses", "Ranges that this host's cache had not."),
+    _bytes("cached", "Bytes that came from this host's cache."),
+    _count("cache_evictions", "Cache entries that made room."),
+    _count("cache_damaged", "Cache entries that were damaged."),
+    *(_count(name, f"Requests to remote storage, {took}.") for name, took in zip(LATENCIES, _TOOK, strict=True)),
+    _count("throttled_errors", "Failed attempts: the store throttled requests."),
+    _count("server_errors", "Failed attempts: the storage failed."),
+    _count("refused_errors", "Failed attempts: refused, not found."),
+    _count("connection_errors", "Failed attempts: no answer."),
+    _time("fetch", "Time of waiting for remote storage."),
+    _time("decode", "Time of decoding, without fetching."),
+    _time("stall", "Time of waiting for decoded row groups."),
+    _time("transform", "Time in transform and collate_fn."),
+    _time("handover", "Time of cutting and copying batches."),
+    _time("wait", "Time the trainer waited in next()."),
+    Instrument("seconds", "pass", "s", "Time in passes, training included."),
+    Instrument("queue_depth", "queue_depth", "", "Row groups decoded and not used up.", only_grows=False),
     Instrument(
-        name="padding_rows", attribute="padding_rows", unit="", help="Rows repeated so that all ranks take equal steps."
-    ),
-    Instrument(name="passes", attribute="passes", unit="", help="Passes that reached their last batch."),
-    Instrument(name="row_groups", attribute="row_groups", unit="", help="Row groups decoded."),
-    Instrument(
-        name="compiled_chunks", attribute="compiled_chunks", unit="", help="Column chunks read by the compiled decoder."
-    ),
-    Instrument(name="type_chunks", attribute="type_chunks", unit="", help="Column chunks read by pyarrow: their type."),
-    Instrument(
-        name="encoding_chunks",
-        attribute="encoding_chunks",
-        unit="",
-        help="Column chunks read by pyarrow: their encoding.",
-    ),
-    Instrument(
-        name="codec_chunks", attribute="codec_chunks", unit="", help="Column chunks read by pyarrow: their codec."
-    ),
-    Instrument(
-        name="damaged_chunks",
-        attribute="damaged_chunks",
-        unit="",
-        help="Column chunks read by pyarrow: bytes that do not fit.",
-    ),
-    Instrument(
-        name="turned_off_chunks",
-        attribute="turned_off_chunks",
-        unit="",
-        help="Column chunks read by pyarrow: the compiled decoder is turned off.",
-    ),
-    Instrument(
-        name="not_built_chunks",
-        attribute="not_built_chunks",
-        unit="",
-        help="Column chunks read by pyarrow: there is no compiled decoder.",
-    ),
-    Instrument(name="decoded", attribute="decoded_bytes", unit="By", help="Memory of decoded rows."),
-    Instrument(name="fetched", attribute="fetched_bytes", unit="By", help="Bytes received from remote storage."),
-    Instrument(name="requests", attribute="requests", unit="", help="Requests to remote storage."),
-    Instrument(name="retries", attribute="retries", unit="", help="Requests sent again after a failure."),
-    Instrument(name="cache_hits", attribute="cache_hits", unit="", help="Ranges that came from this host's cache."),
-    Instrument(name="cache_misses", attribute="cache_misses", unit="", help="Ranges that this host's cache had not."),
-    Instrument(name="cached", attribute="cached_bytes", unit="By", help="Bytes that came from this host's cache."),
-    Instrument(name="cache_evictions", attribute="cache_evictions", unit="", help="Cache entries that made room."),
-    Instrument(name="cache_damaged", attribute="cache_damaged", unit="", help="Cache entries that were damaged."),
-    *(
-        Instrument(name=name, attribute=name, unit="", help=f"Requests to remote storage, {took}.")
-        for name, took in zip(LATENCIES, _TOOK, strict=True)
-    ),
-    Instrument(
-        name="throttled_errors",
-        attribute="throttled_errors",
-        unit="",
-        help="Failed attempts: the store throttled requests.",
-    ),
-    Instrument(name="server_errors", attribute="server_errors", unit="", help="Failed attempts: the storage failed."),
-    Instrument(name="refused_errors", attribute="refused_errors", unit="", help="Failed attempts: refused, not found."),
-    Instrument(name="connection_errors", attribute="connection_errors", unit="", help="Failed attempts: no answer."),
-    Instrument(name="fetch", attribute="fetch_seconds", unit="s", help="Time of waiting for remote storage."),
-    Instrument(name="decode", attribute="decode_seconds", unit="s", help="Time of decoding, without fetching."),
-    Instrument(name="stall", attribute="stall_seconds", unit="s", help="Time of waiting for decoded row groups."),
-    Instrument(name="transform", attribute="transform_seconds", unit="s", help="Time in transform and collate_fn."),
-    Instrument(name="handover", attribute="handover_seconds", unit="s", help="Time of cutting and copying batches."),
-    Instrument(name="wait", attribute="wait_seconds", unit="s", help="Time the trainer waited in next()."),
-    Instrument(name="pass", attribute="seconds", unit="s", help="Time in passes, training included."),
-    Instrument(
-        name="queue_depth",
-        attribute="queue_depth",
-        unit="",
-        help="Row groups decoded and not used up.",
-        only_grows=False,
-    ),
-    Instrument(
-        name="batch_age",
-        attribute="batch_age_seconds",
-        unit="s",
-        help="Time since the trainer was given its last batch.",
-        only_grows=False,
+        "batch_age_seconds", "batch_age", "s", "Time since the trainer was given its last batch.", only_grows=False
     ),
 )
 
