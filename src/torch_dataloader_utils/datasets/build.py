@@ -1,18 +1,16 @@
 """Builds data sets and loaders. `build` wires the stages, in five steps; nothing else does.
 
-StructuredDataset, IcebergDataset    all five
-RowDataset                           the first two
+StructuredDataset, IcebergDataset, DeltaDataset    all five
+RowDataset                                         the first two
 """
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import pyarrow as pa
-from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
@@ -23,11 +21,8 @@ from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
-from torch_dataloader_utils.datasets.data_change import DataChange, check_continues
-from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import (
-    check_refreshable,
     compared_options,
     counting_share,
     ranks_of,
@@ -40,7 +35,6 @@ from torch_dataloader_utils.datasets.row_counts import (
     read_lengths,
     read_token_counts,
 )
-from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
@@ -55,16 +49,13 @@ from torch_dataloader_utils.shape.specs import select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 from torch_dataloader_utils.stream.ranks import mesh_members
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.tokens.pack.batch_fields import find_fields
 from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
 from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory
 from torch_dataloader_utils.tokens.pack.text import tokenized
-from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, TokenPacking, pack_tokens
-
-_log = logging.getLogger(__name__)
+from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
@@ -75,7 +66,7 @@ _SMALL_BYTES = 64 << 10
 
 
 class Source(Protocol):
-    """Where the data of a data set is: a `FileSource`, an `IcebergSource`, or `Found` for one that is there already."""
+    """Where the data of a data set is: a `FileSource`, `IcebergSource` or `DeltaSource`, or `Found` for data found before."""
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory, the same on all ranks, and how its files are reached."""
@@ -140,7 +131,7 @@ def build(
     found = Found(inventory=inventory, access=access, source=source)
 
     # 2. Rows, 3. planner, 4. stream.
-    dataset = make(_build_stages(found, options, num_ranks, rank, peers), found, options)
+    dataset = make(build_stages(found, options, num_ranks, rank, peers), found, options)
 
     # 5. Loader.
     if loader_options is None:
@@ -149,7 +140,7 @@ def build(
     return dataset, TableDataLoader(dataset, **loader_options)
 
 
-def _build_stages(
+def build_stages(
     found: Found, options: TableOptions, num_ranks: int, rank: int, peers: tuple[int, ...] | None
 ) -> Stages:
     """Steps 2 to 4 of `build`, for data that have been found."""
@@ -196,143 +187,6 @@ def _functions_of_readers(access: StoreAccess, options: TableOptions) -> tuple[C
     tokenizer = None if options.pack is None else options.pack.tokenizer
     given = access.credentials, None if tokenizer is None else tokenizer.call.tokenizer
     return tuple(each for each in given if each is not None)
-
-
-class BuiltDataset(TableDataset):
-    """A data set that `build` made.
-
-    It keeps what it was made of: `pack_tokens` makes another one of it, `refresh` looks for newer data.
-    """
-
-    _built_from: tuple[Found, TableOptions] | None = None
-    # With refresh="epoch", the epoch that the present data are for; None for the next one that is asked for.
-    _epoch_of_data: int | None = None
-
-    def _begin(self, stages: Stages, found: Found, options: TableOptions) -> Self:
-        TableDataset.__init__(self, stages)
-        self._built_from = found, options
-        self.progress.files_may_change = options.refresh is not None
-        return self
-
-    @property
-    def snapshot_id(self) -> int | None:
-        """The snapshot (or Delta's version) that is read now; None for plain files, and for a table without one."""
-        snapshot = self.planner.inventory.snapshot
-        return None if snapshot is None else snapshot.snapshot_id
-
-    def refresh(self) -> DataChange:
-        """Look for newer data, and read them from the next epoch on; call it on every rank, between epochs.
-
-        The newest snapshot of the table or its branch (of an increment, what was added since), or the files that are
-        there by now. In a process group, all ranks get what rank 0 finds. If it raises, the data stay as they were.
-
-        Returns:
-            What changed; false if nothing did. It is logged, and `plan.explain()` shows it.
-
-        Raises:
-            ConfigError: inside an epoch; in a blend, or in a copy in another process; several ranks without a process
-                group; a rank that goes on without it. A column of `columns` or `filters` is gone.
-            SchemaError: columns that are delivered have other types now, or are others.
-            FileChangedError: the next increment is of another table, which has replaced this one.
-            NoDataError, DataError, StoreError: as when the data set was made.
-        """
-        if self._built_from is None or self.keeps_data:
-            raise ConfigError(
-                "refresh of a data set that a blend reads, or of a copy in another process: its data stay as they are. "
-                "Refresh before the data set goes there, and make a new blend."
-            )
-        self.progress.check_between_epochs()
-        found, options = self._built_from
-        peers, present = self.stages.peers, self.planner.inventory
-        is_shared = check_refreshable(self.topology.num_ranks, peers)
-        if is_shared and self.compared is not None:
-            self.compared.meet("refresh()")
-        # Ranks were checked when this data set was made.
-        asked = replace(
-            options,
-            check_ranks=False,
-            broadcast_inventory=is_shared or options.broadcast_inventory,
-            identity=options.identity if found.inventory.files.contents is None else "content",
-        )
-        source = found.newest(found.inventory)
-        inventory, access = source.find(asked)
-        if inventory.fingerprint() == found.inventory.fingerprint():
-            change = DataChange(before=present.source, after=present.source, is_changed=False)
-        else:
-            check_continues(found.inventory, inventory, options.columns)
-            newer = Found(inventory=inventory, access=access, source=source)
-            stages = _build_stages(newer, asked, self.topology.num_ranks, self.rank, peers)
-            change = DataChange.between(present, stages.planner.inventory)
-            noted = replace(stages.planner.inventory, notes=(*stages.planner.inventory.notes, str(change)))
-            planner = replace(stages.planner, inventory=noted)
-            self.change_data(replace(stages, planner=planner, compared=self.stages.compared))
-            self._built_from = newer, options
-            warn_about(self.plan)
-        self._epoch_of_data = None
-        _log.info("%s", change)
-        return change
-
-    def set_epoch(self, epoch: int) -> None:
-        """See TableDataset.set_epoch. With refresh="epoch", another epoch begins with the newest data."""
-        if self._epoch_of_data is None and self.progress.has_begun_in_workers:
-            self._epoch_of_data = self.epoch
-        super().set_epoch(epoch)
-        if self._follows and self._epoch_of_data not in (None, self.epoch):
-            self.refresh()
-        self._epoch_of_data = self.epoch
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See TableDataset.load_state_dict."""
-        super().load_state_dict(state)
-        # At the start of an epoch, that one is still to look for its data.
-        is_new = self.epoch > 0 and not self.next_position.segments
-        self._epoch_of_data = self.epoch - 1 if is_new else self.epoch
-
-    def before_pass(self) -> None:
-        """With refresh="epoch", refresh for an epoch that set_epoch has not begun."""
-        if self._follows and (self.progress.has_finished or self._epoch_of_data not in (None, self.epoch)):
-            self.refresh()
-        self._epoch_of_data = self.epoch
-
-    @property
-    def _follows(self) -> bool:
-        """Whether this refreshes itself; workers of a DataLoader read what the trainer's process found."""
-        return self._built_from is not None and self._built_from[1].refresh is not None and get_worker_info() is None
-
-    @classmethod
-    def _with_loader(cls, kind: type[Source], arguments: Mapping[str, Any]) -> tuple[TableDataLoader, Self]:
-        """A loader and its data set; kind: the class of the source, arguments: all of `create_dataloader`."""
-        check_names(arguments, (*names_of(kind, TableOptions), *sorted(LOADER_OPTIONS)))
-        loader_options = {name: value for name, value in arguments.items() if name in LOADER_OPTIONS}
-        checked, options = check_loader_options(loader_options), chosen(TableOptions, arguments)
-        dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
-        return loader, dataset
-
-    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
-        """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
-
-        All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of
-        `create_dataloader(..., pack=pack_tokens(...))`, for those who build their own DataLoader.
-
-        Args: see `torch_dataloader_utils.pack_tokens`.
-
-        Raises:
-            ConfigError: a value out of range, a column that holds no tokens, options that do not go with packing.
-            DataError, StoreError: counting samples needed a read, and it failed.
-        """
-        if self._built_from is None:
-            raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
-        found, options = self._built_from
-        # Ranks were checked when this data set was made.
-        options = replace(
-            options, pack=pack_tokens(column, sequence_length, **packing), columns=None, check_ranks=False
-        )
-        packed, _ = build(found, options, lambda stages, *_: TableDataset(replace(stages, peers=self.stages.peers)))
-        return packed
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Worker processes only iterate: they need neither a second inventory nor the caller's options.
-        return {name: value for name, value in self.__dict__.items() if name != "_built_from"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,7 +22,8 @@ from torch_dataloader_utils._core.table_snapshot import check_snapshot
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, is_local
-from torch_dataloader_utils.datasets.build import BuiltDataset, build
+from torch_dataloader_utils.datasets.build import build
+from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.option_fields import (
     Checked,
     arguments_of,

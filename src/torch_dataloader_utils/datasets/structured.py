@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils.datasets.build import BuiltDataset, build
+from torch_dataloader_utils.datasets.build import build
+from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.files import (
     FileDatasetKeywords,
     FileLoaderKeywords,

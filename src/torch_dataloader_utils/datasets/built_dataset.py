@@ -1,0 +1,246 @@
+"""`BuiltDataset`: a data set that `build` made, which can look for newer data; and `DataChange`, what it then found."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, Unpack
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils.datasets.build import Found, Source, build, build_stages
+from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
+from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.rank_agreement import check_refreshable
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, SchemaError, plural
+from torch_dataloader_utils.plan.problems import warn_about
+from torch_dataloader_utils.stream.dataset import Stages, TableDataset
+from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
+from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, pack_tokens
+
+_log = logging.getLogger(__name__)
+
+
+Files = dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataChange:
+    """The result of `dataset.refresh()`; false if the data are the same. Its text is the note of the next plans.
+
+    Attributes:
+        before, after: the sources of both inventories, with their snapshots.
+        added_files, removed_files: a file that was replaced is both.
+        added_rows, removed_rows: live rows; of files that stay, those that deletes took away (or gave back). None where
+            rows are not counted.
+    """
+
+    before: str
+    after: str
+    is_changed: bool
+    added_files: int = 0
+    removed_files: int = 0
+    added_rows: int | None = 0
+    removed_rows: int | None = 0
+
+    @classmethod
+    def between(cls, before: Inventory, after: Inventory) -> "DataChange":
+        """The change from one inventory to another."""
+        old, new = _rows_of_files(before), _rows_of_files(after)
+        added, removed = new.keys() - old.keys(), old.keys() - new.keys()
+        more = [new[file] - old[file] for file in new.keys() & old.keys()]
+        is_counted = before.rows_are_known and after.rows_are_known
+        return cls(
+            before=before.source,
+            after=after.source,
+            is_changed=before.fingerprint() != after.fingerprint(),
+            added_files=len(added),
+            removed_files=len(removed),
+            added_rows=sum(map(new.__getitem__, added)) + sum(n for n in more if n > 0) if is_counted else None,
+            removed_rows=sum(map(old.__getitem__, removed)) - sum(n for n in more if n < 0) if is_counted else None,
+        )
+
+    def __bool__(self) -> bool:
+        return self.is_changed
+
+    def __str__(self) -> str:
+        if not self:
+            return f"refreshed: {self.after} has not changed"
+        files = f"{plural(self.added_files, 'file')} added, {self.removed_files:,} removed"
+        rows = "rows not counted"
+        if self.added_rows is not None and self.removed_rows is not None:
+            rows = f"{plural(self.added_rows, 'row')} added, {self.removed_rows:,} removed"
+        move = "" if self.before == self.after else f" after {self.before}"
+        return f"refreshed: {self.after}{move}: {files}; {rows}"
+
+
+def check_continues(before: Inventory, after: Inventory, columns: Sequence[str] | None) -> None:
+    """Check that an epoch over `after` may follow one over `before`.
+
+    Raises:
+        SchemaError: the columns to deliver (None: all) are others, or of other types.
+        FileChangedError: an increment of another table, in whose earlier versions there may be rows nobody has read.
+    """
+    read, newest = before.snapshot, after.snapshot
+    if read and newest and newest.from_snapshot_id is not None and newest.table != read.table:
+        raise FileChangedError(
+            f"{after.source}: the table was replaced by another one since {before.source}, so its increment does not "
+            "follow. Make a new loader of what is to be read of it."
+        )
+    old, new = decode_schema(before.schema), decode_schema(after.schema)
+    for name in columns or tuple(dict.fromkeys([*old.names, *new.names])):
+        was, is_now = (schema.field(name).type if name in schema.names else None for schema in (old, new))
+        if was != is_now:
+            raise SchemaError(
+                f"{after.source}: column {name!r} is {is_now or 'not there'} now, and was {was or 'not there'} in "
+                f"{before.source}. The loader goes on with the columns that it was made with: pass columns=, or make a "
+                "new loader. (Options of scan_files, such as schema=, that made inventory= are not known here.)"
+            )
+
+
+def _rows_of_files(inventory: Inventory) -> Files:
+    """Live rows of each file by path and identity."""
+    files, rows = inventory.files, np.zeros(inventory.num_files, dtype=np.int64)
+    np.add.at(rows, inventory.groups.file, inventory.groups.live_rows)
+    known = files.identities if files.contents is None else files.contents
+    return dict(zip(zip(files.paths, known, strict=True), rows.tolist(), strict=True))
+
+
+class BuiltDataset(TableDataset):
+    """A data set that `build` made.
+
+    It keeps what it was made of: `pack_tokens` makes another one of it, `refresh` looks for newer data.
+    """
+
+    _built_from: tuple[Found, TableOptions] | None = None
+    # With refresh="epoch", the epoch that the present data are for; None for the next one that is asked for.
+    _epoch_of_data: int | None = None
+
+    def _begin(self, stages: Stages, found: Found, options: TableOptions) -> Self:
+        TableDataset.__init__(self, stages)
+        self._built_from = found, options
+        self.progress.files_may_change = options.refresh is not None
+        return self
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The snapshot (or Delta's version) that is read now; None for plain files, and for a table without one."""
+        snapshot = self.planner.inventory.snapshot
+        return None if snapshot is None else snapshot.snapshot_id
+
+    def refresh(self) -> DataChange:
+        """Look for newer data, and read them from the next epoch on; call it on every rank, between epochs.
+
+        The newest snapshot of the table or its branch (of an increment, what was added since), or the files that are
+        there by now. In a process group, all ranks get what rank 0 finds. If it raises, the data stay as they were.
+
+        Returns:
+            What changed; false if nothing did. It is logged, and `plan.explain()` shows it.
+
+        Raises:
+            ConfigError: inside an epoch; in a blend, or in a copy in another process; several ranks without a process
+                group; a rank that goes on without it. A column of `columns` or `filters` is gone.
+            SchemaError: columns that are delivered have other types now, or are others.
+            FileChangedError: the next increment is of another table, which has replaced this one.
+            NoDataError, DataError, StoreError: as when the data set was made.
+        """
+        if self._built_from is None or self.keeps_data:
+            raise ConfigError(
+                "refresh of a data set that a blend reads, or of a copy in another process: its data stay as they are. "
+                "Refresh before the data set goes there, and make a new blend."
+            )
+        self.progress.check_between_epochs()
+        found, options = self._built_from
+        peers, present = self.stages.peers, self.planner.inventory
+        is_shared = check_refreshable(self.topology.num_ranks, peers)
+        if is_shared and self.compared is not None:
+            self.compared.meet("refresh()")
+        # Ranks were checked when this data set was made.
+        asked = replace(
+            options,
+            check_ranks=False,
+            broadcast_inventory=is_shared or options.broadcast_inventory,
+            identity=options.identity if found.inventory.files.contents is None else "content",
+        )
+        source = found.newest(found.inventory)
+        inventory, access = source.find(asked)
+        if inventory.fingerprint() == found.inventory.fingerprint():
+            change = DataChange(before=present.source, after=present.source, is_changed=False)
+        else:
+            check_continues(found.inventory, inventory, options.columns)
+            newer = Found(inventory=inventory, access=access, source=source)
+            stages = build_stages(newer, asked, self.topology.num_ranks, self.rank, peers)
+            change = DataChange.between(present, stages.planner.inventory)
+            noted = replace(stages.planner.inventory, notes=(*stages.planner.inventory.notes, str(change)))
+            planner = replace(stages.planner, inventory=noted)
+            self.change_data(replace(stages, planner=planner, compared=self.stages.compared))
+            self._built_from = newer, options
+            warn_about(self.plan)
+        self._epoch_of_data = None
+        _log.info("%s", change)
+        return change
+
+    def set_epoch(self, epoch: int) -> None:
+        """See TableDataset.set_epoch. With refresh="epoch", another epoch begins with the newest data."""
+        if self._epoch_of_data is None and self.progress.has_begun_in_workers:
+            self._epoch_of_data = self.epoch
+        super().set_epoch(epoch)
+        if self._follows and self._epoch_of_data not in (None, self.epoch):
+            self.refresh()
+        self._epoch_of_data = self.epoch
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See TableDataset.load_state_dict."""
+        super().load_state_dict(state)
+        # At the start of an epoch, that one is still to look for its data.
+        is_new = self.epoch > 0 and not self.next_position.segments
+        self._epoch_of_data = self.epoch - 1 if is_new else self.epoch
+
+    def before_pass(self) -> None:
+        """With refresh="epoch", refresh for an epoch that set_epoch has not begun."""
+        if self._follows and (self.progress.has_finished or self._epoch_of_data not in (None, self.epoch)):
+            self.refresh()
+        self._epoch_of_data = self.epoch
+
+    @property
+    def _follows(self) -> bool:
+        """Whether this refreshes itself; workers of a DataLoader read what the trainer's process found."""
+        return self._built_from is not None and self._built_from[1].refresh is not None and get_worker_info() is None
+
+    @classmethod
+    def _with_loader(cls, kind: type[Source], arguments: Mapping[str, Any]) -> tuple[TableDataLoader, Self]:
+        """A loader and its data set; kind: the class of the source, arguments: all of `create_dataloader`."""
+        check_names(arguments, (*names_of(kind, TableOptions), *sorted(LOADER_OPTIONS)))
+        loader_options = {name: value for name, value in arguments.items() if name in LOADER_OPTIONS}
+        checked, options = check_loader_options(loader_options), chosen(TableOptions, arguments)
+        dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
+        return loader, dataset
+
+    def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
+        """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
+
+        All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of
+        `create_dataloader(..., pack=pack_tokens(...))`, for those who build their own DataLoader.
+
+        Args: see `torch_dataloader_utils.pack_tokens`.
+
+        Raises:
+            ConfigError: a value out of range, a column that holds no tokens, options that do not go with packing.
+            DataError, StoreError: counting samples needed a read, and it failed.
+        """
+        if self._built_from is None:
+            raise ConfigError("pack_tokens on a copy in another process: pack before the data set goes there.")
+        found, options = self._built_from
+        # Ranks were checked when this data set was made.
+        options = replace(
+            options, pack=pack_tokens(column, sequence_length, **packing), columns=None, check_ranks=False
+        )
+        packed, _ = build(found, options, lambda stages, *_: TableDataset(replace(stages, peers=self.stages.peers)))
+        return packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Worker processes only iterate: they need neither a second inventory nor the caller's options.
+        return {name: value for name, value in self.__dict__.items() if name != "_built_from"}
