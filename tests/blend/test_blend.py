@@ -14,7 +14,7 @@ from tests.blend.rule import blend_picks
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, TokenBatches, scan_files
-from torch_dataloader_utils._core.state import sealed
+from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils.datasets.blend import blend
 from torch_dataloader_utils.datasets.blend.picks import count_steps
 from torch_dataloader_utils.datasets.blend.sources import Mark, RankPlace

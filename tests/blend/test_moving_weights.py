@@ -13,7 +13,7 @@ from tests.blend.rule import exact_shares, exact_targets
 from tests.blend.test_blend import SIZES, WEIGHTS, make, rows_of, source_of, tables  # noqa: F401
 from tests.effort import EFFORT
 from torch_dataloader_utils import WeightSchedule
-from torch_dataloader_utils._core.state import sealed
+from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils.datasets.blend import picks
 from torch_dataloader_utils.datasets.blend.picks import UNLIMITED, BlendOptions, BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError

@@ -15,7 +15,7 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, RowRange
-from torch_dataloader_utils._core.state import sealed
+from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]

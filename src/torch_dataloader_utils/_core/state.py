@@ -14,16 +14,22 @@ Where a number of steps is null, all steps were taken. If the last entry is null
 the one that the state names. In a list of one number for each rank, [2, null, 1], one rank finished before the others.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
-from torch_dataloader_utils._core.arguments import is_integer
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
+from torch_dataloader_utils._core.sealed_state import (
+    MOST_COUNT,
+    check_seal,
+    check_version,
+    is_count,
+    is_list,
+    refuse_misfits,
+    sealed,
+)
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
@@ -31,113 +37,6 @@ _LOG_KEYS = ("num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cu
 
 # Plans take memory for each worker of each rank of a log; no job has a million.
 _MOST_WORKERS = 1 << 20
-_MOST = 2**63 - 1
-
-
-def check_values(state: Mapping[str, Any]) -> None:
-    """Raises CheckpointMismatchError unless all values have the types and ranges of `encode_state`."""
-    refuse_misfits(_findings(state))
-
-
-def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
-    """Raises CheckpointMismatchError for the first of (name, value, whether it fits) that does not fit."""
-    for name, value, fits in findings:
-        if not fits:
-            text = repr(value)
-            shown = text if len(text) <= 80 else f"{text[:80]}..."
-            raise CheckpointMismatchError(
-                f"The state says {name}={shown}, which no loader writes: it was changed after it was saved. Load what "
-                "state_dict() returned."
-            )
-
-
-def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """(name, value, whether it fits); later ones rely on earlier ones, so stop at the first that does not fit."""
-    yield "epoch", state["epoch"], is_count(state["epoch"])
-    yield "fingerprint", state["fingerprint"], isinstance(state["fingerprint"], str)
-    for name in ("settings", "options"):
-        pairs = state.get(name, [])
-        yield name, pairs, is_list(pairs) and all(is_list(pair, 2) and isinstance(pair[0], str) for pair in pairs)
-    if "worker" in state:
-        yield "worker", state["worker"], is_count(state["worker"])
-    log = state["log"]
-    yield "log", log, isinstance(log, Mapping) and set(log) == set(_LOG_KEYS) and all(map(is_list, log.values()))
-    columns = [log[name] for name in _LOG_KEYS if log[name] or name != "cursors"]
-    yield "log", log, all(len(one) == len(other) for one, other in pairwise(columns))
-    for num_ranks, num_workers, batch_size, drop_last, steps, of_ranks in log_entries(log):
-        yield "num_ranks", num_ranks, is_count(num_ranks, 1) and num_ranks <= _MOST_WORKERS
-        yield "num_workers", num_workers, is_count(num_workers, 1) and num_ranks * num_workers <= _MOST_WORKERS
-        yield "batch_size", batch_size, is_count(batch_size, 1)
-        yield "drop_last", drop_last, isinstance(drop_last, bool)
-        each = steps if is_list(steps, num_ranks) else [steps]
-        yield "steps", steps, _are_steps(each)
-        yield "cursors", of_ranks, is_list(of_ranks) and all(_is_cursors(c, num_ranks, num_workers) for c in of_ranks)
-
-
-def log_entries(log: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Its entries, one a topology: the values of `_LOG_KEYS`, with no cursors where the log has none at all."""
-    cursors = log["cursors"] or [[]] * len(log["steps"])
-    return zip(*(log[name] for name in _LOG_KEYS[:-1]), cursors, strict=True)
-
-
-def _are_steps(values: Sequence[Any]) -> bool:
-    """Whether each is a count, or None; at once, as there is one for each rank of a job."""
-    counts = [value for value in values if value is not None]
-    if set(map(type, counts)) <= {int}:
-        return not counts or (min(counts) >= 0 and max(counts) <= _MOST)
-    return all(map(is_count, counts))
-
-
-def _is_cursors(value: Any, num_ranks: int, num_workers: int) -> bool:
-    """Whether it is [rank, [[units, rows], one a worker]]."""
-    if not is_list(value, 2) or not is_count(value[0]) or value[0] >= num_ranks:
-        return False
-    return is_list(value[1], num_workers) and all(is_list(c, 2) and all(map(is_count, c)) for c in value[1])
-
-
-def is_count(value: Any, least: int = 0) -> bool:
-    """Whether it is a whole number from `least` on that int64 holds."""
-    return is_integer(value) and least <= int(value) <= _MOST
-
-
-def is_list(value: Any, length: int | None = None) -> bool:
-    """Whether it is a list, or a tuple, which JSON makes a list; of this length if one is given."""
-    return isinstance(value, list | tuple) and length in (None, len(value))
-
-
-def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with its checksum, under the key "checksum"."""
-    return {**state, "checksum": _checksum(state)}
-
-
-def check_version(state: Mapping[str, Any], version: int) -> None:
-    """Raises CheckpointMismatchError for a sealed state of another version, whatever other keys that version has."""
-    if {"version", "checksum"} <= set(state) and state["version"] != version:
-        raise CheckpointMismatchError(
-            f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
-            "release that wrote it, or start the epoch again."
-        )
-
-
-def check_seal(state: Mapping[str, Any]) -> None:
-    """Raises CheckpointMismatchError unless the state is as it was sealed."""
-    try:
-        seen = _checksum({key: state[key] for key in state if key != "checksum"})
-    except (TypeError, ValueError) as error:
-        raise CheckpointMismatchError(
-            f"The state has values that no state contains ({error}), such as numpy's numbers or tensors: whatever "
-            "stored it changed them. Store it unchanged, or as JSON."
-        ) from error
-    if state["checksum"] != seen:
-        raise CheckpointMismatchError(
-            "The state does not match its checksum: it was changed after it was saved. Load an unchanged copy."
-        )
-
-
-def _checksum(state: Mapping[str, Any]) -> str:
-    canonical = json.dumps(state, sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=8).hexdigest()
-
 
 VERSION = 2
 """2: with `shuffle`, chunks of another default size, and workers that change from epoch to epoch."""
@@ -211,7 +110,54 @@ def check_intact(state: Mapping[str, Any]) -> None:
             f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
         )
     check_seal(state)
-    check_values(state)
+    refuse_misfits(_findings(state))
+
+
+def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Of all values (name, value, whether it has the type and range that `encode_state` writes).
+
+    Later ones rely on earlier ones, so stop at the first that does not fit.
+    """
+    yield "epoch", state["epoch"], is_count(state["epoch"])
+    yield "fingerprint", state["fingerprint"], isinstance(state["fingerprint"], str)
+    for name in ("settings", "options"):
+        pairs = state.get(name, [])
+        yield name, pairs, is_list(pairs) and all(is_list(pair, 2) and isinstance(pair[0], str) for pair in pairs)
+    if "worker" in state:
+        yield "worker", state["worker"], is_count(state["worker"])
+    log = state["log"]
+    yield "log", log, isinstance(log, Mapping) and set(log) == set(_LOG_KEYS) and all(map(is_list, log.values()))
+    columns = [log[name] for name in _LOG_KEYS if log[name] or name != "cursors"]
+    yield "log", log, all(len(one) == len(other) for one, other in pairwise(columns))
+    for num_ranks, num_workers, batch_size, drop_last, steps, of_ranks in log_entries(log):
+        yield "num_ranks", num_ranks, is_count(num_ranks, 1) and num_ranks <= _MOST_WORKERS
+        yield "num_workers", num_workers, is_count(num_workers, 1) and num_ranks * num_workers <= _MOST_WORKERS
+        yield "batch_size", batch_size, is_count(batch_size, 1)
+        yield "drop_last", drop_last, isinstance(drop_last, bool)
+        each = steps if is_list(steps, num_ranks) else [steps]
+        yield "steps", steps, _are_steps(each)
+        yield "cursors", of_ranks, is_list(of_ranks) and all(_is_cursors(c, num_ranks, num_workers) for c in of_ranks)
+
+
+def log_entries(log: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Its entries, one a topology: the values of `_LOG_KEYS`, with no cursors where the log has none at all."""
+    cursors = log["cursors"] or [[]] * len(log["steps"])
+    return zip(*(log[name] for name in _LOG_KEYS[:-1]), cursors, strict=True)
+
+
+def _are_steps(values: Sequence[Any]) -> bool:
+    """Whether each is a count, or None; at once, as there is one for each rank of a job."""
+    counts = [value for value in values if value is not None]
+    if set(map(type, counts)) <= {int}:
+        return not counts or (min(counts) >= 0 and max(counts) <= MOST_COUNT)
+    return all(map(is_count, counts))
+
+
+def _is_cursors(value: Any, num_ranks: int, num_workers: int) -> bool:
+    """Whether it is [rank, [[units, rows], one a worker]]."""
+    if not is_list(value, 2) or not is_count(value[0]) or value[0] >= num_ranks:
+        return False
+    return is_list(value[1], num_workers) and all(is_list(c, 2) and all(map(is_count, c)) for c in value[1])
 
 
 def partial_state(worker: int) -> CheckpointMismatchError:

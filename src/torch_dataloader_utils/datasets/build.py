@@ -66,7 +66,7 @@ _SMALL_BYTES = 64 << 10
 
 
 class Source(Protocol):
-    """Where the data of a data set is: a `FileSource`, `IcebergSource` or `DeltaSource`, or `Found` for data found before."""
+    """Where the data of a data set is: files, a table of Iceberg or Delta, or `Found` for what was found before."""
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
         """The inventory, the same on all ranks, and how its files are reached."""

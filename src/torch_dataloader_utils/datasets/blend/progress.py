@@ -7,7 +7,14 @@ from typing import Any
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
-from torch_dataloader_utils._core.state import check_seal, check_version, is_count, is_list, refuse_misfits, sealed
+from torch_dataloader_utils._core.sealed_state import (
+    check_seal,
+    check_version,
+    is_count,
+    is_list,
+    refuse_misfits,
+    sealed,
+)
 from torch_dataloader_utils.datasets.blend.picks import BlendOptions
 from torch_dataloader_utils.datasets.blend.sources import BlendSource, Mark
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError

@@ -1,0 +1,70 @@
+"""States with a checksum: any changed byte, and any value that no loader writes, is a CheckpointMismatchError.
+
+Of a loader (`state.py`) and of a blend (`datasets/blend/progress.py`).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from torch_dataloader_utils._core.arguments import is_integer
+from torch_dataloader_utils.errors import CheckpointMismatchError
+
+MOST_COUNT = 2**63 - 1
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with its checksum, under the key "checksum"."""
+    return {**state, "checksum": _checksum(state)}
+
+
+def check_version(state: Mapping[str, Any], version: int) -> None:
+    """Raises CheckpointMismatchError for a sealed state of another version, whatever other keys that version has."""
+    if {"version", "checksum"} <= set(state) and state["version"] != version:
+        raise CheckpointMismatchError(
+            f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
+            "release that wrote it, or start the epoch again."
+        )
+
+
+def check_seal(state: Mapping[str, Any]) -> None:
+    """Raises CheckpointMismatchError unless the state is as it was sealed."""
+    try:
+        seen = _checksum({key: state[key] for key in state if key != "checksum"})
+    except (TypeError, ValueError) as error:
+        raise CheckpointMismatchError(
+            f"The state has values that no state contains ({error}), such as numpy's numbers or tensors: whatever "
+            "stored it changed them. Store it unchanged, or as JSON."
+        ) from error
+    if state["checksum"] != seen:
+        raise CheckpointMismatchError(
+            "The state does not match its checksum: it was changed after it was saved. Load an unchanged copy."
+        )
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+    canonical = json.dumps(state, sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=8).hexdigest()
+
+
+def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
+    """Raises CheckpointMismatchError for the first of (name, value, whether it fits) that does not fit."""
+    for name, value, fits in findings:
+        if not fits:
+            text = repr(value)
+            shown = text if len(text) <= 80 else f"{text[:80]}..."
+            raise CheckpointMismatchError(
+                f"The state says {name}={shown}, which no loader writes: it was changed after it was saved. Load what "
+                "state_dict() returned."
+            )
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether it is a whole number from `least` on that int64 holds."""
+    return is_integer(value) and least <= int(value) <= MOST_COUNT
+
+
+def is_list(value: Any, length: int | None = None) -> bool:
+    """Whether it is a list, or a tuple, which JSON makes a list; of this length if one is given."""
+    return isinstance(value, list | tuple) and length in (None, len(value))
