@@ -35,7 +35,10 @@ from torch_dataloader_utils.datasets.option_fields import (
     option,
 )
 from torch_dataloader_utils.datasets.options import (
+    ALLOW_EMPTY_TEXT,
+    CREDENTIALS_TEXT,
     LOADER_TEXT,
+    REMOTE_TEXT,
     AllTableKeywords,
     LoaderKeywords,
     PlainKeywords,
@@ -119,18 +122,9 @@ class DeltaSource(Checked):
         "its own bucket (or machine). If it refers to another path, that is an error, and the file is not read.",
     )
     storage_options: Mapping[str, Any] | None = option(None, "for the storage client.", is_secret=True)
-    credentials: Credentials | None = option(
-        None,
-        "a function that returns storage options with credentials; called again when they expire. Worker processes "
-        "get the function, never its result.",
-        is_secret=True,
-    )
-    remote: RemoteOptions | None = option(
-        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
-    )
-    allow_empty: bool = option(
-        False, "if there is nothing to read, make an empty loader instead of an error.", check_flag
-    )
+    credentials: Credentials | None = option(None, CREDENTIALS_TEXT, is_secret=True)
+    remote: RemoteOptions | None = option(None, REMOTE_TEXT)
+    allow_empty: bool = option(False, ALLOW_EMPTY_TEXT, check_flag)
     inventory: Inventory | None = option(
         None, "the result of `scan_delta`; then the log is not read again.", check_inventory
     )

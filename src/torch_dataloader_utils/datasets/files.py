@@ -14,6 +14,8 @@ from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local, redact
 from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.datasets.options import (
+    CREDENTIALS_TEXT,
+    REMOTE_TEXT,
     AllTableKeywords,
     LoaderKeywords,
     PlainKeywords,
@@ -78,15 +80,8 @@ class FileSource(Checked):
     partitioning: Literal["hive"] | None = option(
         None, '"hive" reads typed columns from directory names such as year=2024.'
     )
-    credentials: Credentials | None = option(
-        None,
-        "a function that returns storage options with credentials; called again when they expire. Worker processes "
-        "get the function, never its result.",
-        is_secret=True,
-    )
-    remote: RemoteOptions | None = option(
-        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
-    )
+    credentials: Credentials | None = option(None, CREDENTIALS_TEXT, is_secret=True)
+    remote: RemoteOptions | None = option(None, REMOTE_TEXT)
     inventory: Inventory | None = option(
         None,
         "the result of `scan_files` or `load_inventory`; then nothing is listed or scanned. The loader warns if its "

@@ -34,7 +34,10 @@ from torch_dataloader_utils.datasets.option_fields import (
     option,
 )
 from torch_dataloader_utils.datasets.options import (
+    ALLOW_EMPTY_TEXT,
+    CREDENTIALS_TEXT,
     LOADER_TEXT,
+    REMOTE_TEXT,
     AllTableKeywords,
     LoaderKeywords,
     PlainKeywords,
@@ -161,17 +164,12 @@ class IcebergSource(Checked):
     )
     credentials: Credentials | None = option(
         None,
-        "a function that returns storage options with credentials; called again when they expire. Worker processes "
-        "get the function, never its result. None: those that the catalog gives for the table; workers ask the "
-        "catalog again when they expire.",
+        f"{CREDENTIALS_TEXT} None: those that the catalog gives for the table; workers ask the catalog again when they "
+        "expire.",
         is_secret=True,
     )
-    remote: RemoteOptions | None = option(
-        None, "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
-    )
-    allow_empty: bool = option(
-        False, "if there is nothing to read, make an empty loader instead of an error.", check_flag
-    )
+    remote: RemoteOptions | None = option(None, REMOTE_TEXT)
+    allow_empty: bool = option(False, ALLOW_EMPTY_TEXT, check_flag)
     allow_bare_vectors: bool = option(
         False,
         "read deletion vectors without a Puffin container, which some early writers wrote.",

@@ -387,6 +387,14 @@ LOADER_TEXT = (
     "prefetch_factor, persistent_workers, in_order: passed to torch's DataLoader."
 )
 
+# Options of several sources of data.
+CREDENTIALS_TEXT = (
+    "a function that returns storage options with credentials; called again when they expire. Worker processes get the "
+    "function, never its result."
+)
+REMOTE_TEXT = "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
+ALLOW_EMPTY_TEXT = "if there is nothing to read, make an empty loader instead of an error."
+
 # Keyword options, for type checkers and editors: names and types as they are defined above, which
 # tests/structured/test_options_definition.py checks.
 
