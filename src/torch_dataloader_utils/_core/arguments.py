@@ -30,7 +30,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def is_integer(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether it is a whole number, one of numpy's too; True and "32" are none."""
+    """Whether it is a whole number, one of numpy's too; True and "32" are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return False
     try:
@@ -46,7 +46,7 @@ def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
         check_integer("rank", np.int32(3))  3      "3"  ConfigTypeError      2**63  ConfigError
 
     Raises:
-        ConfigTypeError: no whole number. ConfigError: one below `least`, or beyond int64.
+        ConfigTypeError: not a whole number. ConfigError: one below `least`, or beyond int64.
     """
     wanted = "a whole number" if least is None else f"a whole number of at least {least}"
     if not is_integer(value):
@@ -75,7 +75,7 @@ def check_seed(name: str, value: Any) -> int:
     """The value as a Python int, however large: seeds are taken modulo 2^64 (see `permute.random_words`).
 
     Raises:
-        ConfigTypeError: no whole number.
+        ConfigTypeError: not a whole number.
     """
     if not is_integer(value):
         raise ConfigTypeError(f"{name}={value!r}: pass a whole number.")
@@ -146,7 +146,7 @@ def check_not_negative(name: str, value: Any, *, what: str = "number", may_be_in
     what: "number of seconds", for messages.
 
     Raises:
-        ConfigTypeError: no number. ConfigError: one below 0, or infinity where it is not allowed.
+        ConfigTypeError: not a number. ConfigError: one below 0, or infinity where it is not allowed.
     """
     wanted = f"{name}={value!r}: pass a {'' if may_be_infinite else 'finite '}{what}, 0 or more."
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -216,7 +216,7 @@ def check_column_names(name: str, columns: Any) -> tuple[str, ...] | None:
     One string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
 
     Raises:
-        ConfigTypeError: no list of names.
+        ConfigTypeError: not a list of names.
     """
     if columns is None:
         return None
@@ -233,7 +233,7 @@ def check_column_name(option: str, column: Any) -> str | None:
     """The name; None, for none, stays.
 
     Raises:
-        ConfigTypeError: no text. ConfigError: an empty one.
+        ConfigTypeError: not text. ConfigError: an empty one.
     """
     if column is None:
         return None
@@ -258,7 +258,7 @@ def check_function(name: str, value: Any, what: str = "a function") -> Any:
 
 
 def check_executor(executor: Any) -> None:
-    """Refuses a value that is no executor; None is allowed.
+    """Raises ConfigTypeError for a value that is not an executor; None is allowed.
 
     Raises:
         ConfigTypeError: it has no `submit`.

@@ -37,5 +37,5 @@ def check_lineage(names: Iterable[str], inventory: Inventory) -> None:
     if lineage and not all(isinstance(each, IcebergFile) and each.sequence_number is not None for each in extras):
         raise ConfigError(
             f"columns names {lineage[0]!r}, which only rows of Iceberg tables of format version 3 have, and "
-            f"{inventory.source} is none. {FILE} and {POSITION} say of any row where it lies."
+            f"{inventory.source} is not one. {FILE} and {POSITION} give the place of any row."
         )

@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.arguments import (
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 FileIdentity = Literal["strict", "content"]
-"""How files are known again: by path, size and etag or time, or by what is in them."""
+"""What identifies a file: its path, size and etag or time; or what is in it."""
 
 
 def check_identity(name: str, identity: Any) -> FileIdentity:
@@ -29,7 +29,7 @@ _MOST_FOOTER_BYTES = 1 << 30
 
 
 def footer_bytes(max_bytes: int) -> int:
-    """Of the bytes of a host's cache, those for footers; the rest is for what is read of row groups."""
+    """The part of the bytes of a host's cache that is for footers; the rest is for row groups."""
     return min(_MOST_FOOTER_BYTES, max_bytes // _FOOTERS_PART)
 
 
@@ -93,7 +93,7 @@ class Lanes:
         rows: rows of a micro-batch, which a batch takes from one lane at a time; None for the batch size.
 
     Raises:
-        ConfigTypeError, ConfigError: no whole number of at least 1.
+        ConfigTypeError, ConfigError: not a whole number, or below 1.
     """
 
     num_lanes: int
@@ -170,7 +170,7 @@ class RayWorkers:
             raise ConfigTypeError(f'RayWorkers.resources={self.resources!r}: pass a dict such as {{"CPU": 1}}.')
         for name, amount in self.resources.items():
             if not isinstance(name, str):
-                raise ConfigTypeError(f"RayWorkers.resources: {name!r} is no name of a resource. Names are text.")
+                raise ConfigTypeError(f"RayWorkers.resources: {name!r} is not the name of a resource. Names are text.")
             check_not_negative(f"RayWorkers.resources[{name!r}]", amount, what="amount")
 
     @property

@@ -159,7 +159,7 @@ class PlanOptions:
                 raise ConfigError(f"{shares} with {name}{value}: both say which ranks read a chunk. Leave one out.")
 
     def rank_groups(self, num_ranks: int) -> int:
-        """How many groups of neighbouring ranks there are that keep their shares: of 1 rank each, or of several.
+        """How many groups of neighbouring ranks there are, each of which reads the same shares in every epoch.
 
         host_shares=16: 16 of 128 ranks (8 ranks with a share each), 8 of 24 (3 ranks with 2 shares), 1 of 1
         """

@@ -20,9 +20,9 @@ _GAP_ROWS = 2
 def fill_batches(lengths: Int64s, max_tokens: int, max_rows: int) -> Int64s:
     """The batch of each row, numbered from 0, int64 [rows].
 
-    There are as many batches as the sum of lengths, or the rows, need at least. Rows go to them there and back, so
-    that each has rows of all lengths. A batch keeps the first that fit. The others, and the shortest, go to the
-    batch with most room, longest first, or where that is too little to a new one.
+    There are as many batches as the sum of lengths, or the rows, need at least. Rows are assigned to them forwards and
+    backwards in turn (0 1 2, then 2 1 0), so that each has rows of all lengths, and a batch keeps the first that fit.
+    The others, and the shortest, go to the batch with most room, longest first; if none has enough, to a new one.
 
     lengths: falling, none above max_tokens.
 

@@ -45,10 +45,10 @@ class ExportedLoaders:
 
 
 def check_export(metrics: Any, name: str, labels: Any) -> None:
-    """Refuses values that would fail only when metrics are collected; name: what the exporter calls labels.
+    """Checks now what would fail only when metrics are collected; name: what the exporter calls labels.
 
     Raises:
-        ConfigTypeError: metrics that cannot be called, or labels that are no dict with texts for keys.
+        ConfigTypeError: metrics that cannot be called, or labels that are not a dict with texts for keys.
     """
     if not callable(metrics):
         raise ConfigTypeError(f"metrics is {of_type(metrics)}: pass loader.metrics, which is called by the exporter.")
@@ -153,7 +153,7 @@ def export_to_opentelemetry(
 
     Raises:
         MissingDependencyError: the OpenTelemetry API is not installed.
-        ConfigTypeError: metrics that cannot be called, or attributes that are no dict with texts for keys.
+        ConfigTypeError: metrics that cannot be called, or attributes that are not a dict with texts for keys.
     """
     try:
         import opentelemetry.metrics  # noqa: F401
@@ -222,7 +222,7 @@ def export_to_prometheus(
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.
-        ConfigTypeError: metrics that cannot be called, or labels that are no dict of texts.
+        ConfigTypeError: metrics that cannot be called, or labels that are not a dict of texts.
         ConfigError: labels of other names than those of a loader that lives, or the very labels of one.
     """
     try:
@@ -249,7 +249,12 @@ class _Collector:
         self._loaders = ExportedLoaders()
 
     def add(self, metrics: MetricsSource, labels: Labels) -> None:
-        """ConfigError for names that others do not have (a family has one list of names), or labels that one has."""
+        """Read these metrics too.
+
+        Raises:
+            ConfigError: labels of other names than those of another loader (a family has one list of names), or the
+                same labels as another loader has.
+        """
         for _, others in self._loaders.read():
             if set(labels) != set(others):
                 raise ConfigError(

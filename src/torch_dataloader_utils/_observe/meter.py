@@ -176,7 +176,7 @@ class _PassCounts:
         self.memory = _no_memory()
 
     def metrics(self) -> Metrics:
-        """The pass up to now, with what is under way; no number is ever smaller than before, but gauges."""
+        """The pass up to now, with what is under way; only gauges may be smaller than before."""
         self.seen = self._largest(self._now()) if self.final is None else self.final
         return self.seen
 

@@ -25,9 +25,9 @@ class Metrics:
 
     Attributes:
         passes: passes that reached their last batch.
-        batches: received by the trainer.
-        rows: in those batches.
-        tokens: in those rows where they are packed samples, padding included: rows * sequence_length; else 0.
+        batches: batches that the trainer received.
+        rows: rows in those batches.
+        tokens: tokens in those rows if they are packed samples, padding included: rows * sequence_length; else 0.
         padding_rows: rows that came a second time so that this rank takes its last step; see `plan.repeated_rows`.
         row_groups: row groups read and decoded, ahead of the trainer included.
         compiled_chunks: column chunks of Parquet files that the compiled decoder read. The next six are those that
@@ -44,23 +44,25 @@ class Metrics:
             are not counted, here and in the next two.
         requests: sent to remote storage, answered or not.
         retries: those of them that were sent again after a failure.
-        cache_hits: byte ranges that came from a cache on this host; see `HostCache`. cache_misses: that were fetched.
-        cached_bytes: in those that came from it, and so were not fetched.
+        cache_hits: byte ranges that came from a cache on this host; see `HostCache`.
+        cache_misses: byte ranges that it did not have.
+        cached_bytes: bytes that came from it, and so were not fetched.
         cache_evictions: entries that were removed to make room.
         cache_damaged: entries that were not what had been written, and were fetched again.
-        requests_to_10ms: those that took at most 10 ms, from when they were sent until all bytes were there or they
+        requests_to_10ms: requests that took at most 10 ms, from when they were sent until all bytes were there or they
             failed. The next four are those that took longer: at most 100 ms, 1 s, 10 s, or more.
         throttled_errors: attempts that failed because the storage throttled requests (HTTP 429, 503). An attempt is
             one request, or those for the parts of one row group.
-        server_errors: that it failed by itself (408, 500 and the like).
-        refused_errors: that it refused: no permission, expired credentials, not found, another version.
-        connection_errors: without an answer: connections that failed, time-outs, replies with wrong bytes.
-        fetch_seconds: decoding threads waited for remote storage: requests, and pauses before they are sent again.
-        decode_seconds: they decoded, shaped and shuffled rows; reading local files included.
-        stall_seconds: whoever makes batches waited for a row group: the trainer's thread (threads), or workers.
-        transform_seconds: it called `transform` and `collate_fn`.
-        handover_seconds: it cut, joined, copied, pinned and moved batches: all else.
-        wait_seconds: the trainer spent in `next()` of the loader's iterator.
+        server_errors: attempts in which the storage itself failed (408, 500 and the like).
+        refused_errors: attempts that it refused: no permission, expired credentials, not found, another version.
+        connection_errors: attempts without an answer: connections that failed, time-outs, replies with wrong bytes.
+        fetch_seconds: time in which decoding threads waited for remote storage: for requests, and before they are sent
+            again.
+        decode_seconds: time in which they decoded, shaped and shuffled rows, and read local files.
+        stall_seconds: time in which whoever makes batches (the trainer's thread, or workers) waited for a row group.
+        transform_seconds: time in which it called `transform` and `collate_fn`.
+        handover_seconds: time in which it did all else: cut, join, copy, pin and move batches.
+        wait_seconds: time that the trainer spent in `next()` of the loader's iterator.
         seconds: time in passes, the trainer's own work between batches included.
         queue_depth: row groups decoded and not used up yet, in all workers; 0 between passes.
         batch_age_seconds: since the trainer was given its last batch, or began to wait for its first one; 0 between

@@ -48,7 +48,7 @@ def limit_error(error: BaseException, what: str, *, handled: BaseException | Non
 
 
 def _error_number(error: BaseException) -> int | None:
-    # multiprocessing's words where the system dropped a descriptor on its way, because here was no number left for it.
+    # What multiprocessing says if a descriptor that was sent is lost, because this process has no number left for it.
     if isinstance(error, RuntimeError) and "items of ancdata" in str(error):
         return errno.EMFILE
     return error.errno if isinstance(error, OSError) else None

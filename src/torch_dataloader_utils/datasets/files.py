@@ -182,7 +182,7 @@ def _scan_alike(scan: Callable[[], Inventory], options: TableOptions) -> Invento
 
 
 def _names(files: Files) -> list[str]:
-    """What the caller names, without what is no path."""
+    """The paths that the caller names, as texts; whatever is not a path is left out."""
     given = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     return [os.fspath(path) for path in map(_path, given) if isinstance(path, (str, os.PathLike)) and path]
 

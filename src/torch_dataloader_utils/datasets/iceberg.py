@@ -215,7 +215,7 @@ class IcebergSource(Checked):
         return open_table(self.place)
 
     def access(self) -> StoreAccess:
-        """How the table's files are reached; asks the catalog, unless there is none or the user said it."""
+        """How the table's files are reached; asks the catalog, unless there is none or the user said how."""
         asks = self.catalog_config is not None and self.storage_options is None and self.credentials is None
         return self.open().files.access if asks else self.place.access
 

@@ -71,7 +71,7 @@ def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
     """
     if options.broadcast_inventory is not None:
         return options.broadcast_inventory
-    # Where tensors travel by GPU alone, a rank that has not chosen its own yet would meet another one on it.
+    # With NCCL alone, ranks that have not chosen their GPU yet would all use the first one.
     can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
     return can_meet and counting_part(*ranks_of(options))[1] > 1
 

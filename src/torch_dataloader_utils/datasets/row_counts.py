@@ -157,7 +157,7 @@ def _report(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]
     )
 
 
-# Stands for what is no number of tokens (negative, NaN, infinity); exact as a float, far from overflow when rounded up.
+# Stands for a length that is negative, NaN or infinite; exact as a float, far from overflow when rounded up.
 _ENDLESS = 1 << 60
 # A quarter of the directory: 67 million rows.
 _MOST_KEPT_BYTES = 256 << 20

@@ -155,7 +155,7 @@ class RowDataset(Dataset[Any]):
             DataLoader(range(len(rows)), batch_size=64, sampler=sampler, collate_fn=rows.take)
 
         Raises:
-            IndexError: outside the data set. TypeError: no list of whole numbers.
+            IndexError: outside the data set. TypeError: not a list of whole numbers.
         """
         return self._gather(self._positions(indices)).to_batch()
 

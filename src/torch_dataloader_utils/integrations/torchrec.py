@@ -41,7 +41,7 @@ def to_keyed_jagged_tensor(
 
     Raises:
         ConfigError: no such column, no keys, one of them twice, weights that are not one for each value, or columns of
-            different numbers of rows. ConfigTypeError: a column that is no tensor of numbers.
+            different numbers of rows. ConfigTypeError: a column that is not a tensor of numbers.
     """
     keys = _names("keys", keys)
     if not keys or len(set(keys)) < len(keys):

@@ -69,7 +69,7 @@ def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
 
 
 def share_chunks(chunks: Units, options: PlanOptions) -> Units:
-    """The plain chunks one share of `host_shares` after the other: permuted by seed alone, cut into equal row ranges.
+    """The plain chunks in the order of the shares: permuted by the seed, then cut into `host_shares` equal ranges.
 
     chunks of 4, 4, 4 rows, permuted to 2 0 1, host_shares=2      chunk 2, rows 0-1 of chunk 0 | the rest of it, chunk 1
     """

@@ -105,7 +105,7 @@ class EpochPlan:
         """For every worker of a rank, what it still has to do.
 
         Raises:
-            ConfigTypeError: no whole number. ConfigError: rank not in [0, num_ranks).
+            ConfigTypeError: not a whole number. ConfigError: rank not in [0, num_ranks).
         """
         return self.assignment.programs(check_integer("rank", rank), self.inputs.position.segment)
 
@@ -138,7 +138,7 @@ class EpochPlan:
         of the row group), bytes (projected, estimated for parts of a row group).
 
         Raises:
-            ConfigTypeError: no list of whole numbers. ConfigError: a rank not in [0, num_ranks).
+            ConfigTypeError: not a list of whole numbers. ConfigError: a rank not in [0, num_ranks).
         """
         import pyarrow as pa
 

@@ -35,7 +35,7 @@ def take_shards(name: str, returned: object) -> list[Shard]:
     """The shards that strategy `name` returned, each with a list of its splits. Generators are read here, once.
 
     Raises:
-        ConfigTypeError: no list of shards of splits of files, or a worker or rows that are no whole numbers.
+        ConfigTypeError: not a list of shards of splits of files, or a worker or rows that are not whole numbers.
     """
     shards = returned if isinstance(returned, Iterable) else [returned]
     return [_take_shard(name, _expect(name, each, Shard)) for each in shards]
@@ -46,7 +46,7 @@ def _take_shard(name: str, shard: Shard) -> Shard:
         worker = operator.index(shard.id)
     except TypeError as error:
         raise ConfigTypeError(
-            f"{name}.generate() gave Shard({shard.id!r}, ...), whose id is no whole number. It is the worker that "
+            f"{name}.generate() gave Shard({shard.id!r}, ...), whose id is not a whole number. It is the worker that "
             "reads the shard: number shards from 0."
         ) from error
     if not isinstance(shard.splits, Iterable):
@@ -187,7 +187,7 @@ class StrategyCall:
 
         Raises:
             ConfigError: a row is lost or repeated, or a shard names a file or worker that does not exist.
-            ConfigTypeError: `generate` does not take these arguments, or gave no list of shards of splits.
+            ConfigTypeError: `generate` does not take these arguments, or did not return a list of shards of splits.
         """
         if not takes_ranks(self.strategy):
             with self._noted(f"epoch {epoch}"):

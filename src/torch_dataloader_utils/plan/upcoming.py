@@ -99,7 +99,8 @@ class CachedPart:
 class CacheForecast:
     """A host's cache, empty at first, as it would be used; the same rules as `_store/cache_index.py`.
 
-    What is read again last is evicted first, and not kept if that is itself; of what no known epoch reads, the oldest.
+    To make room, it evicts the row group whose next read is farthest away; of those that no known epoch reads, the
+    oldest. A row group that would be evicted at once is not kept.
 
     epochs: the row groups that the ranks of a host read, in order; those of one epoch each. sizes: bytes of each row
         group. most_bytes: that the cache holds.
