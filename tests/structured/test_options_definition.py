@@ -28,12 +28,9 @@ from torch_dataloader_utils.datasets import options as table_options
 from torch_dataloader_utils.datasets.delta import DeltaDatasetKeywords, DeltaLoaderKeywords, DeltaSource
 from torch_dataloader_utils.datasets.files import FileDatasetKeywords, FileLoaderKeywords, FileSource
 from torch_dataloader_utils.datasets.iceberg import IcebergDatasetKeywords, IcebergLoaderKeywords, IcebergSource
+from torch_dataloader_utils.datasets.keywords import LoaderKeywords
 from torch_dataloader_utils.datasets.option_fields import names_of
-from torch_dataloader_utils.datasets.options import (
-    LOADER_TEXT,
-    LoaderKeywords,
-    TableOptions,
-)
+from torch_dataloader_utils.datasets.options import LOADER_TEXT, TableOptions
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
 

@@ -25,6 +25,13 @@ from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local
 from torch_dataloader_utils.datasets.build import build
 from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
+from torch_dataloader_utils.datasets.keywords import (
+    AllTableKeywords,
+    LoaderKeywords,
+    PlainKeywords,
+    TableKeywords,
+    TransformKeywords,
+)
 from torch_dataloader_utils.datasets.option_fields import (
     Checked,
     arguments_of,
@@ -39,12 +46,7 @@ from torch_dataloader_utils.datasets.options import (
     CREDENTIALS_TEXT,
     LOADER_TEXT,
     REMOTE_TEXT,
-    AllTableKeywords,
-    LoaderKeywords,
-    PlainKeywords,
-    TableKeywords,
     TableOptions,
-    TransformKeywords,
 )
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,

@@ -12,16 +12,18 @@ from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local, redact
-from torch_dataloader_utils.datasets.option_fields import Checked, option
-from torch_dataloader_utils.datasets.options import (
-    CREDENTIALS_TEXT,
-    REMOTE_TEXT,
+from torch_dataloader_utils.datasets.keywords import (
     AllTableKeywords,
     LoaderKeywords,
     PlainKeywords,
     TableKeywords,
-    TableOptions,
     TransformKeywords,
+)
+from torch_dataloader_utils.datasets.option_fields import Checked, option
+from torch_dataloader_utils.datasets.options import (
+    CREDENTIALS_TEXT,
+    REMOTE_TEXT,
+    TableOptions,
 )
 from torch_dataloader_utils.datasets.rank_agreement import compare_options, is_scanned_once, scanning_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import under_filter

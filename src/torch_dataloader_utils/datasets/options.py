@@ -1,13 +1,13 @@
-"""`TableOptions`: the options that all data sets of tables share, each defined once. The rest is for type checkers.
+"""`TableOptions`: the options that all data sets of tables share, each defined once.
 
-`files.py`, `iceberg.py` and `delta.py` define in the same way where data is, with keyword types of their own;
-`stream/loader_options.py` checks the options of torch's DataLoader.
+`files.py`, `iceberg.py` and `delta.py` define in the same way where data is; `keywords.py` repeats names and types for
+type checkers; `stream/loader_options.py` checks the options of torch's DataLoader.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
 
@@ -38,7 +38,6 @@ from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topo
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._formats.row_filter import check_filters
-from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -49,7 +48,6 @@ from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -394,77 +392,3 @@ CREDENTIALS_TEXT = (
 )
 REMOTE_TEXT = "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
 ALLOW_EMPTY_TEXT = "if there is nothing to read, make an empty loader instead of an error."
-
-# Keyword options, for type checkers and editors: names and types as they are defined above, which
-# tests/structured/test_options_definition.py checks.
-
-
-class LoaderKeywords(TypedDict, total=False):
-    """Options of a loader beside those of its data set: callbacks, and those of torch's DataLoader."""
-
-    callbacks: Sequence[LoaderCallback] | None
-    pin_memory: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    generator: "torch.Generator | None"
-    prefetch_factor: int | None
-    persistent_workers: bool
-    in_order: bool
-
-
-class TransformKeywords(TypedDict, total=False):
-    """The option that makes other batches of batches; apart, because the type of the loader depends on it."""
-
-    transform: Callable[[Any], Any] | None
-
-
-class TableKeywords(TypedDict, total=False):
-    """The other options of `TableOptions` that are never passed by position."""
-
-    rank_sharding: RankSharding
-    drop_last: bool
-    shuffle_rows: int | None
-    interleave: int | None
-    lanes: Lanes | int | None
-    host_shares: int | None
-    count_rows: Literal["auto"] | bool
-    nulls: Any
-    stack: Mapping[str, Sequence[str]] | None
-    encode: Mapping[str, Encoder] | None
-    token_batches: TokenBatches | None
-    pack: TokenPacking | None
-    on_error: OnError
-    identity: FileIdentity
-    refresh: Literal["epoch"] | None
-    broadcast_inventory: bool | None
-    decoding: Decoding
-    workers: RayWorkers | None
-    mesh: "DeviceMesh | None"
-    check_ranks: bool
-
-
-class PlainKeywords(TableKeywords, total=False):
-    """The options of `TableOptions` that say nothing of the type of batches, but for the first two."""
-
-    filters: pc.Expression | None
-    shuffle: bool
-    shuffle_seed: int
-    split_bytes: int | str | None
-    split_rows: int | None
-    split_strategy: SplitStrategy | str | None
-    num_workers: int | None
-    num_ranks: int | str
-    rank: int
-    show_progress: bool
-    progress_interval_sec: float
-    shuffle_buffer_size: int | None
-
-
-class AllTableKeywords(PlainKeywords, TransformKeywords, total=False):
-    """All options of `TableOptions`."""
-
-    batch_size: int
-    columns: Sequence[str] | None
-    output_format: OutputFormat
-    collate_fn: Callable[[Any], Any] | None
