@@ -174,8 +174,8 @@ def read_lengths(
     """The lengths of the live rows of this process's row groups, in order; read-only, int32 where that is wide enough.
 
     What was read is kept on this host under the inventory's fingerprint, so that another process, and the next job,
-    need not read it. (Not under a filter: its text need not say all of it. Nor where a web server names no version of a
-    file: another one of its size may have taken its place.)
+    need not read it. (Not with a filter, whose text may be incomplete; and not if a web server gives no version of a
+    file, which may then have been replaced by one of the same size.)
 
     read: gives the rows of a row group with one column, which is measured. what: that column, as text, and all else
         that decides its lengths. share: which row groups; nothing is exchanged.
@@ -188,7 +188,7 @@ def read_lengths(
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
     kept = row_length_cache() if is_known else None
     rows = f"{what} of rows {share.index, share.count}{_read_by(inventory)}"
-    # Not by content, of which a fingerprint knows a part.
+    # Not by content: its digest covers only parts of a file.
     files = replace(inventory.files, contents=None)
     key = (replace(inventory, files=files).fingerprint(), rows)
     found = None if kept is None else _load(kept, key)

@@ -49,9 +49,9 @@ class RowDataset(Dataset[Any]):
     Accelerate and Lightning.
 
     A row costs its whole row group, so row groups are kept decoded, the ones used last, up to `cache_bytes` in each
-    process. Orders that stay near themselves (in turn, `BufferSortedDataset`, small row groups) read each row group
-    once; a global random order over more data than the cache decodes one for almost every row. For that,
-    `StructuredDataset` with `shuffle_rows` is the right tool.
+    process. If rows that are read one after the other lie near each other (in stored order, or in that of
+    `BufferSortedDataset`), each row group is decoded once; a global random order over more data than the cache holds
+    decodes one for almost every row. For that, use `StructuredDataset` with `shuffle_rows`.
     """
 
     def __init__(

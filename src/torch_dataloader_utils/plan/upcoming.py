@@ -36,7 +36,7 @@ class GroupReads:
 
     @classmethod
     def of(cls, programs: Sequence[WorkerProgram], space: RowSpace) -> Self:
-        """The reads of these workers, who go on side by side.
+        """The reads of these workers, which run side by side.
 
         Ranks have equal steps, so time is counted in rows, and only scaled to bytes: jobs that share a cache have rows
         of different sizes.

@@ -79,11 +79,11 @@ class Passes:
         return self._dataset.topology
 
     def step_items(self, topology: Topology) -> int:
-        """Units of a full batch of the source under a topology."""
+        """Items of a full batch of the source under a topology."""
         return topology.batch_size if self.per == "sample" else 1
 
     def lengths(self, start: Position) -> Int64s:
-        """Units of every rank from `start` to the end of that pass, int64 [num_ranks].
+        """Items of every rank from `start` to the end of that pass, int64 [num_ranks].
 
         Raises:
             ConfigError: row counts are not known.
@@ -129,11 +129,11 @@ class Passes:
         return is_whole and self._is_even and bool((lengths == lengths[0]).all())
 
     def left(self, mark: Mark) -> int:
-        """Units left of the source's first pass, on the rank with most of them; 0 after it."""
+        """Items left of the source's first pass, on the rank with most of them; 0 after it."""
         return 0 if mark.passes else max(0, int(self.lengths(mark.start).max()) - mark.taken)
 
     def left_of(self, mark: Mark, num_passes: int) -> int:
-        """Units left of the source's first passes, on the rank with least of them.
+        """Items left of the source's first passes, on the rank with least of them.
 
         Passes are planned one by one, unless they are known to be alike.
         """
