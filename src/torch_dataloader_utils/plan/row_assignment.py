@@ -377,9 +377,8 @@ class RowAssignment:
         for worker, lane in enumerate(remaining_lanes(mine, done)):
             sizes = mine.sizes.of_worker(worker, topology.num_workers)
             left = sizes.steps - batches_of_worker(done, worker, topology.num_workers)
-            batching = SingleLane(
-                batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=_last(sizes.tail, left)
-            )
+            tail = sizes.tail[-left:] if left > 0 else ()
+            batching = SingleLane(batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=tail)
             # A rank without rows repeats the first row that this topology has.
             repeated = [self.divided.first_unit.split_at(1)[0]] if sizes.repeated and left > 0 else []
             programs.append(
@@ -392,7 +391,3 @@ class RowAssignment:
                 )
             )
         return tuple(programs)
-
-
-def _last(tail: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return tail[max(0, len(tail) - count) :] if count > 0 else ()

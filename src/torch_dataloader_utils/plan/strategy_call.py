@@ -334,15 +334,12 @@ def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
     return found
 
 
-def _those(names: list[str]) -> str:
-    return f"installed are {', '.join(map(repr, names))}" if names else "none is installed"
-
-
 def _load(name: str) -> SplitStrategy:
     installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in installed:
+        names = f"installed are {', '.join(map(repr, sorted(installed)))}" if installed else "none is installed"
         raise ConfigError(
-            f"No split strategy {name!r}: {_those(sorted(installed))}. A package announces one as an entry "
+            f"No split strategy {name!r}: {names}. A package announces one as an entry "
             f"point in the group {ENTRY_POINT_GROUP!r}. Those of this library have no names: pass an object, such as "
             "RoundRobinSplitStrategy()."
         )
