@@ -19,11 +19,13 @@ from fractions import Fraction
 from functools import cache
 from numbers import Real
 from types import NoneType
-from typing import Any, SupportsIndex, TypeGuard, get_args
+from typing import Any, SupportsIndex, TypeGuard, TypeVar, get_args
 
 import numpy as np
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
+
+T = TypeVar("T")
 
 # Of int64, in which sums of rows and bytes are computed.
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -254,6 +256,19 @@ def check_function(name: str, value: Any, what: str = "a function") -> Any:
     """
     if value is not None and not callable(value):
         raise ConfigTypeError(f"{name} is {of_type(value)}: pass {what}, or None.")
+    return value
+
+
+def check_instance(name: str, value: Any, *, kind: type[T], wanted: str) -> T:
+    """The value, if it is of this class.
+
+    wanted: "RayWorkers(num), or None", for messages.
+
+    Raises:
+        ConfigTypeError: it is of another class.
+    """
+    if not isinstance(value, kind):
+        raise ConfigTypeError(f"{name}={value!r}: pass {wanted}.")
     return value
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import (
     check_column_name,
+    check_instance,
     check_not_negative,
     hold_flags,
     hold_integers,
@@ -185,9 +186,9 @@ def check_token_batches(name: str, value: Any) -> TokenBatches | None:
     Raises:
         ConfigTypeError: anything else.
     """
-    if value is not None and not isinstance(value, TokenBatches):
-        raise ConfigTypeError(f"{name}={value!r}: pass TokenBatches(column, max_tokens=...), or None.")
-    return value
+    if value is None:
+        return None
+    return check_instance(name, value, kind=TokenBatches, wanted="TokenBatches(column, max_tokens=...), or None")
 
 
 def check_lanes(name: str, value: Any) -> Lanes | None:
@@ -202,25 +203,3 @@ def check_lanes(name: str, value: Any) -> Lanes | None:
         return Lanes(value)
     except ConfigTypeError as error:
         raise ConfigTypeError(f"{name}={value!r}: pass Lanes(num_lanes, rows=...), a whole number, or None.") from error
-
-
-def check_ray_workers(name: str, value: Any) -> RayWorkers | None:
-    """The value; None, for workers on this machine, stays.
-
-    Raises:
-        ConfigTypeError: anything else.
-    """
-    if value is not None and not isinstance(value, RayWorkers):
-        raise ConfigTypeError(f"{name}={value!r}: pass RayWorkers(num), or None.")
-    return value
-
-
-def check_decoding(name: str, value: Any) -> Decoding:
-    """The value.
-
-    Raises:
-        ConfigTypeError: anything else.
-    """
-    if not isinstance(value, Decoding):
-        raise ConfigTypeError(f"{name}={value!r}: pass Decoding(threads=..., ahead_bytes=...).")
-    return value

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.arguments import (
     check_count_rows,
     check_flag,
     check_function,
+    check_instance,
     check_integer,
     check_not_negative,
     check_seed,
@@ -28,10 +29,8 @@ from torch_dataloader_utils._core.option_values import (
     Lanes,
     RayWorkers,
     TokenBatches,
-    check_decoding,
     check_identity,
     check_lanes,
-    check_ray_workers,
     check_token_batches,
 )
 from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
@@ -255,14 +254,14 @@ class TableOptions(Checked):
     decoding: Decoding = option(
         Decoding(),
         "how row groups are decoded: Decoding(threads, ahead_bytes, page_checksums, compiled).",
-        check_decoding,
+        partial(check_instance, kind=Decoding, wanted="Decoding(threads=..., ahead_bytes=...)"),
         is_of_rank=True,
     )
     workers: RayWorkers | None = option(
         None,
         "RayWorkers(num) runs the workers of a loader in actors of a Ray cluster instead; it gives the batches of "
         "num_workers=num. None: on this host.",
-        check_ray_workers,
+        partial(check_instance, kind=RayWorkers, wanted="RayWorkers(num), or None"),
         is_of_rank=True,
     )
     mesh: "DeviceMesh | None" = option(
