@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
-from functools import partial
 from typing import Any, Literal, TypedDict
 
 from torch_dataloader_utils._core.arguments import check_flag
@@ -124,9 +123,9 @@ class FileSource(Checked):
         if self.inventory is None:
             found = self._scan(options, access, once=once)
         else:
-            found = self.inventory
-            _check_place(found, self.path)
-        return under_filter(identified(found, options.identity, access), options.filters), access
+            _check_place(self.inventory, self.path)
+            found = identified(self.inventory, options.identity, access)
+        return under_filter(found, options.filters), access
 
     def _scan(self, options: TableOptions, access: StoreAccess, *, once: bool) -> Inventory:
         path = self.path
@@ -140,18 +139,17 @@ class FileSource(Checked):
             missing=self.missing,
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
-            scan_files = partial(
-                scan_paths,
-                paths,
-                access,
-                request,
-                partitioning=self.partitioning,
-                allow_bare_files=self.allow_bare_files,
-                on_progress=on_progress,
-            )
 
             def scan() -> Inventory:
-                return identified(scan_files(), options.identity, access)
+                found = scan_paths(
+                    paths,
+                    access,
+                    request,
+                    partitioning=self.partitioning,
+                    allow_bare_files=self.allow_bare_files,
+                    on_progress=on_progress,
+                )
+                return identified(found, options.identity, access)
 
             return from_rank_zero(scan) if once else _scan_alike(scan, options)
 
