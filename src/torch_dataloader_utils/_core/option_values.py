@@ -53,7 +53,7 @@ class TokenBatches:
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range; padding_free or pad_to_multiple_of
-            without max_tokens, or beside each other.
+            without max_tokens, or both at once.
     """
 
     column: str

@@ -18,7 +18,7 @@ OnError = Literal["raise", "skip"]
 
 # Not among them: a file that changed or does not fit the schema, and storage that fails.
 BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError, UnsupportedFeatureError)
-"""Errors for which a row group is left out, or (but for RowCountError) a file whose metadata is read."""
+"""Errors for which a row group is left out, or (except RowCountError) a file whose metadata is read."""
 
 _MOST_NAMED = 20
 

@@ -57,7 +57,7 @@ class TableSnapshot:
 
     @property
     def next_start(self) -> int | None:
-        """Of an increment: after which snapshot the next one begins. None for what is no increment."""
+        """Of an increment: the snapshot after which the next one begins. None if this is not an increment."""
         return None if self.from_snapshot_id is None else self.snapshot_id
 
     def may_follow(self, earlier: "TableSnapshot") -> bool:
@@ -81,7 +81,7 @@ _TEXT = re.compile(r"(.*) (snapshot|version) (-?\d+|None)(?: from (-?\d+|None))?
 
 
 def check_snapshot(name: str, found: TableSnapshot | None, kind: str, chosen: int | None, start: int | None) -> None:
-    """Check that an inventory is of what the options beside it choose: `chosen`, and an increment after `start`.
+    """Check that an inventory is of the version that other options choose: `chosen`, and an increment after `start`.
 
     Raises:
         ConfigError: it is of another snapshot, of plain files, or of a table of another format.

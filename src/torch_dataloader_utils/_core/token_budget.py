@@ -10,10 +10,10 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 
-# float64 counts to here exactly, and no larger sum is rounded to less; sums of int64 could begin anew below 0.
+# float64 counts to here exactly, and rounds no larger sum to less; sums of int64 could wrap around below 0.
 _MOST_TOKENS = 2**53
-# Of the shortest rows, so many for each batch fill gaps. That makes batches 1.3 % fuller where 8 rows fill one, and
-# 0.2 % where 30 do; planning takes up to twice as long.
+# The shortest rows, so many for each batch, are kept to fill gaps. That makes batches 1.3 % fuller where 8 rows fill
+# one, and 0.2 % where 30 do; planning takes up to twice as long.
 _GAP_ROWS = 2
 
 

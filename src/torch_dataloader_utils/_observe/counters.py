@@ -182,7 +182,7 @@ class WorkerCounters:
     @contextmanager
     def decoding(self) -> Iterator[Counts]:
         """Inside, the calling thread decodes: its time and requests are counted in what this gives."""
-        # Never empty but for a pass that was left over and over while its jobs still run; such jobs are not counted.
+        # Empty only if passes were left again and again while their jobs still run; such jobs are not counted.
         counts = self._spare.pop() if self._spare else Counts()
         before = count_thread_in(counts)
         counts.decode_ns -= perf_counter_ns()

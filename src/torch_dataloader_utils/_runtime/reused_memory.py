@@ -123,7 +123,7 @@ class RecycledMemory:
         return idle.pop()
 
     def _let_go(self, taken_bytes: int) -> None:
-        """Free idle buffers that are too many beside the used ones; taken_bytes: how much more is used now."""
+        """Free idle buffers beyond what is allowed (see the class); taken_bytes: how much more is used now."""
         spare = int(self._peak_bytes * _SPARE) - self.used_bytes - taken_bytes
         most = min(max(spare, _LEAST_IDLE_BYTES), _MOST_IDLE_BYTES)
         while self.idle_bytes > most:

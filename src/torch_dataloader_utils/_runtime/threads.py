@@ -1,4 +1,4 @@
-"""Thread pools that are safe beside forks, quick jobs one thread at a time, and executors that users pass.
+"""Thread pools that are safe with forks, quick jobs one thread at a time, and executors that users pass.
 
 pyarrow's allocator takes a lock when a thread begins and when one ends, and does not prepare for forks: a child that is
 forked in that moment has the lock held for ever, and its first new thread waits for it. That happened to 6 of 110,000

@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 class DeltaKeywords(TypedDict, total=False):
-    """The options of `DeltaSource` that are never passed by position, but for the inventory."""
+    """The options of `DeltaSource` that are never passed by position, except the inventory."""
 
     from_version: int | None
     allowed_roots: Sequence[str] | None
@@ -86,7 +86,7 @@ class DeltaLoaderKeywords(DeltaKeywords, TableKeywords, TransformKeywords, Loade
 
 
 class DeltaPlainKeywords(DeltaKeywords, PlainKeywords, LoaderKeywords, total=False):
-    """The same and the options that come by position, but for those that the type of batches depends on."""
+    """The same, and options that may come by position, except those on which the type of batches depends."""
 
     version: int | None
     timestamp: int | datetime | None
@@ -100,7 +100,7 @@ class DeltaDatasetKeywords(DeltaKeywords, AllTableKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaSource(Checked):
-    """Where a table is and which part of it is read: the options that tables have beside `TableOptions`."""
+    """Where a table is and which part of it is read: the options that `TableOptions` does not have."""
 
     table: str | os.PathLike[str] = option(
         MISSING,

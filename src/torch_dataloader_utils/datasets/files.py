@@ -52,7 +52,7 @@ class FileLoaderKeywords(FileKeywords, TableKeywords, TransformKeywords, LoaderK
 
 
 class FilePlainKeywords(FileKeywords, PlainKeywords, LoaderKeywords, total=False):
-    """The same and the options that come by position, but for those that the type of batches depends on."""
+    """The same, and options that may come by position, except those on which the type of batches depends."""
 
     storage_options: Mapping[str, Any] | None
     partitioning: Literal["hive"] | None
@@ -64,7 +64,7 @@ class FileDatasetKeywords(FileKeywords, AllTableKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource(Checked):
-    """Where data files are and how they are reached: the options that data sets of files have beside `TableOptions`."""
+    """Where data files are and how they are reached: the options that `TableOptions` does not have."""
 
     path: Files = option(
         MISSING, "file, directory (searched recursively), pattern, or a list of those; local or any fsspec URL."
@@ -104,7 +104,7 @@ class FileSource(Checked):
     )
 
     def newest(self, read: Inventory) -> "FileSource":  # noqa: ARG002  # see Source
-        """The files that are there by then."""
+        """The same files, directories or patterns, to be listed again."""
         return replace(self, inventory=None)
 
     def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:

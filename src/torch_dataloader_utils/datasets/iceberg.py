@@ -80,7 +80,7 @@ _SNAPSHOT_OPTIONS = ("snapshot_id", "as_of_timestamp", "branch", "tag", "from_sn
 
 
 class IcebergKeywords(TypedDict, total=False):
-    """The options of `IcebergSource` that are never passed by position, but for the inventory."""
+    """The options of `IcebergSource` that are never passed by position, except the inventory."""
 
     as_of_timestamp: int | datetime | None
     branch: str | None
@@ -101,7 +101,7 @@ class IcebergLoaderKeywords(IcebergKeywords, TableKeywords, TransformKeywords, L
 
 
 class IcebergPlainKeywords(IcebergKeywords, PlainKeywords, LoaderKeywords, total=False):
-    """The same and the options that come by position, but for those that the type of batches depends on."""
+    """The same, and options that may come by position, except those on which the type of batches depends."""
 
     scan_filter: "BooleanExpression | str | None"
     snapshot_id: int | None
@@ -114,7 +114,7 @@ class IcebergDatasetKeywords(IcebergKeywords, AllTableKeywords, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class IcebergSource(Checked):
-    """Where a table is and which part of it is read: the options that tables have beside `TableOptions`."""
+    """Where a table is and which part of it is read: the options that `TableOptions` does not have."""
 
     table: str | os.PathLike[str] = option(
         MISSING,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class LoaderKeywords(TypedDict, total=False):
-    """Options of a loader beside those of its data set: callbacks, and those of torch's DataLoader."""
+    """Options of a loader that its data set does not have: callbacks, and those of torch's DataLoader."""
 
     callbacks: Sequence[LoaderCallback] | None
     pin_memory: bool
@@ -69,7 +69,7 @@ class TableKeywords(TypedDict, total=False):
 
 
 class PlainKeywords(TableKeywords, total=False):
-    """The options of `TableOptions` that say nothing of the type of batches, but for the first two."""
+    """The options of `TableOptions` on which the type of batches does not depend, except batch_size and columns."""
 
     filters: pc.Expression | None
     shuffle: bool

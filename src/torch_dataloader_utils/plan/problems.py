@@ -54,7 +54,7 @@ def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
     if options.shuffle and options.strategy and "shuffle=True" not in options.strategy:
         name = options.strategy.partition("(")[0]
         yield (
-            f"shuffle=True does nothing beside a split_strategy: {name} orders files and chunks itself. Have it "
+            f"shuffle=True does nothing with a split_strategy: {name} orders files and chunks itself. Have it "
             "shuffle (the built-in ones take shuffle=True, seed=...) and leave shuffle out here, or pass shuffle_rows."
         )
 

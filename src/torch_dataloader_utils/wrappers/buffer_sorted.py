@@ -53,7 +53,7 @@ class BufferSortedDataset(Dataset[ItemT]):
 
     The order is a function of (init_seed, epoch, buffer): the same on every pass, in every worker, on every rank,
     and whatever was read before. It depends on nothing else, so resume needs no random state. Buffers do not move
-    with the epoch: but for equal keys a pack has the same members every time, only its place changes.
+    with the epoch: apart from equal keys, a pack has the same members every time, only its place changes.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class BufferSortedDataset(Dataset[ItemT]):
 def _check_numbers(keys: list[Any], start: int) -> None:
     for index, key in enumerate(keys, start):
         if isinstance(key, float | np.floating) and key != key:
-            raise ConfigError(f"sort_key({index}) is NaN, which is in no order: give a number for every item.")
+            raise ConfigError(f"sort_key({index}) is NaN, which cannot be sorted: give a number for every item.")
 
 
 def _not_in_order(keys: list[Any], start: int) -> ConfigTypeError:

@@ -137,7 +137,7 @@ def check_index(saved: int, layout: ShardLayout) -> None:
 
 
 def holds_rows_back(examples: Any) -> bool:
-    """Whether a shuffle buffer is among the steps: the rows in it are in no state of `datasets`."""
+    """Whether a shuffle buffer is among the steps: states of `datasets` do not have the rows in it."""
     if isinstance(examples, ReplayedExamples):
         return False  # a shard that is cut again
     if isinstance(examples, BufferShuffledExamplesIterable):

@@ -26,7 +26,7 @@ def num_rows(batch: Any) -> int:
     """Rows of a batch.
 
     Raises:
-        ConfigTypeError: it is in no output format of this package.
+        ConfigTypeError: it is not in an output format of this package.
     """
     match batch:
         case TensorBatch() | pa.RecordBatch():

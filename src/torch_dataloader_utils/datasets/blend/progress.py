@@ -156,7 +156,7 @@ class BlendProgress:
             self._check_past(WeightSchedule.described(state["options"]["weights"]), state["steps"])
 
     def _differs_in_weights(self, saved: Any) -> bool:
-        """Whether the options of a state are these ones but for the weights, which are as many."""
+        """Whether the options of a state differ from these in the weights only, and there are as many of them."""
         mine = self._options.describe()
         if not isinstance(saved, Mapping) or {**saved, "weights": mine["weights"]} != mine:
             return False
