@@ -161,19 +161,19 @@ class Planner:
         return share_chunks(chunks, self.options)
 
     @cached_property
-    def _recent_chunks(self) -> "Recent[tuple[int, int], Units]":
+    def _recent_chunks(self) -> Recent[tuple[int, int], Units]:
         return Recent(most=2)
 
     @cached_property
-    def _recent_batches(self) -> "Recent[tuple[int, TokenBudget], Units]":
+    def _recent_batches(self) -> Recent[tuple[int, TokenBudget], Units]:
         return Recent(most=2)
 
     @cached_property
-    def _recent_plans(self) -> "Recent[Position, EpochPlan]":
+    def _recent_plans(self) -> Recent[Position, EpochPlan]:
         return Recent(most=4)
 
     @cached_property
-    def _recent_reads(self) -> "Recent[tuple[Position, int, int | None], GroupReads]":
+    def _recent_reads(self) -> Recent[tuple[Position, int, int | None], GroupReads]:
         return Recent(most=2 * EPOCHS_AHEAD)
 
     @property

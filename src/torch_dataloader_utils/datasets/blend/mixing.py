@@ -1,6 +1,6 @@
 """Batches of all sources, whole or mixed row by row, in every output format: counted, joined and cut."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import accumulate, chain, islice, pairwise
@@ -124,7 +124,7 @@ def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, 
     """The spans of rows one after the other; each is a number of a column, and its rows."""
     first = columns[0]
     arrays = _as_arrays(columns)
-    if arrays is not None and all(map(_are_like(arrays[0]), arrays)):
+    if arrays is not None and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
         joined = np.concatenate([arrays[index][rows] for index, rows in spans])
         return torch.from_numpy(joined) if isinstance(first, Tensor) else joined
     for other in columns[1:]:
@@ -163,11 +163,6 @@ def _as_arrays(columns: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
         return [column.numpy() for column in columns]
     except (TypeError, RuntimeError):  # bfloat16, sparse, on a device, with a gradient
         return None
-
-
-def _are_like(first: npt.NDArray[Any]) -> Callable[[npt.NDArray[Any]], bool]:
-    dtype, shape = first.dtype, first.shape[1:]
-    return lambda other: other.dtype == dtype and other.shape[1:] == shape
 
 
 def _is_like(first: Any, other: Any) -> bool:

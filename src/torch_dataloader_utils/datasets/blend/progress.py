@@ -186,8 +186,7 @@ class BlendProgress:
         yield "counts", counts, is_list(counts, len(self._sources)) and all(map(is_count, counts))
         yield "sources", entries, is_list(entries, len(self._sources))
         capped = state.get("capped", [])
-        is_capped = is_list(capped, len(capped)) if isinstance(capped, list) else False
-        yield "capped", capped, is_capped and all(self._is_cap(each, sum(counts)) for each in capped)
+        yield "capped", capped, is_list(capped) and all(self._is_cap(each, sum(counts)) for each in capped)
         yield "capped", capped, len({source for source, _ in capped}) == len(capped)
         yield "capped", capped, ("capped" in state) == (self._options.max_epochs is not None)
         for entry in entries:
