@@ -27,7 +27,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, 
 
 T = TypeVar("T")
 
-# Of int64, in which sums of rows and bytes are computed.
+# The limits of int64, in which sums of rows and bytes are computed.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 

@@ -58,7 +58,7 @@ class PlanOptions:
     padding_free: bool = False
     first_row: int = 0
     stop_row: int | None = None
-    # Not in the text of options, which fingerprints of plans without it have.
+    # Not in the repr, so that fingerprints of plans without it stay as they were.
     host_shares: int | None = field(default=None, repr=False)
 
     @classmethod

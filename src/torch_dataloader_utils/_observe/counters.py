@@ -23,9 +23,9 @@ CHUNKS = (
     "not_built_chunks",
 )
 
-# Of a cache on this host: ranges that it had and had not, their bytes, entries that made room, and damaged ones.
+# A cache on this host: ranges that it had, ranges that it had not, bytes from it, and entries evicted or damaged.
 CACHE = ("cache_hits", "cache_misses", "cached_bytes", "cache_evictions", "cache_damaged")
-# Requests to remote storage by how long each took, and attempts that failed by what came back.
+# Requests to remote storage by how long each took, and failed attempts by the kind of answer.
 LATENCIES = ("requests_to_10ms", "requests_to_100ms", "requests_to_1s", "requests_to_10s", "requests_over_10s")
 _LATENCY_SECONDS = (0.01, 0.1, 1.0, 10.0)
 ERRORS = ("throttled_errors", "server_errors", "refused_errors", "connection_errors")

@@ -170,7 +170,7 @@ def export_to_opentelemetry(
     loaders.add(metrics, dict(attributes or {}))
 
 
-# An instrument of a meter is made once: of a second one of its name the SDK never calls the callbacks.
+# A meter gets each instrument once: the SDK never calls the callbacks of a second one of the same name.
 _exported: WeakKeyDictionary[Any, ExportedLoaders] = WeakKeyDictionary()
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from torch_dataloader_utils._runtime.parallel import OnProgress
 
-# Shorter work is over before anybody wonders.
+# Shorter work needs no bar.
 _PATIENCE_SECONDS = 2.0
 _INTERVAL_SECONDS = 0.2
 _BAR_COLUMNS = 32

@@ -18,7 +18,7 @@ def html_of(title: str, facts: Iterable[tuple[str, object]], picture: str = "") 
         f'<tr><td {cell};opacity:.65">{escape(name)}</td><td {cell}">{escape(str(value))}</td></tr>'
         for name, value in facts
     )
-    # As an image, its styles and ids are its own.
+    # In an image, its styles and ids do not affect the page.
     source = f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
     image = f'<img alt="who reads what" style="width:100%;max-width:860px" src="{source}"/>' if picture else ""
     return f"<div><b>{escape(title)}</b><table>{rows}</table>{image}</div>"

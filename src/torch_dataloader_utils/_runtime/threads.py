@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 _TASKS = Path("/proc/self/task")  # where there is none, processes are spawned
-# How long after its pool was shut down a fork waits for a thread that is in the middle of a job.
+# How long after `shutdown` of its pool a fork waits for a thread that is still in a job.
 _JOB_SEC = 1.0
 # How long it waits for a thread that has left Python: a moment, unless the machine is very busy.
 _END_SEC = 10.0
@@ -70,7 +70,7 @@ def _wait_for_ended() -> None:
         while pool.in_jobs() - {threading.current_thread()} and time.monotonic() < pool.at + _JOB_SEC:
             time.sleep(_POLL_SEC)
     gone: set[threading.Thread] = set()
-    # Others may leave while this waits for the first ones.
+    # Others may leave Python while this waits for the first ones.
     while left := {thread for pool in pools for thread in set(pool.threads) - pool.in_jobs()} - gone:
         deadline = time.monotonic() + _END_SEC
         while any(map(_is_there, left)) and time.monotonic() < deadline:

@@ -93,7 +93,7 @@ class Found:
 
 
 D = TypeVar("D", bound=TableDataset)
-# Makes a data set of its stages, and of what they were built of.
+# Makes a data set from its stages and what they were built from.
 Make = Callable[[Stages, Found, TableOptions], D]
 
 
@@ -224,7 +224,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         check_has_lengths(schema, column, "token_batches")
         shaper = LengthShaper(shaper=shaper, column=column)
         columns = columns if column in columns else (*columns, column)
-    # Read side by side and in their order, the columns of a stack may be its matrix as they lie.
+    # If the columns of a stack are read one after the other, their memory may be the matrix already.
     columns = tuple(dict.fromkeys(itertools.chain(*(options.stack or {}).values(), columns)))
     reader = make_reader(read_spec(inventory, options, access, columns))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:

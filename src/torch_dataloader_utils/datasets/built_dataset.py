@@ -195,7 +195,7 @@ class BuiltDataset(TableDataset):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See TableDataset.load_state_dict."""
         super().load_state_dict(state)
-        # At the start of an epoch, that one is still to look for its data.
+        # A state at the start of an epoch: that epoch has not looked for its data yet.
         is_new = self.epoch > 0 and not self.next_position.segments
         self._epoch_of_data = self.epoch - 1 if is_new else self.epoch
 

@@ -214,7 +214,7 @@ def of_one_version(table: DeltaTable, scan: DeltaScanOptions, share: Share) -> D
     return replace(scan, version=replace(scan.version, version=version, timestamp=None))
 
 
-# What a scan of a table makes, it does not take.
+# An option of the source that a scan does not take, since it is its result.
 _NOT_SCANNED = ("inventory",)
 
 
@@ -285,7 +285,7 @@ class DeltaDataset(BuiltDataset):
         check_names(arguments, names_of(DeltaSource, TableOptions))
         build(chosen(DeltaSource, arguments), chosen(TableOptions, arguments), self._begin)
 
-    # The type of the loader's batches: as the last function returns them, or by the output format.
+    # The type of batches is what the last function of the user returns, or follows from the output format.
     @overload
     @classmethod
     def create_dataloader(

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Stands for no snapshot among ids, as in tables of format version 1.
+# Stands for "no snapshot" among snapshot ids, as in tables of format version 1.
 _NO_SNAPSHOT = -1
 
 # Options that choose the snapshot.
@@ -306,7 +306,7 @@ def _look(source: IcebergSource, scan: IcebergScanOptions) -> tuple[OpenTable, t
     return opened, (snapshot_id, target.schema.schema_id)
 
 
-# What a scan of a table makes, it does not take.
+# An option of the source that a scan does not take, since it is its result.
 _NOT_SCANNED = ("inventory",)
 
 
@@ -379,7 +379,7 @@ class IcebergDataset(BuiltDataset):
         check_names(arguments, names_of(IcebergSource, TableOptions))
         build(chosen(IcebergSource, arguments), chosen(TableOptions, arguments), self._begin)
 
-    # The type of the loader's batches: as the last function returns them, or by the output format.
+    # The type of batches is what the last function of the user returns, or follows from the output format.
     @overload
     @classmethod
     def create_dataloader(

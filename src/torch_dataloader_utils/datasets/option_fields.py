@@ -91,7 +91,7 @@ def _fields(kind: type) -> tuple[Field[Any], ...]:
     return found
 
 
-# Options of one group are one value.
+# Names that one might guess for an option that is part of a value, and how it is written.
 _GROUPED = {
     "bucket_by": "token_batches=TokenBatches(column)",
     "max_tokens_per_batch": "token_batches=TokenBatches(column, max_tokens=...)",
@@ -104,7 +104,7 @@ _GROUPED = {
     "decode_ahead_bytes": "decoding=Decoding(ahead_bytes=...)",
     "page_checksums": "decoding=Decoding(page_checksums=...)",
 }
-# What other libraries call options of ours, where the names are too different to look like one.
+# Names of other libraries for our options, where they are too different to be recognised as similar.
 _ELSEWHERE = {
     "files": "path",
     "file_format": "format",

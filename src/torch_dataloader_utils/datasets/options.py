@@ -92,7 +92,7 @@ def _refresh(name: str, value: Any) -> Any:
 
 
 def _mesh(name: str, value: Any) -> Any:
-    # Not by its class, which only a torch that was built with distributed has.
+    # Not checked by class: a torch that was built without distributed does not have it.
     if not hasattr(value, "mesh_dim_names"):
         raise ConfigTypeError(
             f"{name} is {of_type(value)}: pass a DeviceMesh, such as init_device_mesh of torch.distributed gives."
@@ -296,7 +296,7 @@ class TableOptions(Checked):
             raise ConfigError("token_batches with pack=: packed samples are all of one length. Leave one of them out.")
         packing = packing.with_columns(self.columns or ())
         object.__setattr__(self, "pack", packing)
-        # What is scanned and weighed is what is read.
+        # So that the scan weighs the columns that are read.
         object.__setattr__(self, "columns", packing.columns)
 
     def _as_padded(self, batches: TokenBatches) -> TokenBatches:

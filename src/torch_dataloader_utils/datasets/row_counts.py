@@ -159,7 +159,7 @@ def _report(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]
 
 # Stands for a length that is negative, NaN or infinite; exact as a float, far from overflow when rounded up.
 _ENDLESS = 1 << 60
-# A quarter of the directory: 67 million rows.
+# A quarter of what the directory may hold: 67 million rows.
 _MOST_KEPT_BYTES = 256 << 20
 
 

@@ -54,7 +54,7 @@ class StructuredDataset(BuiltDataset):
         check_names(arguments, names_of(FileSource, TableOptions))
         build(chosen(FileSource, arguments), chosen(TableOptions, arguments), self._begin)
 
-    # The type of the loader's batches: as the last function returns them, or by the output format.
+    # The type of batches is what the last function of the user returns, or follows from the output format.
     @overload
     @classmethod
     def create_dataloader(

@@ -143,7 +143,7 @@ def communication_device(groups: PackingGroups) -> torch.device:
     """Where tensors are sent from: the current CUDA device where a group has NCCL, otherwise the CPU."""
     if not dist.is_initialized():
         return torch.device("cpu")
-    # Of each device its backend, such as "cpu:gloo,cuda:nccl", which is what torch chooses where there is a GPU.
+    # The backend of each device, such as "cpu:gloo,cuda:nccl", which torch chooses if there is a GPU.
     backends = [dist.get_backend_config(group) for group in (groups.dp_cp, groups.tp, groups.pp)]
     has_nccl = any("nccl" in each for each in backends)
     return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")

@@ -27,7 +27,7 @@ def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
         measure, target = space.group_start, options.split_rows
     else:
         measure, target = space.byte_start, options.split_bytes or _default_bytes(space, options)
-    # No chunk needs more than everything, and places plus a larger target may pass int64.
+    # A chunk needs no more than everything, and adding a larger target could exceed int64.
     target = min(target, int(measure[-1]) + 1)
     first = _first_groups(measure, space, target)
     bounds = np.append(first, len(space.file))

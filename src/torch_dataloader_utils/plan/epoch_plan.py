@@ -95,7 +95,7 @@ class EpochPlan:
     def fingerprint(self) -> str:
         """blake2b (128 bits, hex) of all inputs of this plan."""
         position, options, data = self.inputs.position, self.inputs.options, planning_fingerprint(self.inventory)
-        # Before anything was received only the topology counts, also where a state was loaded.
+        # Before anything was received only the topology counts, also if a state was loaded.
         present = position.segment if position.segment.has_begun else position.topology
         text = f"({STATE_VERSION}, {data!r}, {options!r}, {position.epoch}, {position.history!r}, {present!r})"
         shares = "" if options.host_shares is None else f", {options.host_shares} shares"
@@ -258,7 +258,7 @@ def describe_cache(plan: EpochPlan, cache_bytes: int | str | None, host_ranks: i
     if ranks > num_ranks:
         raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass how many a host has.")
     groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
-    # Of stored bytes an inventory has those of all columns, of the projected columns it has those that are decoded.
+    # An inventory has the stored bytes of all columns, and the decoded bytes of the projected ones.
     stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
     sizes = np.minimum(groups.projected_bytes, stored)
     parts = CacheForecast(epochs, sizes, most_bytes - footer_bytes(most_bytes)).parts()

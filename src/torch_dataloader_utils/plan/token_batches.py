@@ -23,7 +23,7 @@ from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.windows import cut_windows
 
-# Of the words of purpose CHUNKS; number 0 orders chunks.
+# Index of the random words of purpose CHUNKS that order groups of chunks; index 0 orders chunks.
 _CHUNK_GROUPS = 1
 # Windows that a group of chunks holds at least: they are cut equal, so with two each has more than two thirds of
 # `shuffle_rows`. More would leave small data sets with few groups to permute.

@@ -150,7 +150,7 @@ class CacheForecast:
         while room < size and self._farthest and -self._farthest[0][0] >= later:
             victim = heappop(self._farthest)
             _, number, when, group = victim
-            # Places of what was read or evicted since are still there.
+            # The heap still has entries of row groups that were read or evicted since.
             if self._kept.get(group) == (when, number):
                 victims.append(victim)
                 room += int(self._sizes[group])

@@ -283,7 +283,7 @@ class ShardExamples(WrappedExamples):
         for example in reader.read(iter(self.source)):
             state.update(position=reader.position, yielded=reader.yielded, held=reader.held)
             yield example
-        # Behind its last item the reader looks for the end of the stream.
+        # After its last item the reader looks for the end of the stream.
         state.update(position=reader.position)
 
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
@@ -330,7 +330,7 @@ class ShardExamples(WrappedExamples):
             return self
         source = self.source
         if self._is_reordered:
-            # As `datasets` does it: steps that fix which rows there are say so by this exception.
+            # As in `datasets`: steps that decide which rows there are, such as `take`, raise this.
             with suppress(DataSourcesShufflingDisallowed):
                 source = source.shuffle_data_sources(np.random.default_rng(value))
         return self._over(shift_ex_examples_rngs(source, value))

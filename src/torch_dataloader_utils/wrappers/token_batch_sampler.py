@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
-# Of the words of purpose BUCKETS: beyond every plan row, by which windows of streams are keyed.
+# Index of the random words of purpose BUCKETS; larger than plan rows, which are the indices for windows of streams.
 _WHOLE_EPOCH = 1 << 63
 
 # No batch is that large; a width is a little more than a length.
@@ -240,7 +240,7 @@ def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
     wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths < 0))
     if len(wrong):
         raise ConfigError(f"lengths: row {wrong[0]} has length {lengths[wrong[0]]}. Give numbers of tokens.")
-    # Cut, since there are lengths that no width can say.
+    # Limited first, since some lengths are larger than int64.
     widths = budget.widths(np.minimum(lengths, min(budget.max_tokens, _MOST_TOKENS) + 1))
     too_long = np.flatnonzero(widths > budget.max_tokens)
     if len(too_long):

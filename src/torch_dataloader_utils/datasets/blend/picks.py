@@ -33,7 +33,7 @@ CapPolicy = Literal["stop", "renormalise", "error"]
 # Items that a source without a cap may give: more than any blend takes.
 UNLIMITED = 1 << 62
 
-# A longer batch is no batch; one that has to be filled would be picked row by row for minutes before memory runs out.
+# Picking the rows of a longer batch, which has to be filled, would take minutes until memory runs out.
 _MOST_FILLED_ROWS = 2**31 - 1
 
 

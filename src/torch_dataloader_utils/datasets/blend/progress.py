@@ -144,7 +144,7 @@ class BlendProgress:
                 "returned; states of single loaders are for those."
             )
         check_seal(state)
-        # As JSON has it: 1 and 1.0 are one number, and so they are here.
+        # 1 and 1.0 are equal, as JSON has only one kind of number.
         is_same = state["options"] == self._options.describe()
         if not is_same and not self._differs_in_weights(state["options"]):
             raise CheckpointMismatchError(

@@ -110,7 +110,7 @@ class Passes:
         while True:
             lengths = self.lengths(start)
             mine = lengths[ranks]
-            # Of a rank that has its place, `items` is negative from then on.
+            # Once a rank has its place, its `items` stay negative.
             for index in np.flatnonzero((items >= 0) & (items < mine)).tolist():
                 places[index] = RankPlace(start=start, number=number, items=int(items[index]))
             if len(places) == len(ranks):
@@ -193,7 +193,7 @@ class BlendSource(Generic[BatchT]):
         _check_loader(loader, per, index)
         self.loader = loader
         if loader.dataset.compared is not None:
-            # Ranks of a blend may be in different passes of a source; the blend compares where it stands itself.
+            # Ranks of a blend may be in different passes of a source; the blend compares their positions itself.
             loader.dataset.compared.compares_places = False
         loader.dataset.keeps_data = True
         self.index = index

@@ -93,7 +93,7 @@ def make_timeline(plan: "EpochPlan", max_ranks: int) -> Timeline:
     """The timeline of the first `max_ranks` ranks."""
     shown = min(max_ranks, plan.topology.num_ranks)
     uses = _Uses.of(plan, shown)
-    # They come worker after worker: each has a run of them, which is found without looking at those of all others.
+    # They are sorted by worker, so the uses of each worker are a range, found by its bounds.
     number, num_workers = uses.rank * plan.topology.num_workers + uses.worker, plan.topology.num_workers
     begins = number.searchsorted(np.arange(shown * num_workers + 1))
     workers = []
