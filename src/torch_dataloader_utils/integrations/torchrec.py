@@ -115,7 +115,7 @@ def _weights(
         numbers, of_row = _jagged(name, _column("weights", batch, name))
         # Where rows end is compared on the CPU only: on a device the comparison would wait for it.
         if numbers.shape != values.shape or (lengths.is_cpu and not torch.equal(of_row, lengths)):
-            raise ConfigError(f"column {name!r} does not have one weight for each value of {key!r} in every row.")
+            raise ConfigError(f"column {name!r} has not one weight for each value of {key!r} in every row.")
         found.append(numbers.to(torch.float32))
     return found
 
