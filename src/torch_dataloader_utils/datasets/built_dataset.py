@@ -219,6 +219,12 @@ class BuiltDataset(TableDataset):
         dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
         return loader, dataset
 
+    def _without_loader(self, kind: type[Source], arguments: Mapping[str, Any]) -> None:
+        """Make this data set, for a loader of the user's own; kind, arguments: as for `_with_loader`."""
+        check_names(arguments, names_of(kind, TableOptions))
+        options = chosen(TableOptions, {"num_workers": 1, **arguments})
+        build(chosen(kind, arguments), options, self._begin)
+
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
         """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
 

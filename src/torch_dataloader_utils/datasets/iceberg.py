@@ -22,7 +22,6 @@ from torch_dataloader_utils._core.table_snapshot import check_snapshot
 from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, is_local
-from torch_dataloader_utils.datasets.build import build
 from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.keywords import (
     AllTableKeywords,
@@ -375,9 +374,7 @@ class IcebergDataset(BuiltDataset):
         Raises:
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
-        arguments = {"num_workers": 1, **arguments_of(locals())}
-        check_names(arguments, names_of(IcebergSource, TableOptions))
-        build(chosen(IcebergSource, arguments), chosen(TableOptions, arguments), self._begin)
+        self._without_loader(IcebergSource, arguments_of(locals()))
 
     # The type of batches is what the last function of the user returns, or follows from the output format.
     @overload

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils.datasets.build import build
 from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.files import (
     FileDatasetKeywords,
@@ -17,7 +16,7 @@ from torch_dataloader_utils.datasets.files import (
     Files,
     FileSource,
 )
-from torch_dataloader_utils.datasets.option_fields import arguments_of, check_names, chosen, explains, names_of
+from torch_dataloader_utils.datasets.option_fields import arguments_of, explains
 from torch_dataloader_utils.datasets.options import LOADER_TEXT, TableOptions
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -50,9 +49,7 @@ class StructuredDataset(BuiltDataset):
         Raises:
             ConfigError, DataError, StoreError: see `create_dataloader`.
         """
-        arguments = {"num_workers": 1, **arguments_of(locals())}
-        check_names(arguments, names_of(FileSource, TableOptions))
-        build(chosen(FileSource, arguments), chosen(TableOptions, arguments), self._begin)
+        self._without_loader(FileSource, arguments_of(locals()))
 
     # The type of batches is what the last function of the user returns, or follows from the output format.
     @overload
