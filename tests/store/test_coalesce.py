@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import EFFORT
-from torch_dataloader_utils._store import CoalesceLimits, coalesce
+from torch_dataloader_utils._store import CoalesceLimits
+from torch_dataloader_utils._store.coalesce import coalesce
 
 DATA = bytes(range(256))
 SPANS = st.lists(

@@ -48,8 +48,8 @@ def stream_messages(read: Callable[[int, int], bytes | memoryview], start: int, 
     `read(offset, length)` gives bytes of the stream: 64 KiB at once, so that many small messages take one read.
 
     Raises:
-        ArrowInvalid: these are no messages, one ends after `stop`, the stream's first is no schema, a later one neither
-            a dictionary nor a record batch, or bytes follow the end mark.
+        ArrowInvalid: these are not messages, one ends after `stop`, the stream's first is not a schema, a later one is
+            neither a dictionary nor a record batch, or bytes follow the end mark.
     """
     window = _Window(read, stop)
     while start < stop:
@@ -89,7 +89,7 @@ def read_head(head: bytes | memoryview, start: int) -> Message:
     """The message that begins at byte `start` of its file; head: its bytes before the body.
 
     Raises:
-        ArrowInvalid: these bytes are no message.
+        ArrowInvalid: these bytes are not a message.
     """
     try:
         length, prefix = metadata_length(head)
@@ -134,7 +134,7 @@ def metadata_length(message: bytes | memoryview) -> tuple[int, int]:
             return first, 4
         return struct.unpack_from("<i", message, 4)[0], 8
     except struct.error as error:
-        raise pa.ArrowInvalid(f"{len(message)} bytes are no message") from error
+        raise pa.ArrowInvalid(f"{len(message)} bytes are not a message") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
     where: the file, for messages.
 
     Raises:
-        CorruptFileError: no footer ends the file (it was cut, or is no Parquet file), or one larger than the file.
+        CorruptFileError: the file does not end with a footer (it was cut, or is not a Parquet file), or the footer is
+            larger than the file.
         UnsupportedFeatureError: the footer is encrypted, or of too many bytes.
     """
     if len(tail) < len(MAGIC) + TRAILER_BYTES:
@@ -101,7 +102,7 @@ def chunk_start(data_start: int, dictionary_start: int | None) -> int:
 def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], "pq.ParquetFile"]) -> "pq.ParquetFile":
     """The file that `open_file` makes of a whole file's bytes, checked before and after.
 
-    Before, so that the error names a file that is no Parquet file; after, so that encrypted columns are never used.
+    Before, so that the error names a file that is not a Parquet file; after, so that encrypted columns are never used.
 
     Raises:
         CorruptFileError, UnsupportedFeatureError: as `checked_footer_length` and `check_unsigned`.

@@ -17,7 +17,6 @@ from torch_dataloader_utils._core.paths import check_no_password, has_credential
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, Secret, StoreAccess
 from torch_dataloader_utils._store.cancellation import request_threads
 from torch_dataloader_utils._store.censor import censor, censored_text
-from torch_dataloader_utils._store.coalesce import ReadPlan, coalesce
 from torch_dataloader_utils._store.diagnosis import is_refusal
 from torch_dataloader_utils._store.foresight import Foresight
 from torch_dataloader_utils._store.host_cache import HostCache
@@ -53,7 +52,6 @@ __all__ = [
     "Listing",
     "LocalStore",
     "PendingFile",
-    "ReadPlan",
     "RemoteOptions",
     "RetryPolicy",
     "Secret",
@@ -64,7 +62,6 @@ __all__ = [
     "Tail",
     "censor",
     "censored_text",
-    "coalesce",
     "dead_link",
     "file_stat",
     "has_credentials",

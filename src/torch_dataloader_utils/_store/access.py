@@ -22,7 +22,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderEr
 class Secret:
     """Holds storage options; `reveal()` is the only way to them.
 
-    Pickles with its value, because a worker process needs it: never write that pickle anywhere. It is no JSON
+    Pickles with its value, because a worker process needs it: never write that pickle anywhere. It is not a JSON
     value on purpose, and has no equality, so that comparing dumps cannot leak it either.
 
         f"{Secret({'key': 'AKIA'})}"      ***
@@ -151,7 +151,7 @@ class StoreAccess:
         """The access for these arguments of a user; a StoreAccess as `storage_options` is returned as it is.
 
         Raises:
-            ConfigTypeError: credentials that cannot be called, options that are no mapping, or another `remote`.
+            ConfigTypeError: credentials that cannot be called, options that are not a mapping, or another `remote`.
         """
         if isinstance(storage_options, StoreAccess):
             return storage_options

@@ -40,7 +40,7 @@ _SECRET_VARIABLE = re.compile(
     r"(?:AWS|AZURE|GOOGLE|GCS|GCP|HF|HUGGING_FACE|FSSPEC|PYICEBERG)_(?:.*_)?"
     r"(?:KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|CONNECTION_STRING)"
 )
-# The environment is not ours: a short value may be any word, and a path leads to a secret but is none.
+# The environment is not ours: a short value may be any word, and a path leads to a secret but is not one.
 _SHORT_VALUE = 7
 
 # Errors that hold themselves come to an end here.
@@ -65,8 +65,8 @@ def censor(
     """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
 
     Removed are values of `options` and of the environment that are credentials, queries and passwords of URLs, and
-    everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well. Of a
-    reply that is no valid HTTP nothing is left.
+    everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well. A reply
+    that is not valid HTTP is removed completely.
 
     handled: see `causes`.
     """

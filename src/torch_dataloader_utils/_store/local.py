@@ -106,7 +106,7 @@ def _is_hidden(entry: os.DirEntry[str]) -> bool:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a directory or a link to one; a link that leads nowhere is none."""
+    """Whether this is a directory or a link to one; a link that leads nowhere is not a directory."""
     try:
         return entry.is_dir()
     except OSError as error:

@@ -82,7 +82,7 @@ class Attempts:
             self._received_bytes, self._received_seconds = num_bytes, self.elapsed_seconds
 
     def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
-        """Seconds to wait before the next attempt; None if there is none.
+        """Seconds to wait before the next attempt; None if there is to be no other.
 
         can_renew: whether credentials can be renewed. That is tried once a request, without a wait.
         """

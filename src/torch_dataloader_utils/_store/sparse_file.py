@@ -64,21 +64,6 @@ class SparseFile:
             start = self._stops[index]
         return True
 
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def writable(self) -> bool:
-        """False."""
-        return False
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def flush(self) -> None:
-        """Nothing to write."""
-
     def close(self) -> None:
         """Drops the ranges."""
         self.closed = True

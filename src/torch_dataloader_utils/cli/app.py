@@ -87,7 +87,7 @@ def of_os_error(error: OSError, advice: str = "") -> Failure:
         return Failure(f"{error}. Free some space, or write elsewhere. {advice}", DATA_PROBLEM)
     if error.errno in _WRONG_PLACE or error.errno is None:
         return Failure(f"{error}. Check the path and its permissions.", USAGE)
-    return Failure(f"{error}. The storage failed: look after it, and run the command again. {advice}", DATA_PROBLEM)
+    return Failure(f"{error}. The storage failed. Check it, and run the command again. {advice}", DATA_PROBLEM)
 
 
 def of_interrupt(interrupt: KeyboardInterrupt, advice: str = "") -> Failure:

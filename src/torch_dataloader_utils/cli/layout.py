@@ -156,7 +156,7 @@ def sample(inventory: Inventory) -> Int64s:
 
 def _check(source: DataSource, inventory: Inventory) -> None:
     if not (inventory.files.formats == FileFormat.PARQUET).all():
-        raise ConfigError("--layout is about Parquet files, and there are others. Leave it out.")
+        raise ConfigError("--layout is for Parquet files, and there are others. Leave it out.")
     if source.filter_text is not None:
         raise ConfigError("--layout looks at whole row groups: leave --filter out, or --layout.")
     if not inventory.rows_are_known or inventory.num_rows == 0:

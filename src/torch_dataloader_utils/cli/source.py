@@ -176,7 +176,7 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
     for number, pair in enumerate(pairs, start=1):
         key, separator, text = pair.partition("=")
         if not separator or not key:
-            raise ConfigError(f"{option} number {number} is not of the form key=value: write it so.")
+            raise ConfigError(f"{option} number {number} is not of the form key=value. Write it in that form.")
         *parents, last = key.split(".")
         place: Any = found
         for parent in parents:

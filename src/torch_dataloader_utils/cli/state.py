@@ -161,7 +161,7 @@ def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, text) for name, text in report["settings"].items() if name == "columns"),
     ]
     if report["worker"] is not None:
-        facts.append(("of", f"worker {report['worker']} of a DataLoader; its steps are its own place"))
+        facts.append(("of", f"worker {report['worker']} of a DataLoader; the steps are those of this worker alone"))
     facts += [("received" if not n else "then", _segment(entry)) for n, entry in enumerate(report["topologies"])]
     if not report["topologies"]:
         facts.append(("received", "nothing of this epoch: it begins at its start"))

@@ -14,12 +14,11 @@ from torch_dataloader_utils._core.inventory import FileFormat, Inventory, String
 from torch_dataloader_utils._core.option_values import FileIdentity
 from torch_dataloader_utils._formats.parquet_trailer import checked_footer_length
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Store, StoreAccess, open_store, redact
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, StoreAccess, open_store, redact
 from torch_dataloader_utils.discover.arrow import footer_bytes as arrow_footer_bytes
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
+from torch_dataloader_utils.discover.formats import REMOTE_THREADS
 from torch_dataloader_utils.discover.orc import footer_bytes as orc_footer_bytes
-from torch_dataloader_utils.discover.paths import REMOTE_THREADS
-from torch_dataloader_utils.discover.table_paths import split
 
 
 def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess) -> Inventory:
@@ -34,22 +33,18 @@ def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess
     """
     if identity == "strict" or inventory.files.contents is not None:
         return inventory
-    stores: dict[tuple[str, str], Store] = {}
-    for path in inventory.files.paths:
-        if (place := split(path)[:2]) not in stores:
-            stores[place] = open_store(path, access)
     contents = map_watched(
-        partial(_content, inventory, stores), range(inventory.num_files), threads=REMOTE_THREADS, name="tdu-content"
+        partial(_content, inventory, access), range(inventory.num_files), threads=REMOTE_THREADS, name="tdu-content"
     )
     return replace(inventory, files=replace(inventory.files, contents=StringColumn.of(contents)))
 
 
-def _content(inventory: Inventory, stores: dict[tuple[str, str], Store], file: int) -> str:
+def _content(inventory: Inventory, access: StoreAccess, file: int) -> str:
     files = inventory.files
     path, size, identity = files.paths[file], int(files.sizes[file]), files.pin(file)
     if not size:
         return blake2b(b"0", digest_size=16).hexdigest()
-    store, length = stores[split(path)[:2]], min(size, TAIL_BYTES)
+    store, length = open_store(path, access), min(size, TAIL_BYTES)
     head, tail = store.ranges(path, [(0, length), (size - length, length)], identity)
     need = _footer_bytes(path, FileFormat(int(files.formats[file])), tail, size)
     if need > size:

@@ -17,11 +17,10 @@ from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.formats import format_hint, named_format, scan_file
+from torch_dataloader_utils.discover.formats import format_hint, is_text, named_format, scan_file, scanned
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
 from torch_dataloader_utils.discover.parquet import group_rows, projected_leaves, read_footer, with_uuids
 from torch_dataloader_utils.discover.paths import DataFiles
-from torch_dataloader_utils.discover.scan_many import is_text, scanned
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema, unified_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 
@@ -73,7 +72,7 @@ class FirstScan:
     schema: the same with partition columns. partitions, fields: the partition columns and their Arrow fields.
     scans: scans made so far, by number of the file: of the files up to the first good one, or of all if there is a
         sidecar or with missing="null". They count no lines and judge no filter.
-    hint: for a name that is no column, advice for the error.
+    hint: gives advice about a name that is not a column.
     """
 
     path: str
@@ -108,7 +107,7 @@ def scan_first(
     executor, on_progress: for a scan of all files; see `scan_files`.
 
     Raises:
-        NoDataError: none is. ConfigError: a projected name that is no column, or files that are named as another
+        NoDataError: none is. ConfigError: a projected name that is not a column, or files that are named as another
         format than the one they do not decode as. SchemaError: two columns of one name, or partition values that
         do not fit the files' own column. DataError, StoreError: see `scan_files`.
     """

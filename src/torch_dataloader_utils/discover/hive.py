@@ -68,7 +68,7 @@ def _unquoted(text: str, path: str) -> str:
 
 
 def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
-    """Advice if `wanted` has a name that is no column but is a directory "name=..." of these paths; else "".
+    """Advice if `wanted` has a name that is not a column but a directory "name=..." of these paths; else "".
 
     .../year=2024/a.parquet, wanted "(year == 2024)"      Paths have year=...: pass partitioning="hive" ...
     """
@@ -88,7 +88,7 @@ def type_partitions(
     int64 if every value is an integer, else string, as pyarrow.dataset infers it (there int32).
 
     Raises:
-        SchemaError: a path's value is none of the type that the files' own column of that name has.
+        SchemaError: a path's value does not have the type of the files' own column of that name.
     """
     columns, fields = [], []
     for name, values in texts.items():

@@ -51,7 +51,7 @@ def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
 
     Raises:
         IndexError: the field goes on after the message.
-        ValueError: the bytes are no field.
+        ValueError: the bytes are not a field.
     """
     tag, start = _read_varint(message, start)
     kind = tag & 7

@@ -21,7 +21,7 @@ from torch_dataloader_utils._store import (
     open_store,
     redact,
 )
-from torch_dataloader_utils.discover.formats import named_format
+from torch_dataloader_utils.discover.formats import REMOTE_THREADS, named_format
 from torch_dataloader_utils.discover.table_directories import check_plain
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -35,9 +35,6 @@ from torch_dataloader_utils.errors import (
 _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
-
-REMOTE_THREADS = 32
-"""Requests at once in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
 
 # Formats whose files are never empty. Writers leave empty files with other names (Hive, for a bucket without rows).
 _DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")

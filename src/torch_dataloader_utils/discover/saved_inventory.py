@@ -175,7 +175,7 @@ def _check(inventory: Inventory) -> None:
         raise ValueError("its columns differ in length")
     for name, wanted in _GROUP_TYPES.items():
         if getattr(groups, name).dtype != wanted:
-            raise ValueError(f"{name} is no {wanted}")
+            raise ValueError(f"{name} is not {wanted}")
     if files.sizes.dtype != np.int64 or files.formats.dtype != np.uint8:
         raise ValueError("sizes and formats have other types")
     if not np.isin(files.formats, list(FileFormat)).all():
@@ -183,18 +183,18 @@ def _check(inventory: Inventory) -> None:
     names = decode_schema(inventory.schema).names
     for column in files.partitions:
         if column.name not in names or column.codes.dtype != np.int32:
-            raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are no int32")
+            raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are not int32")
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
             raise ValueError(f"partition column {column.name!r} has codes without a value")
     about = (inventory.source, inventory.row_filter)
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
-        raise ValueError("source, filter, projection and notes are no text")
+        raise ValueError("source, filter, projection or notes are not text")
 
 
 def _read_snapshot(text: str) -> TableSnapshot | None:
     snapshot = TableSnapshot.parse(text)
     if text and snapshot is None:
-        raise ValueError("its snapshot is none of a table")
+        raise ValueError("its snapshot is not that of a table")
     return snapshot
 
 
@@ -327,7 +327,7 @@ def load_inventory(
             anywhere, so load only what you trust.
 
     Raises:
-        ConfigTypeError: no path, or roots that are no list. ConfigError: not a saved inventory, or one of a newer
+        ConfigTypeError: not a path, or roots that are not a list. ConfigError: not a saved inventory, or one of a newer
             version.
         CorruptFileError: a bit of it changed since it was saved, or its parts do not fit together.
         UnsupportedFeatureError: it names a file outside of `allowed_roots`.

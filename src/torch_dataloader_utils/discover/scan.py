@@ -44,12 +44,11 @@ from torch_dataloader_utils.discover.file_scan import (
     check_missing,
 )
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
-from torch_dataloader_utils.discover.formats import file_format_of
+from torch_dataloader_utils.discover.formats import file_format_of, is_text, scanned
 from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.hive import partition_values
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.discover.prune import judge_partitions
-from torch_dataloader_utils.discover.scan_many import is_text, scanned
 from torch_dataloader_utils.discover.schemas import check_same_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 

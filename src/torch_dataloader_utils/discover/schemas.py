@@ -72,7 +72,7 @@ def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
     Integers and floats of more bits (integers in floats of more bits too), decimals with more digits on both sides of
     the point, dates in timestamps, timestamps in finer units (raises for years that these do not hold), text and bytes
     in their large types, nothing but nulls in anything; and the same inside of lists, structs of the same fields, and
-    maps. Dictionaries hold those of narrower indices, and values that are no dictionary hold both.
+    maps. Dictionaries hold those of narrower indices, and plain values hold both.
 
         int64, int32     float64, int32      decimal(12, 2), decimal(10, 2)                True
         float64, int64   string, int32       decimal(12, 4), decimal(12, 2)                False
@@ -153,7 +153,7 @@ def _without_view(field: pa.Field) -> pa.Field:
 def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str], str] | None = None) -> None:
     """Raises ConfigError, naming near matches, unless every name is a column of the schema or a metadata column.
 
-    hint: gives, for a name that is no column, more about what to do.
+    hint: gives more advice about a name that is not a column.
     """
     # Asked for once: pyarrow makes the list anew each time, and thousands of columns would take seconds.
     known = {*schema.names, *METADATA_COLUMNS}

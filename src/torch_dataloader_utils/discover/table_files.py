@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils._store import Buffer, Store, StoreAccess, Tail, open_store
-from torch_dataloader_utils.discover.paths import REMOTE_THREADS
+from torch_dataloader_utils.discover.formats import REMOTE_THREADS
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots, split
 
 T = TypeVar("T")

@@ -216,8 +216,8 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
 
 
 def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
-    # Where a quoted value may hold line ends, or a line end is no newline, only the parser knows what a row is. It
-    # needs blocks of a row's size; it reads many ahead, so that large ones are for the files that need them.
+    # Where a quoted value may hold line ends, or lines do not end in a newline, only the parser knows what a row is.
+    # Its blocks must be as long as a row. As it reads many blocks ahead, only files that need large blocks get them.
     parse_bytes = _CSV_PARSE_BYTES
     while True:
         try:
@@ -268,7 +268,7 @@ def _json_schema(path: str, head: bytes) -> pa.Schema:
         if head.lstrip(b" \t\r\n").startswith(b"["):
             raise UnsupportedFeatureError(
                 f"{redact(path)} begins with a JSON array. JSON lines are needed: one object a line, without brackets "
-                "around them and commas between them. Write it again so, or leave it out."
+                "around them and commas between them. Write it again in that form, or leave it out."
             ) from error
         if "changed from" in str(error):
             raise SchemaError(

@@ -199,7 +199,7 @@ def _check_blend(blend: Any) -> None:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether it holds several values: a list, a tuple, an array; a text and a dict are none."""
+    """Whether it holds several values: a list, a tuple or an array, but not a text or a dict."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 

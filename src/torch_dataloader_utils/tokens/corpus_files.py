@@ -60,8 +60,8 @@ class OpenCorpus:
     if it is known; then remote ones are not looked up, and every read is held to it.
 
     Raises:
-        NoDataError: a file is missing. CorruptFileError: the index is truncated, or is none. FileChangedError: the
-        corpus was replaced meanwhile.
+        NoDataError: a file is missing. CorruptFileError: the index is truncated, or is not an index.
+        FileChangedError: the corpus was replaced meanwhile.
     """
 
     def __init__(

@@ -151,8 +151,8 @@ class IndexCache:
     def load_or_build(self, name: str, description: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
         """The arrays of `description`: mapped from the cache, or built, published, and mapped.
 
-        A damaged cache file is built again; the process that does so logs it. A directory that cannot be written is no
-        obstacle: the indices are then built in memory, and the log says so.
+        A damaged cache file is built again; the process that does so logs it. If the directory
+        cannot be written, the indices are built in memory, and the log says so.
 
         Raises:
             NoDataError: with `trusts_cache`, when the file is not there.

@@ -52,7 +52,7 @@ def open_source(
     here, and every read is held to it.
 
     Raises:
-        NoDataError: there is no such file. StoreError: it cannot be looked at.
+        NoDataError: there is no such file. StoreError: it cannot be looked up.
     """
     store = open_store(path, access)
     if not store.is_local:

@@ -94,7 +94,7 @@ def read_commit(path: str, data: Buffer) -> list[Action]:
     """The actions of a commit, or of a checkpoint in JSON.
 
     Raises:
-        CorruptFileError: a line that is no JSON object.
+        CorruptFileError: a line that is not a JSON object.
     """
     actions: list[Action] = []
     with decoding(path, "log"):

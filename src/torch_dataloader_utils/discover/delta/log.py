@@ -1,4 +1,4 @@
-"""The files of a Delta log: which versions there are, and which files of the log make one of them.
+"""The files of a Delta log: which versions there are, which files of the log make one of them, and the paths they name.
 
     00000000000000000010.json                                  a commit: the actions of version 10
     00000000000000000010.checkpoint.parquet                    all of versions 0 to 10, in one file
@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from urllib.parse import unquote
 
 from torch_dataloader_utils._core.arguments import hold_integers
 from torch_dataloader_utils._core.table_snapshot import milliseconds_of, time_text
@@ -21,7 +22,8 @@ from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.delta.actions import commit_time, read_commit
 from torch_dataloader_utils.discover.table_files import TableFiles
-from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.discover.table_paths import PathRules
+from torch_dataloader_utils.errors import ConfigError, NoDataError, UnsupportedFeatureError
 
 LOG = "_delta_log"
 
@@ -220,3 +222,35 @@ def commits_between(log: DeltaLog, first: int, last: int) -> Sequence[FileEntry]
                 "a later from_version, or read the whole version."
             )
     return [log.commits[version] for version in range(first, last + 1)]
+
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def absolute_path(root: str, path: str) -> str:
+    """The path to open of a path in the log, which is a URI: percent-encoded, relative to the table or absolute.
+
+    root /t, path x=a%20b/p.parquet            /t/x=a b/p.parquet
+    root s3://b/t, path s3://c/p.parquet       s3://c/p.parquet, as shallow clones have
+    root /t, path ../p.parquet                 UnsupportedFeatureError
+
+    Whether a file may lie there is for `TableFiles.store` to say.
+
+    Raises:
+        UnsupportedFeatureError: a relative path that leaves the table, or one that is not UTF-8.
+    """
+    try:
+        decoded = unquote(path, errors="strict")
+        decoded.encode()
+    except UnicodeError as error:
+        raise UnsupportedFeatureError(
+            f"{redact(root)}: its log names the path {path!r}, which is not UTF-8."
+        ) from error
+    if _ABSOLUTE.match(decoded):
+        return PathRules().resolve(decoded)
+    if ".." in re.split(r"[/\\]", decoded):
+        raise UnsupportedFeatureError(
+            f"{redact(root)}: its log names {path!r}, which leads out of the table. Such paths are refused; a file "
+            "elsewhere has an absolute path."
+        )
+    return f"{root}/{decoded}"

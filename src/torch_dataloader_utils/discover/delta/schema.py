@@ -108,7 +108,7 @@ def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] |
 def _items(value: Any, name: str) -> list[dict[str, Any]]:
     items = value[name]
     if not isinstance(items, list):
-        raise TypeError(f"{name} is no list")
+        raise TypeError(f"{name} is not a list")
     return items
 
 
@@ -173,12 +173,12 @@ def partition_scalars(where: str, field: pa.Field, texts: Sequence[str | None]) 
     """Values of a partition column from their texts in the log; an empty text is null, for strings and bytes too.
 
     Raises:
-        CorruptFileError: a text that is no value of the column's type.
+        CorruptFileError: a text that is not a value of the column's type.
     """
     try:
         return [scalar(text or None, field.type).as_py() for text in texts]
     except (pa.ArrowException, ValueError) as error:
-        raise corrupt(where, f"a value of partition column {field.name} is no {field.type} ({error})") from error
+        raise corrupt(where, f"a value of partition column {field.name} is not a {field.type} ({error})") from error
 
 
 def scalar(text: str | None, data_type: pa.DataType) -> pa.Scalar:
@@ -187,7 +187,7 @@ def scalar(text: str | None, data_type: pa.DataType) -> pa.Scalar:
     Times without a zone are UTC where the type has one.
 
     Raises:
-        ArrowException, ValueError: it is none of the type.
+        ArrowException, ValueError: it is not a value of the type.
     """
     if text is None:
         return pa.scalar(None, data_type)

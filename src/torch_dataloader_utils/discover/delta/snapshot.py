@@ -186,7 +186,7 @@ def _added_since(table: DeltaTable, log: DeltaLog, from_version: int | None, ver
         if removes:
             raise ConfigError(
                 f"{log.name}: version {number} removed rows that earlier versions had (a delete, update, merge or "
-                f"overwrite), so the rows after version {start} are no increment. Choose from_version={number} or "
+                f"overwrite), so the rows after version {start} are not an increment. Choose from_version={number} or "
                 "later, or read the whole version."
             )
         added.update((file.key, file) for file in files)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +26,7 @@ from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.delta.actions import AddedFile
 from torch_dataloader_utils.discover.delta.data_files import DataScanRequest, is_plain, scan_data_files
-from torch_dataloader_utils.discover.delta.log import VersionChoice
-from torch_dataloader_utils.discover.delta.paths import absolute_path
+from torch_dataloader_utils.discover.delta.log import VersionChoice, absolute_path
 from torch_dataloader_utils.discover.delta.schema import DeltaSchema, partition_scalars, read_schema
 from torch_dataloader_utils.discover.delta.snapshot import DeltaTable, Snapshot, read_snapshot
 from torch_dataloader_utils.discover.delta.statistics import judge_statistics
@@ -94,7 +93,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
         paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
         scans=[scan for scan in scans if isinstance(scan, FileScan)],
         verdicts=verdicts[chosen][good],
-        partitions=tuple(_of_files(column, chosen[good]) for column in partitions),
+        partitions=tuple(replace(column, codes=column.codes[chosen[good]]) for column in partitions),
     )
     positions = _deleted(table, scanned, files)
     deleted = sum(map(len, positions))
@@ -154,10 +153,6 @@ def _partitions(found: Snapshot, schema: DeltaSchema, files: Sequence[AddedFile]
         codes = np.array([numbers[text] for text in texts], dtype=np.int32)
         columns.append(PartitionColumn(name=name, values=tuple(values), codes=codes))
     return tuple(columns)
-
-
-def _of_files(column: PartitionColumn, numbers: Int64s) -> PartitionColumn:
-    return PartitionColumn(name=column.name, values=column.values, codes=column.codes[numbers])
 
 
 def _judged(

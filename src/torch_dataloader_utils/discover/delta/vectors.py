@@ -7,7 +7,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.deleted_rows import decode_framed, decode_vector
 from torch_dataloader_utils.discover.delta.actions import VectorPlace
-from torch_dataloader_utils.discover.delta.paths import absolute_path
+from torch_dataloader_utils.discover.delta.log import absolute_path
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
@@ -62,5 +62,5 @@ def _path(root: str, where: str, vector: VectorPlace) -> str:
 def _z85(text: str) -> bytes:
     digits = text.encode("ascii")
     if len(digits) % 5 or not set(digits) <= set(_Z85):
-        raise ValueError(f"{text[:40]!r} is no Z85 text")
+        raise ValueError(f"{text[:40]!r} is not Z85 text")
     return b85decode(digits.translate(_TO_B85))

@@ -5,7 +5,7 @@ manifest list → manifests → entries → DataFile → FileScan
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -228,7 +228,7 @@ def _projected_part(request: DataScanRequest, num_columns: int) -> float:
 def _weighed(scan: FileScan, part: float) -> FileScan:
     groups = scan.groups.copy()
     groups[:, 1] = (groups[:, 1] * part).astype(np.int64)
-    return FileScan(groups=groups, size=scan.size, identity=scan.identity, schema=scan.schema)
+    return replace(scan, groups=groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

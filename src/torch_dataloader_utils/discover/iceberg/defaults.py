@@ -20,7 +20,7 @@ def initial_defaults(fields: Iterable[pa.Field], stored: Mapping[int, Any]) -> t
     fields: with ids. stored: JSON by field id.
 
     Raises:
-        CorruptFileError: a default that is no value of the field's type.
+        CorruptFileError: a default that is not a value of the field's type.
         UnsupportedFeatureError: one inside of a type that Arrow makes no values of (lists of UUIDs).
     """
     found: dict[int, Any] = {}

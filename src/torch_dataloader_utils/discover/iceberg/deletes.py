@@ -31,7 +31,7 @@ def read_vector(store: Store, path: str, offset: int, size: int, *, allow_bare: 
 
     Raises:
         CorruptFileError: outside the file, a wrong checksum, or no such vector.
-        UnsupportedFeatureError: the file is no Puffin file (a bare vector), unless `allow_bare`.
+        UnsupportedFeatureError: the file is not a Puffin file (but a bare vector), unless `allow_bare`.
     """
     now = store.stat(path)
     if offset < 0 or size < _FRAME_BYTES or offset + size > now.size:

@@ -38,7 +38,7 @@ def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None 
 
     beside: types of fields that pyiceberg does not know, and defaults.
     wanted: names of the columns that will be read, None for all. Others are left out if Arrow has no plain counterpart
-        of their types, or their defaults are no values of them.
+        of their types, or if their defaults are not values of them.
 
     Raises:
         UnsupportedFeatureError: such a type of a column that is wanted. CorruptFileError: such a default.
@@ -76,7 +76,7 @@ def _leaving_out(fields: Sequence[pa.Field], wanted: Sequence[str] | None) -> st
 
 
 def metadata_column_hint(name: str) -> str:
-    """Advice about a name that is no column of the table."""
+    """Advice about a name that is not a column of the table."""
     if name not in _OTHER_METADATA_COLUMNS:
         return ""
     return f" Of metadata columns, {', '.join(METADATA_COLUMNS)} are read; leave the others out."
@@ -189,7 +189,7 @@ def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:
             return tuple(sorted(set(_mapped(json.loads(text), ()))))
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(
-                f"the table's {_NAME_MAPPING} is no name mapping ({error}). Set the property to a valid one."
+                f"the table's {_NAME_MAPPING} is not a valid name mapping ({error}). Set the property to a valid one."
             ) from error
     return tuple(sorted({named for schema in metadata.schemas for named in _named(schema.fields, ())}))
 

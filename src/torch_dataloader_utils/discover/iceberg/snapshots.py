@@ -34,8 +34,8 @@ class SnapshotChoice:
     agreed: what rank 0 found for this choice, since the table may have changed after that.
 
     Raises:
-        ConfigError: more than one. ConfigTypeError: an id that is no whole number, a time that is neither that nor a
-        datetime, a branch or tag that is no text.
+        ConfigError: more than one. ConfigTypeError: an id that is not a whole number, a time that is neither one nor a
+        datetime, a branch or tag that is not text.
     """
 
     snapshot_id: int | None = None

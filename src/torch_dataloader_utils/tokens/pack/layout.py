@@ -179,7 +179,7 @@ class Segments:
     unpredicted: input positions of documents whose next token is padding, or of another document or sample; int64.
     filled: input positions of each sample that belong to documents, the first ones; int64 [samples].
     piece: which pieces are such runs, in order; int64. A piece may be the extra token alone, a label and no input.
-    tokens: input positions of each of these pieces that are no padding; int64 [pieces].
+    tokens: input positions of each of these pieces that are not padding; int64 [pieces].
     """
 
     start: Int64s

@@ -264,7 +264,7 @@ def pack_tokens(
 ) -> TokenPacking:
     """Documents as samples of `sequence_length` tokens: pass it as `create_dataloader(..., pack=...)`.
 
-    Each row of a column of lists, or of text, is a document; empty and null rows are none. A row group is packed by
+    Each row of a column of lists, or of text, is a document; empty and null rows give none. A row group is packed by
     itself:
 
         greedy      documents end to end, cut where a sample is full; the row group's last sample is padded
