@@ -13,6 +13,7 @@ from tests.tokens.pack.corpora import EOD, number_tokens, pack_corpus, samples_o
 from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, TokenBatches, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.division import Share
+from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import make_reader
@@ -92,7 +93,7 @@ def test_processes_share_the_counting(corpus, counts):
     parts = []
     for index in range(2):
         share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
-        count_packed(inventory, reader, share)
+        count_packed(inventory, reader, share, read_lengths)
     expected = [len(pack_corpus([[group]], packing)) for groups in TOKENS for group in groups]
     assert np.sum(parts, axis=0).tolist() == expected
     assert all((part < expected).any() for part in parts)

@@ -23,6 +23,7 @@ from tests.tokens.pack.corpora import corpora, number_tokens, pack_corpus, packi
 from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import scan_files
 from torch_dataloader_utils._core.division import Share
+from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
     ConfigError,
@@ -255,7 +256,7 @@ def test_processes_share_the_counting(folder):
     parts = []
     for index in range(2):
         share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
-        count_packed(inventory, reader, share)
+        count_packed(inventory, reader, share, read_lengths)
     assert np.sum(parts, axis=0).tolist() == [len(pack_corpus([[g]], packing)) for groups in FILES for g in groups]
 
 

@@ -58,12 +58,10 @@ class ReadLengths(Protocol):
     ) -> npt.NDArray[Any]: ...
 
 
-def count_packed(
-    inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths | None = None
-) -> Inventory:
+def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Inventory:
     """The inventory of samples; one that already counts them is returned as it is.
 
-    read_lengths: by it documents of text are measured where rows are known; None: nothing is kept.
+    read_lengths: measures documents of text where rows are known.
 
     Raises:
         ConfigError: the inventory counts samples of another packing, or the column does not hold tokens.
@@ -106,13 +104,11 @@ def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
     )
 
 
-def _count(
-    inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths | None = None
-) -> Int64s:
+def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Int64s:
     """Samples of every row group of this process's share, 0 elsewhere; int64 [groups]."""
     groups = inventory.groups
     tokenizer = reader.packing.tokenizer
-    if read_lengths is not None and tokenizer is not None and inventory.rows_are_known:
+    if tokenizer is not None and inventory.rows_are_known:
         if tokenizer.version is not None:
             what = f"{reader.packing.column} by {tokenizer.version}"
             return _from_lengths(
