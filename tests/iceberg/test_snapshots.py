@@ -282,7 +282,7 @@ def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: o
 
     def scan(share: Share) -> Inventory:
         source = IcebergSource(table=table.metadata, **options)
-        return scan_table(*open_alike(source, source.scan_options(None, None), share))
+        return scan_table(*open_alike(source, source.scan_options(None, None, "raise"), share))
 
     first = scan(Share(index=0, count=2, exchange=tell))
     commit()
