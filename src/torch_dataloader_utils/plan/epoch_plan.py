@@ -227,7 +227,7 @@ def describe_mixing(plan: EpochPlan) -> str:
         mixed = max(mixed, batch_rows / options.lane_rows)
     mixed = max(1, min(mixed, of_worker))
     own = ""
-    if options.host_shares is not None and (groups := options.rank_groups(topology.num_ranks)) > 1:
+    if (groups := options.rank_groups(topology.num_ranks)) > 1:
         ranks = plural(topology.num_ranks // groups, "rank")
         own = f"; every {ranks} draw from the same {plural(num_chunks // groups, 'chunk')} in all epochs"
     few = f" (few: {FEW_CHUNKS} or more mix well)" if of_worker < FEW_CHUNKS else ""
@@ -249,12 +249,8 @@ def describe_cache(plan: EpochPlan, cache_bytes: int | str | None, host_ranks: i
     if cache_bytes is None:
         return ""
     most_bytes, num_ranks = parse_bytes("cache_bytes", cache_bytes), plan.topology.num_ranks
-    own = (
-        num_ranks
-        if plan.inputs.options.host_shares is None
-        else num_ranks // plan.inputs.options.rank_groups(num_ranks)
-    )
-    ranks = own if host_ranks is None else check_integer("host_ranks", host_ranks, least=1)
+    keeping_a_share = num_ranks // plan.inputs.options.rank_groups(num_ranks)  # without shares, all of them
+    ranks = keeping_a_share if host_ranks is None else check_integer("host_ranks", host_ranks, least=1)
     if ranks > num_ranks:
         raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass how many a host has.")
     groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
