@@ -57,16 +57,13 @@ class RowSpace:
     @classmethod
     def of(cls, groups: GroupTable) -> "RowSpace":
         """The numbering of these groups' rows."""
-        exact = bool((groups.live_rows != UNKNOWN).all())
-        rows = groups.live_rows
-        if not exact:
-            known = np.where(groups.physical_rows == UNKNOWN, 1, groups.physical_rows)
-            rows = np.where(groups.live_rows == UNKNOWN, known, groups.live_rows)
+        is_unknown = groups.live_rows == UNKNOWN
+        substitute = np.where(groups.physical_rows == UNKNOWN, 1, groups.physical_rows)
         return cls(
-            group_start=_running_total(rows),
+            group_start=_running_total(np.where(is_unknown, substitute, groups.live_rows)),
             byte_start=_running_total(groups.projected_bytes),
             file=groups.file,
-            exact=exact,
+            exact=not is_unknown.any(),
         )
 
     @property

@@ -46,7 +46,7 @@ class BlendPosition:
             self,
             steps=self.steps + 1,
             counts=counts,
-            capped=tuple(each for each in capped if each[1] <= sum(counts)) if capped else (),
+            capped=tuple(each for each in capped if each[1] <= sum(counts)),
             marks=tuple(replace(mark, taken=mark.taken + n) for mark, n in zip(self.marks, given, strict=True)),
         )
 

@@ -48,8 +48,7 @@ class PackingShape:
     @property
     def microbatch_multiple(self) -> int:
         """The number of microbatches is a multiple of this."""
-        group = self.microbatch_group_size_per_vp_stage
-        return 1 if group is None else group
+        return self.microbatch_group_size_per_vp_stage or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
