@@ -142,7 +142,7 @@ class CacheIndex:
         self._offset = status.st_size
 
     def _victims(self, name: str, size: int) -> list[str] | None:
-        """The entries to remove before one of `size` bytes is added; None if all that could are read before it.
+        """The entries to remove before one of `size` bytes is added; None if entries with earlier reads had to go too.
 
         Those whose next use is farthest go first (Belady 1966); where none is known, the oldest.
         """

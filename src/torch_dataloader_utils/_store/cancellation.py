@@ -1,7 +1,7 @@
 """Waits that end when the process ends, or when the work that they belong to is interrupted.
 
 At exit Python first joins the threads of pools, and a thread that tries to reach a dead server would delay that for
-minutes. So would Ctrl-C, after which the threads must have ended before the caller goes on.
+minutes. The same is true of Ctrl-C, because the caller goes on only when the threads have ended.
 """
 
 import asyncio

@@ -87,7 +87,7 @@ def censor(
 
 
 def _set(error: BaseException, name: str, value: Any) -> None:
-    """Set an attribute of an error, of one too that refuses it (those of Thrift are frozen)."""
+    """Set an attribute of an error, even if its class forbids that (errors of Thrift are frozen)."""
     BaseException.__setattr__(error, name, value)
 
 

@@ -4,7 +4,7 @@
     cache_schedule     when each row group is read next, by all ranks of this host
     cache_index        what is there, and what makes room for what
 
-A fault of the directory costs requests, never a row: then bytes are fetched as without a cache.
+If the directory fails, bytes are fetched as without a cache: that costs requests, never rows.
 """
 
 import logging
@@ -208,12 +208,9 @@ class OpenCache:
         except OSError as error:
             # Somebody may have deleted the directory.
             self._is_ready = False
-            self._warn(error)
-
-    def _warn(self, error: OSError) -> None:
-        level = logging.DEBUG if self._warned else logging.WARNING
-        _log.log(level, "the cache in %s is not used for some bytes: %s", self._root, error)
-        self._warned = True
+            level = logging.DEBUG if self._warned else logging.WARNING
+            _log.log(level, "the cache in %s is not used for some bytes: %s", self._root, error)
+            self._warned = True
 
 
 _opened: dict[HostCache, OpenCache] = {}

@@ -191,7 +191,7 @@ class LocalStore:
         identity: str | None = None,
         row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
-        """The bytes of each span, read into its buffer: no memory is taken, which for small files is most of a read."""
+        """The bytes of each span, read into its buffer: allocating memory is most of the time of a small read."""
         with translated(path, "read", identity), _opened(path, self.local_path(path)) as file:
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
             now = file_stat(os.fstat(file))
@@ -280,7 +280,10 @@ def _opened(path: str, local_path: str) -> Iterator[int]:
 
 
 def open_to_read(local_path: str) -> int:
-    """A descriptor of the file, which the caller closes; of a pipe too, at once: nothing can be read from that one."""
+    """A descriptor of the file, which the caller closes.
+
+    A pipe is opened too, without waiting for a writer; nothing can be read from it.
+    """
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         # O_NONBLOCK has no effect on files, and keeps a pipe from waiting for a writer.

@@ -270,7 +270,8 @@ class FsspecStore:
     ) -> T:
         """Run `call(filesystem, key)` until it succeeds; raises one of our errors when it fails for good.
 
-        attempts: by whose seconds the call ends an attempt; without, they only decide whether there is another one.
+        attempts: passed where `call` itself ends an attempt by their `left_seconds`; by default they only decide
+            whether there is another attempt.
         """
         attempts, log = attempts or Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)

@@ -71,7 +71,7 @@ def cut_blocks(size: int) -> list[Span]:
 
 
 def delete_object(filesystem: Any, key: str) -> None:
-    """Delete what is there; nothing there is as good."""
+    """Delete the object, if it is there."""
     with suppress(FileNotFoundError):
         ask(filesystem, "rm_file", key)
 

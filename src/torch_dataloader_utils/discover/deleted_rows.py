@@ -70,7 +70,7 @@ def decode_framed(path: str, blob: bytes) -> Int64s:
 
 
 def decode_vector(path: str, body: bytes) -> Int64s:
-    """The same of a vector without both.
+    """The positions in a vector without length and checksum, ascending, each once.
 
     Raises:
         CorruptFileError: no such vector.

@@ -42,11 +42,8 @@ def to_plain(column: pa.Array) -> pa.Array:
     one offset too few: the end of the last list would be whatever lies in memory there.
     """
     plain = plain_type(column.type)
-    return column if plain == column.type or _is_list_view(column.type) else column.cast(plain)
-
-
-def _is_list_view(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_list_view(data_type) or pa.types.is_large_list_view(data_type))
+    is_list_view = pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)
+    return column if plain == column.type or is_list_view else column.cast(plain)
 
 
 def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
