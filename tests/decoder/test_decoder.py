@@ -254,13 +254,13 @@ def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        (b"", 0, 4, 4, True, False, -1, 0, 0),
-        (b"", 0, 4, 4, True, False, 4, 0, 5),
-        (b"", 0, 4, 4, True, False, 4, 3, 2),
-        (b"", 0, 4, 8, True, False, 4, 0, 4),
-        (b"", 0, 4, 3, True, False, 4, 0, 4),
-        (b"", 0, 4, 4, True, False, 400, 0, 400),
-        (b"", 0, 4, 4, True, False, 1 << 62, 0, 1 << 62),
+        (b"", 0, 0, 4, 4, True, False, -1, 0, 0),
+        (b"", 0, 0, 4, 4, True, False, 4, 0, 5),
+        (b"", 0, 0, 4, 4, True, False, 4, 3, 2),
+        (b"", 0, 0, 4, 8, True, False, 4, 0, 4),
+        (b"", 0, 0, 4, 3, True, False, 4, 0, 4),
+        (b"", 0, 0, 4, 4, True, False, 400, 0, 400),
+        (b"", 0, 0, 4, 4, True, False, 1 << 62, 0, 1 << 62),
     ],
 )
 def test_rows_and_buffers_that_do_not_fit_are_refused(arguments: Any) -> None:
@@ -279,5 +279,5 @@ def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
 
 
 def test_an_empty_chunk_is_damaged() -> None:
-    result = _decoder.decode([(b"", 0, 4, 4, True, False, 4, 0, 4, bytearray(16), bytearray(1))], 1 << 20, True)
+    result = _decoder.decode([(b"", 0, 0, 4, 4, True, False, 4, 0, 4, bytearray(16), bytearray(1))], 1 << 20, True)
     assert result == [(0, 0, "damaged", 0)]

@@ -101,6 +101,10 @@ static Reason read_dictionary(const Chunk *chunk, const Header *header, Bytes st
     /* Every value takes bytes of the page, so that the count is bounded by it. */
     if (!is_within(header->count, (uint64_t)header->size / (uint64_t)chunk->layout.stored)) return DAMAGED;
     size_t count = (size_t)header->count;
+    if (chunk->layout.stored == chunk->layout.width) { /* as they lie */
+        *dictionary = (Dictionary){page, count};
+        return DECODED;
+    }
     uint8_t *values = scratch_of(&work->dictionary, count * (size_t)chunk->layout.width);
     if (values == NULL) return NO_MEMORY;
     Bytes plain = {page, page + header->size};

@@ -34,6 +34,7 @@ typedef enum {
     CHECKSUM,   /* the page's bytes are not those that were written */
     TOO_LARGE,  /* a page of more bytes than the plan allows */
     NO_MEMORY,
+    NOT_READ,   /* the file did not give the bytes of the pages */
 } Reason;
 
 /* Bytes from `at` to `end`. */

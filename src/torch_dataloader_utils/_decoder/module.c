@@ -2,15 +2,18 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "decoder.h"
 
-static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory"};
+static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read"};
 
 typedef struct {
     Chunk chunk;
+    long long start; /* in the file, where `pages` are to be read from */
     Py_buffer pages, values, validity, offsets, list_validity;
     Reason reason;
 } Job;
@@ -41,14 +44,26 @@ static int fits_lists(const Job *job) {
            (!chunk->lists.is_optional || (chunk->count + 7) / 8 <= job->list_validity.len);
 }
 
-/* Fills a job from (pages, codec, stored, width, is_integer, is_optional, num_values, first, count, values, validity), and
+/* Reads `pages` from a file, all of them. */
+static bool read_pages(const Job *job, int file) {
+    uint8_t *pages = job->pages.buf;
+    for (Py_ssize_t have = 0; have < job->pages.len;) {
+        ssize_t more = pread(file, pages + have, (size_t)(job->pages.len - have), (off_t)(job->start + have));
+        if (more < 0 && errno == EINTR) continue;
+        if (more <= 0) return false;
+        have += more;
+    }
+    return true;
+}
+
+/* Fills a job from (pages, start, codec, stored, width, is_integer, is_optional, num_values, first, count, values, validity), and
  * for lists (..., offsets, list_validity, list_is_optional). */
 static int parse(PyObject *arguments, Job *job) {
     Chunk *chunk = &job->chunk;
     long long num_values, first, count;
     int is_integer, is_optional, list_is_optional = 0;
-    if (!PyArg_ParseTuple(arguments, "y*iiippLLLw*w*|w*w*p", &job->pages, &chunk->codec, &chunk->layout.stored,
-                          &chunk->layout.width, &is_integer, &is_optional, &num_values, &first, &count, &job->values,
+    if (!PyArg_ParseTuple(arguments, "y*LiiippLLLw*w*|w*w*p", &job->pages, &job->start, &chunk->codec,
+                          &chunk->layout.stored, &chunk->layout.width, &is_integer, &is_optional, &num_values, &first, &count, &job->values,
                           &job->validity, &job->offsets, &job->list_validity, &list_is_optional))
         return 0;
     chunk->pages = (Bytes){job->pages.buf, (const uint8_t *)job->pages.buf + job->pages.len};
@@ -76,9 +91,11 @@ static int parse(PyObject *arguments, Job *job) {
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(chunks, most_page_bytes, checks_pages) -> list of (nulls, pages, reason, null_lists)\n\n"
-             "Decodes column chunks, without the interpreter's lock.\n\n"
-             "chunks: tuples of (pages, codec, stored, width, is_integer, is_optional, num_values, first, count, values,\n"
+             "decode(chunks, most_page_bytes, checks_pages, file=-1) -> list of (nulls, pages, reason, null_lists)\n\n"
+             "Decodes column chunks, one after the other, without the interpreter's lock.\n\n"
+             "file: a descriptor; each chunk's pages are read from it before they are decoded, so that all chunks can share\n"
+             "one buffer, which stays in a core's cache.\n"
+             "chunks: tuples of (pages, start in the file, codec, stored, width, is_integer, is_optional, num_values, first, count, values,\n"
              "validity), of lists also offsets, list_validity, list_is_optional; see decoder.h. reason: '' where the chunk was\n"
              "decoded; else why not, and what the buffers hold then is not defined.");
 
@@ -86,8 +103,8 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *chunks;
     Py_ssize_t most_page_bytes;
-    int checks_pages;
-    if (!PyArg_ParseTuple(arguments, "O!np", &PyList_Type, &chunks, &most_page_bytes, &checks_pages)) return NULL;
+    int checks_pages, file = -1;
+    if (!PyArg_ParseTuple(arguments, "O!np|i", &PyList_Type, &chunks, &most_page_bytes, &checks_pages, &file)) return NULL;
     if (most_page_bytes < 0) return PyErr_Format(PyExc_ValueError, "most_page_bytes is negative");
     Py_ssize_t count = PyList_Size(chunks);
     Job *jobs = calloc((size_t)count + 1, sizeof *jobs);
@@ -103,13 +120,19 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
             release(jobs, i + 1);
             return NULL;
         }
+        if (file >= 0 && (jobs[i].pages.readonly || jobs[i].start < 0)) {
+            PyErr_SetString(PyExc_ValueError, "pages cannot be read to there, or from there");
+            release(jobs, i + 1);
+            return NULL;
+        }
         jobs[i].chunk.most_page_bytes = (size_t)most_page_bytes;
         jobs[i].chunk.checks_pages = checks_pages;
     }
     Work work;
     memset(&work, 0, sizeof work);
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++) jobs[i].reason = decode_chunk(&jobs[i].chunk, &work);
+    for (Py_ssize_t i = 0; i < count; i++)
+        jobs[i].reason = file < 0 || read_pages(&jobs[i], file) ? decode_chunk(&jobs[i].chunk, &work) : NOT_READ;
     free_work(&work);
     Py_END_ALLOW_THREADS
     PyObject *results = PyList_New(count);

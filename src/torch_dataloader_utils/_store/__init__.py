@@ -31,7 +31,7 @@ from torch_dataloader_utils._store.interface import (
     Store,
     Tail,
 )
-from torch_dataloader_utils._store.local import MOST_READ_BYTES, LocalStore, file_stat, open_to_read
+from torch_dataloader_utils._store.local import MOST_READ_BYTES, LocalStore, file_stat, open_to_read, planned_file
 from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -69,6 +69,7 @@ __all__ = [
     "is_refusal",
     "open_store",
     "open_to_read",
+    "planned_file",
     "redact",
     "request_threads",
     "sync_directory",

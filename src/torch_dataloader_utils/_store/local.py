@@ -192,10 +192,8 @@ class LocalStore:
         row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
         """The bytes of each span, read into its buffer: allocating memory is most of the time of a small read."""
-        with translated(path, "read", identity), _opened(path, self.local_path(path)) as file:
+        with planned_file(path, self.local_path(path), identity) as file:
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
-            now = file_stat(os.fstat(file))
-        check_identity(path, identity, now)
         for span, length in zip(spans, lengths, strict=True):
             if length != span[1]:
                 raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {length} of {span[1]} bytes")
@@ -263,6 +261,15 @@ def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileS
         if error.errno in NOTHING_THERE and Path(path).is_symlink():
             return None
         raise
+
+
+@contextmanager
+def planned_file(path: str, local_path: str, identity: str | None) -> Iterator[int]:
+    """A descriptor of a local file, which at the end must be the one with this identity (None: any)."""
+    with translated(path, "read", identity), _opened(path, local_path) as file:
+        yield file
+        now = file_stat(os.fstat(file))
+    check_identity(path, identity, now)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -36,6 +37,10 @@ _PHYSICAL_TYPES = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5
 
 # Columns begin at multiples of this, as Arrow wants it.
 _ALIGNED_BYTES = 64
+
+# As much memory is taken before pages are looked at, or so many times their stored bytes.
+_SURE_BYTES = 32 << 20
+_SURE_RATIO = 16
 
 PAGES = ProcessMemory()
 """The memory of stored pages, which nobody but this process sees."""
@@ -199,38 +204,28 @@ def read_numbers(
     """
     start, stop = rows.of(group_rows)
     num_rows = stop - start
-    columns = sorted(columns, key=NumberColumn.kind)
-    taken, room_bytes = [], source.max_row_group_bytes
-    known = {codec for codec in set(chunks[:, OfChunk.CODEC].tolist()) if _decoder.has_codec(codec)}
-    of_columns = chunks[[column.leaf for column in columns], : OfChunk.TYPE].tolist()
-    for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
-        begin = chunk_start(data, dictionary)
-        is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size
-        fits = group_rows <= values <= MAX_OFFSET if column.is_list else values == group_rows
-        # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
-        num_bytes = values * column.value_bits // 8
-        if not is_there or not fits:
-            count_chunks("damaged")
-        elif codec not in known:
-            count_chunks("codec")
-        elif num_bytes > room_bytes:
-            count_chunks("too large")
-        else:
-            room_bytes -= num_bytes
-            taken.append(_Chunk(column, codec, values, (begin, length)))
-    pages = _read_pages(source, [chunk.span for chunk in taken]) if taken else []
-    # A footer may claim any number of values: memory is taken only for those that pages say they have.
-    if not taken or any(map(_lacks_values, taken, pages)):
-        count_chunks("damaged", len(taken))
+    taken = _known_chunks(source, chunks, columns, group_rows)
+    if not taken:
         return None
     rooms = [chunk.values if chunk.column.is_list else num_rows for chunk in taken]
     places, num_bytes = place_columns([chunk.column for chunk in taken], rooms, num_rows)
-    memory = RECYCLED.take(num_bytes)
-    jobs = [_job(*each, memory, start, num_rows) for each in zip(taken, pages, places, strict=True)]
-    results = _decoder.decode(jobs, source.max_row_group_bytes, source.page_checksums)
+    spans = [chunk.span for chunk in taken]
+    is_sure = num_bytes <= max(_SURE_BYTES, _SURE_RATIO * sum(length for _, length in spans))
+    with source.local_file() if is_sure else nullcontext() as file:
+        pages = _read_pages(source, spans) if file is None else _pages_in_turn(spans)
+        # A footer may claim any number of values: memory is taken only for those that pages say they have.
+        if file is None and any(map(_lacks_values, taken, pages)):
+            count_chunks("damaged", len(taken))
+            return None
+        memory = RECYCLED.take(num_bytes)
+        jobs = [_job(*each, memory, start, num_rows) for each in zip(taken, pages, places, strict=True)]
+        budget, checks = source.max_row_group_bytes, source.page_checksums
+        results = _decoder.decode(jobs, budget, checks, -1 if file is None else file)
     buffer, arrays, fields = pa.py_buffer(memory), [], []
     for chunk, place, result in zip(taken, places, results, strict=True):
         nulls, _, reason, null_lists = result
+        if reason == "not read":
+            _read_pages(source, [chunk.span])  # raises why not
         if reason:
             count_chunks(reason)
             continue
@@ -247,6 +242,30 @@ class _Chunk(NamedTuple):
     codec: int
     values: int
     span: Span
+
+
+def _known_chunks(source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int) -> list[_Chunk]:
+    """The chunks of these columns that the decoder may read, by what the footer says; the others are counted."""
+    columns = sorted(columns, key=NumberColumn.kind)
+    known = {codec for codec in set(chunks[:, OfChunk.CODEC].tolist()) if _decoder.has_codec(codec)}
+    taken, room_bytes = [], source.max_row_group_bytes
+    of_columns = chunks[[column.leaf for column in columns], : OfChunk.TYPE].tolist()
+    for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
+        begin = chunk_start(data, dictionary)
+        is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size
+        fits = group_rows <= values <= MAX_OFFSET if column.is_list else values == group_rows
+        # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
+        num_bytes = values * column.value_bits // 8
+        if not is_there or not fits:
+            count_chunks("damaged")
+        elif codec not in known:
+            count_chunks("codec")
+        elif num_bytes > room_bytes:
+            count_chunks("too large")
+        else:
+            room_bytes -= num_bytes
+            taken.append(_Chunk(column, codec, values, (begin, length)))
+    return taken
 
 
 def _lacks_values(chunk: _Chunk, pages: memoryview) -> bool:
@@ -287,6 +306,7 @@ def _job(chunk: _Chunk, pages: memoryview, place: Place, memory: Bytes, start: i
     column = chunk.column
     job = (
         pages,
+        chunk.span[0],
         chunk.codec,
         *column.layout,
         chunk.values,
@@ -321,6 +341,12 @@ def _array(
 
 def _aligned(number: int) -> int:
     return -(-number // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+def _pages_in_turn(spans: Sequence[Span]) -> list[memoryview]:
+    """Memory for the bytes of chunks that are read in turn: the same for all, so that a core's cache holds it."""
+    memory = PAGES.take(max(length for _, length in spans)).data
+    return [memory[:length] for _, length in spans]
 
 
 def _read_pages(source: TaskSource, spans: Sequence[Span]) -> list[memoryview]:

@@ -9,7 +9,7 @@ from stat import S_ISFIFO
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, planned_file
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
 from torch_dataloader_utils.errors import LoaderError, NoDataError
 
@@ -72,6 +72,19 @@ class TaskSource:
         content = memoryview(self._fetched[0])
         for span, buffer in zip(spans, buffers, strict=True):
             buffer[:] = content[span[0] : sum(span)]
+
+    @contextmanager
+    def local_file(self) -> Iterator[int | None]:
+        """A descriptor of the planned file, for positioned reads; None if it is remote, or a small one; see `whole`.
+
+        Raises:
+            FileChangedError: the file that was read has another identity.
+        """
+        if not self.store.is_local or self._fetched or self._comes_whole:
+            yield None
+            return
+        with planned_file(self.task.path, self.store.local_path(self.task.path), self.task.identity) as file:
+            yield file
 
     def _ranges(self, spans: Sequence[Span]) -> list[Buffer]:
         return self.store.ranges(self.task.path, spans, self.task.identity, self.task.ordinal)
