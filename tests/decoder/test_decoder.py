@@ -251,23 +251,6 @@ def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
         assert isinstance(verdicts[1], type) or verdicts[0] == verdicts[1], length
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (b"", 0, 0, 4, 4, True, False, -1, 0, 0),
-        (b"", 0, 0, 4, 4, True, False, 4, 0, 5),
-        (b"", 0, 0, 4, 4, True, False, 4, 3, 2),
-        (b"", 0, 0, 4, 8, True, False, 4, 0, 4),
-        (b"", 0, 0, 4, 3, True, False, 4, 0, 4),
-        (b"", 0, 0, 4, 4, True, False, 400, 0, 400),
-        (b"", 0, 0, 4, 4, True, False, 1 << 62, 0, 1 << 62),
-    ],
-)
-def test_rows_and_buffers_that_do_not_fit_are_refused(arguments: Any) -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        _decoder.decode([(*arguments, bytearray(64), bytearray(8))], 1 << 20, True)
-
-
 def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write_parquet(path, pa.table({"a": np.arange(1000)}), data_page_size=100, write_batch_size=10, use_dictionary=False)
@@ -276,8 +259,3 @@ def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
     assert _decoder.count_values(pages) == 1000
     assert 0 < _decoder.count_values(pages[: len(pages) // 2]) < 1000
     assert _decoder.count_values(b"") == _decoder.count_values(bytes(100)) == 0
-
-
-def test_an_empty_chunk_is_damaged() -> None:
-    result = _decoder.decode([(b"", 0, 0, 4, 4, True, False, 4, 0, 4, bytearray(16), bytearray(1))], 1 << 20, True)
-    assert result == [(0, 0, "damaged", 0)]

@@ -1,7 +1,6 @@
 """Small row groups decoded by one call, and footers read by one pass, say what pyarrow says of each alone."""
 
 import io
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,53 +200,76 @@ def test_footers_that_are_cut_or_empty_are_not_understood(length: int) -> None:
     assert _decoder.read_footer(footer + b"\0") is None
 
 
-GOOD = {
-    "columns": [(4, 4, 1, 1, 0, 64)],
-    "chunks": [(0, 0, 16)],
-    "rows": [4],
-    "pages": 16,
+GOOD: dict[str, Any] = {
+    "columns": [(4, 4, 1, 1, 0, 0, 64, -1, 64)],
+    "chunks": [(0, 0, 16, 4)],
+    "rows": [(0, 4)],
+    "pages": bytearray(16),
     "memory": 128,
-    "nulls": 1,
+    "results": 2,
+    "file": -1,
 }
+OF_LISTS = (4, 4, 1, 1, 1, 0, 32, 64, 96)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"columns": [(3, 4, 1, 1, 0, 64)]},
-        {"columns": [(4, 3, 1, 1, 0, 64)]},
-        {"columns": [(4, 4, 1, 1, 116, 64)]},
-        {"columns": [(4, 4, 1, 1, -4, 64)]},
-        {"columns": [(4, 4, 1, 1, 2, 64)]},
-        {"columns": [(4, 4, 1, 1, 0, 128)]},
-        {"columns": [(4, 4, 1, 1, 0, -1)]},
+        {"columns": [(3, 4, 1, 1, 0, 0, 64, -1, 64)]},
+        {"columns": [(4, 3, 1, 1, 0, 0, 64, -1, 64)]},
+        {"columns": [(4, 8, 1, 1, 0, 0, 64, -1, 64)]},
+        {"columns": [(4, 4, 1, 1, 0, 116, 64, -1, 64)]},
+        {"columns": [(4, 4, 1, 1, 0, -4, 64, -1, 64)]},
+        {"columns": [(4, 4, 1, 1, 0, 2, 64, -1, 64)]},
+        {"columns": [(4, 4, 1, 1, 0, 0, 128, -1, 64)]},
+        {"columns": [(4, 4, 1, 1, 0, 0, -1, -1, 64)]},
+        {"columns": [(4, 4, 1, 1, 1, 0, 64, 112, 64)]},
+        {"columns": [(4, 4, 1, 1, 1, 0, 64, 66, 64)]},
+        {"columns": [(4, 4, 1, 1, 1, 0, 64, 64, 128)]},
+        {"columns": [OF_LISTS], "chunks": [(0, 0, 16, 33)]},
+        {"columns": [OF_LISTS], "chunks": [(0, 0, 8, 4), (0, 8, 8, 4)], "rows": [(0, 4), (0, 4)]},
         {"columns": []},
-        {"chunks": [(0, 1, 16)]},
-        {"chunks": [(0, -1, 4)]},
-        {"chunks": [(0, 0, -1)]},
-        {"chunks": [(0, 17, 0)]},
+        {"chunks": [(0, 1, 16, 4)]},
+        {"chunks": [(0, -1, 4, 4)]},
+        {"chunks": [(0, 0, -1, 4)]},
+        {"chunks": [(0, 17, 0, 4)]},
+        {"chunks": [(0, 0, 16, 3)]},
+        {"chunks": [(0, 0, 16, -1)]},
+        {"chunks": [(0, 0, 16, 1 << 62)], "rows": [(0, 1 << 62)]},
         {"chunks": []},
-        {"rows": [-1]},
-        {"rows": [33]},
-        {"rows": [1 << 62]},
-        {"rows": [4, 4]},
-        {"nulls": 0},
+        {"chunks": [(0, 0, 17, 4)], "file": 0},
+        {"chunks": [(0, -1, 16, 4)], "file": 0},
+        {"pages": bytes(16), "file": 0},
+        {"rows": [(0, -1)]},
+        {"rows": [(0, 33)]},
+        {"rows": [(-1, 4)]},
+        {"rows": [(1, 4)]},
+        {"rows": [(0, 1 << 62)]},
+        {"rows": [(0, 4), (0, 4)]},
+        {"rows": []},
+        {"results": 1},
     ],
 )
 def test_places_outside_of_buffers_are_refused(changes: dict[str, Any]) -> None:
-    def call(options: dict[str, Any]) -> str:
-        packed = {key: np.array(options[key], np.int64).tobytes() for key in ("columns", "chunks")}
-        return _decoder.decode_groups(
-            bytes(options["pages"]),
-            pa.allocate_buffer(options["memory"]),
-            packed["columns"],
-            packed["chunks"],
-            struct.pack(f"<{len(options['rows'])}q", *options["rows"]),
-            bytearray(8 * options["nulls"]),
-            1 << 20,
-            True,
-        )
+    def call(options: dict[str, Any]) -> list[str]:
+        packed = (np.array(options[key], np.int64).tobytes() for key in ("columns", "chunks", "rows"))
+        results = bytearray(8 * options["results"])
+        memory = pa.allocate_buffer(options["memory"])
+        return _decoder.decode(options["pages"], memory, *packed, results, 1 << 20, True, options["file"])
 
-    assert call(GOOD) == "damaged"
+    assert call(GOOD) == ["damaged"]
+    assert call(GOOD | {"columns": [OF_LISTS]}) == ["damaged"]
     with pytest.raises(ValueError, match="do not fit"):
         call(GOOD | changes)
+
+
+def test_a_file_that_does_not_give_all_bytes_is_not_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(bytes(15))
+    columns, chunks, rows = (np.array(GOOD[key], np.int64) for key in ("columns", "chunks", "rows"))
+    with path.open("rb") as file:
+        arguments = (bytearray(16), bytearray(128), columns, chunks, rows, bytearray(16), 1 << 20, True)
+        assert _decoder.decode(*arguments, file.fileno()) == ["not read"]
+        path.write_bytes(bytes(16))
+        assert _decoder.decode(*arguments, file.fileno()) == ["damaged"]
+    assert _decoder.decode(*arguments, 1 << 20) == ["not read"]

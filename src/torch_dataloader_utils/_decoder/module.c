@@ -11,23 +11,31 @@
 
 static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read"};
 
-typedef struct {
-    Chunk chunk;
-    long long start; /* in the file, where `pages` are to be read from */
-    Py_buffer pages, values, validity, offsets, list_validity;
-    Reason reason;
-} Job;
+/* What `decode` is given of each column, of each row group, and of each chunk; and what it says of each column. */
+enum {
+    STORED,
+    WIDTH,
+    IS_INTEGER,
+    IS_OPTIONAL,
+    LIST_IS_OPTIONAL,
+    VALUES, /* where in `memory` they begin, and so on */
+    VALIDITY,
+    OFFSETS, /* negative: no lists */
+    LIST_VALIDITY,
+    COLUMN_NUMBERS
+};
+enum { FIRST_ROW, NUM_ROWS, ROW_NUMBERS };
+enum { CODEC_OF, START, LENGTH, NUM_VALUES, PART_NUMBERS };
+enum { NULLS, NULL_LISTS, RESULT_NUMBERS };
 
-static void release(Job *jobs, Py_ssize_t count) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyBuffer_Release(&jobs[i].pages);
-        PyBuffer_Release(&jobs[i].values);
-        PyBuffer_Release(&jobs[i].validity);
-        PyBuffer_Release(&jobs[i].offsets);
-        PyBuffer_Release(&jobs[i].list_validity);
-    }
-    free(jobs);
-}
+static const int64_t most_values = INT64_MAX / 128;
+
+typedef struct {
+    Py_buffer pages, memory, columns, chunks, rows, results;
+    int file; /* negative: the pages are there */
+    size_t num_columns, num_groups;
+    int64_t num_rows;
+} Request;
 
 static int is_layout(Layout layout) {
     if (layout.stored == 0) return layout.width == 1;
@@ -35,20 +43,71 @@ static int is_layout(Layout layout) {
            layout.width <= layout.stored && layout.stored <= 8;
 }
 
-/* Whether the buffers of lists fit their rows; true for flat columns. */
-static int fits_lists(const Job *job) {
-    const Chunk *chunk = &job->chunk;
-    if (job->offsets.obj == NULL) return 1;
-    return chunk->num_values <= INT32_MAX && chunk->count < job->offsets.len / (Py_ssize_t)sizeof(int32_t) &&
-           (uintptr_t)job->offsets.buf % sizeof(int32_t) == 0 &&
-           (!chunk->lists.is_optional || (chunk->count + 7) / 8 <= job->list_validity.len);
+static bool fits(int64_t start, uint64_t length, Py_ssize_t size) {
+    return start >= 0 && start <= size && length <= (uint64_t)(size - start);
 }
 
-/* Reads `pages` from a file, all of them. */
-static bool read_pages(const Job *job, int file) {
-    uint8_t *pages = job->pages.buf;
-    for (Py_ssize_t have = 0; have < job->pages.len;) {
-        ssize_t more = pread(file, pages + have, (size_t)(job->pages.len - have), (off_t)(job->start + have));
+static uint64_t bytes_of_bits(int64_t bits) { return ((uint64_t)bits + 7) / 8; }
+
+/* Whether a column of `room` values lies in the memory. */
+static bool check_column(const Request *request, const int64_t *column, int64_t room) {
+    int64_t stored = column[STORED], width = column[WIDTH];
+    uintptr_t memory = (uintptr_t)request->memory.buf;
+    Py_ssize_t size = request->memory.len;
+    if (stored < 0 || stored > 8 || width < 1 || width > 8 || !is_layout((Layout){(int)stored, (int)width, false}))
+        return false;
+    uint64_t bytes = stored == 0 ? bytes_of_bits(room) : (uint64_t)room * (uint64_t)width;
+    if (!fits(column[VALUES], bytes, size) || (memory + (uintptr_t)column[VALUES]) % (uintptr_t)width ||
+        !fits(column[VALIDITY], column[IS_OPTIONAL] ? bytes_of_bits(room) : 0, size))
+        return false;
+    if (column[OFFSETS] < 0) return true;
+    return request->num_groups == 1 && room <= INT32_MAX && request->num_rows <= INT32_MAX - 1 &&
+           fits(column[OFFSETS], ((uint64_t)request->num_rows + 1) * sizeof(int32_t), size) &&
+           (memory + (uintptr_t)column[OFFSETS]) % sizeof(int32_t) == 0 &&
+           fits(column[LIST_VALIDITY], column[LIST_IS_OPTIONAL] ? bytes_of_bits(request->num_rows) : 0, size);
+}
+
+/* Whether all places lie in their buffers, so that no chunk can be decoded from or to anywhere else. */
+static bool check(Request *request) {
+    size_t size = sizeof(int64_t), num_columns = (size_t)request->columns.len / size / COLUMN_NUMBERS;
+    size_t num_groups = (size_t)request->rows.len / size / ROW_NUMBERS;
+    const int64_t *columns = request->columns.buf, *rows = request->rows.buf, *parts = request->chunks.buf;
+    const Py_buffer *arrays[] = {&request->columns, &request->rows, &request->chunks, &request->results};
+    for (size_t i = 0; i < 4; i++)
+        if ((uintptr_t)arrays[i]->buf % size) return false;
+    if (num_columns == 0 || num_groups == 0 || (size_t)request->results.len / size / RESULT_NUMBERS < num_columns ||
+        num_groups > (size_t)request->chunks.len / size / PART_NUMBERS / num_columns)
+        return false;
+    if (request->file >= 0 && request->pages.readonly) return false;
+    request->num_columns = num_columns;
+    request->num_groups = num_groups;
+    request->num_rows = 0;
+    const int64_t *part = parts;
+    for (size_t group = 0; group < num_groups; group++, rows += ROW_NUMBERS) {
+        if (rows[NUM_ROWS] < 0 || rows[NUM_ROWS] > most_values - request->num_rows || rows[FIRST_ROW] < 0) return false;
+        request->num_rows += rows[NUM_ROWS];
+        for (size_t i = 0; i < num_columns; i++, part += PART_NUMBERS) {
+            if (part[NUM_VALUES] < 0 || part[NUM_VALUES] > most_values || rows[FIRST_ROW] > part[NUM_VALUES] ||
+                rows[NUM_ROWS] > part[NUM_VALUES] - rows[FIRST_ROW] || part[LENGTH] < 0)
+                return false;
+            bool is_read = request->file >= 0;
+            if (is_read && part[START] > INT64_MAX - part[LENGTH]) return false;
+            if (part[START] < 0 || !fits(is_read ? 0 : part[START], (uint64_t)part[LENGTH], request->pages.len))
+                return false;
+        }
+    }
+    for (size_t i = 0; i < num_columns; i++, columns += COLUMN_NUMBERS) {
+        bool is_list = columns[OFFSETS] >= 0;
+        if (!check_column(request, columns, is_list ? parts[i * PART_NUMBERS + NUM_VALUES] : request->num_rows))
+            return false;
+    }
+    return true;
+}
+
+/* Reads `length` bytes from `start` on, all of them. */
+static bool read_pages(int file, int64_t start, int64_t length, uint8_t *pages) {
+    for (int64_t have = 0; have < length;) {
+        ssize_t more = pread(file, pages + have, (size_t)(length - have), (off_t)(start + have));
         if (more < 0 && errno == EINTR) continue;
         if (more <= 0) return false;
         have += more;
@@ -56,94 +115,101 @@ static bool read_pages(const Job *job, int file) {
     return true;
 }
 
-/* Fills a job from (pages, start, codec, stored, width, is_integer, is_optional, num_values, first, count, values, validity), and
- * for lists (..., offsets, list_validity, list_is_optional). */
-static int parse(PyObject *arguments, Job *job) {
-    Chunk *chunk = &job->chunk;
-    long long num_values, first, count;
-    int is_integer, is_optional, list_is_optional = 0;
-    if (!PyArg_ParseTuple(arguments, "y*LiiippLLLw*w*|w*w*p", &job->pages, &job->start, &chunk->codec,
-                          &chunk->layout.stored, &chunk->layout.width, &is_integer, &is_optional, &num_values, &first, &count, &job->values,
-                          &job->validity, &job->offsets, &job->list_validity, &list_is_optional))
-        return 0;
-    chunk->pages = (Bytes){job->pages.buf, (const uint8_t *)job->pages.buf + job->pages.len};
-    chunk->layout.is_integer = is_integer;
-    chunk->is_optional = is_optional;
-    chunk->num_values = num_values;
-    chunk->first = first;
-    chunk->count = count;
-    chunk->room = job->offsets.obj == NULL ? count : num_values;
-    chunk->values = job->values.buf;
-    chunk->validity = job->validity.buf;
-    chunk->lists.offsets = job->offsets.buf;
-    chunk->lists.validity = job->list_validity.buf;
-    chunk->lists.is_optional = list_is_optional;
-    int64_t most = INT64_MAX / 128;
-    size_t bits = chunk->layout.stored == 0 ? 1 : 8 * (size_t)chunk->layout.width;
-    if (!is_layout(chunk->layout) || num_values < 0 || num_values > most || first < 0 || count < 0 ||
-        first > num_values || count > num_values - first || ((size_t)chunk->room * bits + 7) / 8 > (size_t)job->values.len ||
-        (is_optional && (chunk->room + 7) / 8 > job->validity.len) ||
-        (uintptr_t)job->values.buf % (size_t)chunk->layout.width || !fits_lists(job)) {
-        PyErr_SetString(PyExc_ValueError, "rows, layout and buffers do not fit each other");
-        return 0;
+/* A chunk whose rows begin at row `begin` of all. */
+static Chunk chunk_of(const Request *request, const int64_t *column, const int64_t *rows, const int64_t *part, int64_t begin) {
+    uint8_t *memory = request->memory.buf;
+    const uint8_t *pages = (const uint8_t *)request->pages.buf + (request->file < 0 ? part[START] : 0);
+    bool is_list = column[OFFSETS] >= 0;
+    Chunk chunk = {.pages = {pages, pages + part[LENGTH]},
+                   .codec = part[CODEC_OF] < 0 || part[CODEC_OF] > INT16_MAX ? -1 : (int)part[CODEC_OF],
+                   .layout = {(int)column[STORED], (int)column[WIDTH], column[IS_INTEGER] != 0},
+                   .is_optional = column[IS_OPTIONAL] != 0,
+                   .num_values = part[NUM_VALUES],
+                   .first = rows[FIRST_ROW],
+                   .count = rows[NUM_ROWS],
+                   .room = is_list ? part[NUM_VALUES] : rows[NUM_ROWS],
+                   .values = memory + column[VALUES] + (column[STORED] ? begin * column[WIDTH] : 0),
+                   .validity = memory + column[VALIDITY],
+                   .first_bit = begin};
+    if (is_list)
+        chunk.lists = (Lists){.offsets = (int32_t *)(memory + column[OFFSETS]),
+                              .validity = memory + column[LIST_VALIDITY],
+                              .is_optional = column[LIST_IS_OPTIONAL] != 0};
+    return chunk;
+}
+
+/* Of several row groups, ends at the first chunk that is refused. */
+static void decode_all(const Request *request, size_t most_page_bytes, bool checks_pages, Reason *reasons) {
+    const int64_t *rows = request->rows.buf, *part = request->chunks.buf;
+    int64_t begin = 0, *results = request->results.buf;
+    Work work;
+    memset(&work, 0, sizeof work);
+    memset(results, 0, request->num_columns * RESULT_NUMBERS * sizeof *results);
+    bool goes_on = true;
+    for (size_t group = 0; group < request->num_groups && goes_on; group++, rows += ROW_NUMBERS) {
+        const int64_t *column = request->columns.buf;
+        for (size_t i = 0; i < request->num_columns && goes_on; i++, column += COLUMN_NUMBERS, part += PART_NUMBERS) {
+            Chunk chunk = chunk_of(request, column, rows, part, begin);
+            chunk.most_page_bytes = most_page_bytes;
+            chunk.checks_pages = checks_pages;
+            bool is_there = request->file < 0 || read_pages(request->file, part[START], part[LENGTH], request->pages.buf);
+            reasons[i] = is_there ? decode_chunk(&chunk, &work) : NOT_READ;
+            goes_on = reasons[i] == DECODED || request->num_groups == 1;
+            if (chunk.is_optional && chunk.nulls == 0 && request->num_groups > 1)
+                set_bits(chunk.validity, begin, NULL, chunk.count);
+            results[i * RESULT_NUMBERS + NULLS] += chunk.nulls;
+            results[i * RESULT_NUMBERS + NULL_LISTS] += chunk.lists.nulls;
+        }
+        begin += rows[NUM_ROWS];
     }
-    return 1;
+    free_work(&work);
+}
+
+static PyObject *names_of(const Reason *found, size_t count) {
+    PyObject *names = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; names != NULL && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(reasons[found[i]]);
+        if (name == NULL || PyList_SetItem(names, (Py_ssize_t)i, name) < 0) Py_CLEAR(names);
+    }
+    return names;
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(chunks, most_page_bytes, checks_pages, file=-1) -> list of (nulls, pages, reason, null_lists)\n\n"
-             "Decodes column chunks, one after the other, without the interpreter's lock.\n\n"
-             "file: a descriptor; each chunk's pages are read from it before they are decoded, so that all chunks can share\n"
-             "one buffer, which stays in a core's cache.\n"
-             "chunks: tuples of (pages, start in the file, codec, stored, width, is_integer, is_optional, num_values, first, count, values,\n"
-             "validity), of lists also offsets, list_validity, list_is_optional; see decoder.h. reason: '' where the chunk was\n"
-             "decoded; else why not, and what the buffers hold then is not defined.");
+             "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1) -> reasons\n\n"
+             "Decodes columns of one row group, or the same columns of several, one after the other, without the interpreter's\n"
+             "lock.\n\n"
+             "columns: int64 [columns, 9]: stored, width, is_integer, is_optional, list_is_optional, and where in `memory` values,\n"
+             "validity, offsets (negative: no lists, which come from one row group only) and validity of lists begin.\n"
+             "rows: int64 [row groups, 2]: the first wanted row, and how many. chunks: int64 [row groups, columns, 4]: codec,\n"
+             "start and length in `pages`, and values by the footer. file: a descriptor that each chunk is read from, from its\n"
+             "start there, just before it is decoded; all of them to the front of `pages`, which a core's cache then holds.\n"
+             "results: gets nulls and null lists, int64 [columns, 2]. reasons: of each column '', or why it was refused, and what\n"
+             "its places hold then is not defined; where there are several row groups, nothing else is decoded then.");
 
 static PyObject *decode(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *chunks;
+    Request request = {.file = -1};
     Py_ssize_t most_page_bytes;
-    int checks_pages, file = -1;
-    if (!PyArg_ParseTuple(arguments, "O!np|i", &PyList_Type, &chunks, &most_page_bytes, &checks_pages, &file)) return NULL;
-    if (most_page_bytes < 0) return PyErr_Format(PyExc_ValueError, "most_page_bytes is negative");
-    Py_ssize_t count = PyList_Size(chunks);
-    Job *jobs = calloc((size_t)count + 1, sizeof *jobs);
-    if (jobs == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *each = PyList_GetItem(chunks, i);
-        if (each == NULL || !PyTuple_Check(each)) {
-            PyErr_SetString(PyExc_TypeError, "chunks must be tuples");
-            release(jobs, i);
-            return NULL;
+    int checks_pages;
+    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np|i", &request.pages, &request.memory, &request.columns, &request.chunks,
+                          &request.rows, &request.results, &most_page_bytes, &checks_pages, &request.file))
+        return NULL;
+    PyObject *names = NULL;
+    if (most_page_bytes < 0 || !check(&request)) {
+        PyErr_SetString(PyExc_ValueError, "row groups, columns and buffers do not fit each other");
+    } else {
+        Reason *found = calloc(request.num_columns, sizeof *found);
+        if (found != NULL) {
+            Py_BEGIN_ALLOW_THREADS
+            decode_all(&request, (size_t)most_page_bytes, checks_pages, found);
+            Py_END_ALLOW_THREADS
         }
-        if (!parse(each, &jobs[i])) {
-            release(jobs, i + 1);
-            return NULL;
-        }
-        if (file >= 0 && (jobs[i].pages.readonly || jobs[i].start < 0)) {
-            PyErr_SetString(PyExc_ValueError, "pages cannot be read to there, or from there");
-            release(jobs, i + 1);
-            return NULL;
-        }
-        jobs[i].chunk.most_page_bytes = (size_t)most_page_bytes;
-        jobs[i].chunk.checks_pages = checks_pages;
+        names = found == NULL ? PyErr_NoMemory() : names_of(found, request.num_columns);
+        free(found);
     }
-    Work work;
-    memset(&work, 0, sizeof work);
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++)
-        jobs[i].reason = file < 0 || read_pages(&jobs[i], file) ? decode_chunk(&jobs[i].chunk, &work) : NOT_READ;
-    free_work(&work);
-    Py_END_ALLOW_THREADS
-    PyObject *results = PyList_New(count);
-    for (Py_ssize_t i = 0; results != NULL && i < count; i++) {
-        const Chunk *chunk = &jobs[i].chunk;
-        PyObject *result = Py_BuildValue("LLsL", (long long)chunk->nulls, (long long)chunk->pages_decoded,
-                                         reasons[jobs[i].reason], (long long)chunk->lists.nulls);
-        if (result == NULL || PyList_SetItem(results, i, result) < 0) Py_CLEAR(results);
-    }
-    release(jobs, count);
-    return results;
+    Py_buffer *buffers[] = {&request.pages, &request.memory, &request.columns, &request.chunks, &request.rows, &request.results};
+    for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    return names;
 }
 
 PyDoc_STRVAR(count_values_doc,
@@ -200,115 +266,8 @@ static PyObject *footer_numbers(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* What `decode_groups` is given of each column, and of each chunk. */
-enum { STORED, WIDTH, IS_INTEGER, IS_OPTIONAL, VALUES, VALIDITY, COLUMN_NUMBERS };
-enum { CODEC_OF, START, LENGTH, PART_NUMBERS };
-
-typedef struct {
-    Py_buffer pages, memory, columns, chunks, rows, nulls;
-    size_t num_columns, num_groups;
-    int64_t num_rows;
-} Groups;
-
-static bool fits(int64_t start, uint64_t length, Py_ssize_t size) {
-    return start >= 0 && start <= size && length <= (uint64_t)(size - start);
-}
-
-/* Whether all places lie in their buffers, so that no chunk can be decoded to anywhere else. */
-static bool check_groups(Groups *groups) {
-    size_t size = sizeof(int64_t), num_columns = groups->num_columns = (size_t)groups->columns.len / size / COLUMN_NUMBERS;
-    size_t num_groups = groups->num_groups = (size_t)groups->rows.len / size;
-    const int64_t *columns = groups->columns.buf, *rows = groups->rows.buf, *part = groups->chunks.buf;
-    const Py_buffer *arrays[] = {&groups->columns, &groups->rows, &groups->chunks, &groups->nulls};
-    for (size_t i = 0; i < 4; i++)
-        if ((uintptr_t)arrays[i]->buf % size) return false;
-    if (num_columns == 0 || (size_t)groups->nulls.len / size < num_columns ||
-        num_groups > (size_t)groups->chunks.len / size / PART_NUMBERS / num_columns)
-        return false;
-    groups->num_rows = 0;
-    for (size_t i = 0; i < num_groups; groups->num_rows += rows[i++])
-        if (rows[i] < 0 || rows[i] > INT32_MAX || groups->num_rows > INT32_MAX) return false;
-    uint64_t bits = (uint64_t)groups->num_rows;
-    for (size_t i = 0; i < num_columns; i++, columns += COLUMN_NUMBERS) {
-        int64_t stored = columns[STORED], width = columns[WIDTH];
-        if (stored < 0 || stored > 8 || width < 1 || width > 8 || !is_layout((Layout){(int)stored, (int)width, false}))
-            return false;
-        uint64_t bytes = stored == 0 ? (bits + 7) / 8 : bits * (uint64_t)width;
-        if (!fits(columns[VALUES], bytes, groups->memory.len) ||
-            !fits(columns[VALIDITY], columns[IS_OPTIONAL] ? (bits + 7) / 8 : 0, groups->memory.len) ||
-            ((uintptr_t)groups->memory.buf + (uintptr_t)columns[VALUES]) % (uintptr_t)width)
-            return false;
-    }
-    for (size_t i = 0; i < num_groups * num_columns; i++, part += PART_NUMBERS)
-        if (part[LENGTH] < 0 || !fits(part[START], (uint64_t)part[LENGTH], groups->pages.len)) return false;
-    return true;
-}
-
-static Reason decode_all(const Groups *groups, size_t most_page_bytes, bool checks_pages) {
-    const int64_t *rows = groups->rows.buf, *part = groups->chunks.buf;
-    int64_t begin = 0, *nulls = groups->nulls.buf;
-    Work work;
-    memset(&work, 0, sizeof work);
-    memset(nulls, 0, groups->num_columns * sizeof *nulls);
-    Reason reason = DECODED;
-    for (size_t group = 0; group < groups->num_groups && reason == DECODED; begin += rows[group++]) {
-        const int64_t *column = groups->columns.buf;
-        for (size_t i = 0; i < groups->num_columns && reason == DECODED; i++, column += COLUMN_NUMBERS, part += PART_NUMBERS) {
-            const uint8_t *pages = (const uint8_t *)groups->pages.buf + part[START];
-            uint8_t *memory = groups->memory.buf;
-            Chunk chunk = {.pages = {pages, pages + part[LENGTH]},
-                           .codec = part[CODEC_OF] < 0 || part[CODEC_OF] > INT16_MAX ? -1 : (int)part[CODEC_OF],
-                           .layout = {(int)column[STORED], (int)column[WIDTH], column[IS_INTEGER] != 0},
-                           .is_optional = column[IS_OPTIONAL] != 0,
-                           .num_values = rows[group],
-                           .count = rows[group],
-                           .room = rows[group],
-                           .most_page_bytes = most_page_bytes,
-                           .checks_pages = checks_pages,
-                           .values = memory + column[VALUES] + (column[STORED] ? begin * column[WIDTH] : 0),
-                           .validity = memory + column[VALIDITY],
-                           .first_bit = begin};
-            reason = decode_chunk(&chunk, &work);
-            if (chunk.is_optional && chunk.nulls == 0) set_bits(chunk.validity, begin, NULL, chunk.count);
-            nulls[i] += chunk.nulls;
-        }
-    }
-    free_work(&work);
-    return reason;
-}
-
-PyDoc_STRVAR(decode_groups_doc,
-             "decode_groups(pages, memory, columns, chunks, rows, nulls, most_page_bytes, checks_pages) -> reason\n\n"
-             "Decodes the same columns of several row groups, one after the other, without the interpreter's lock; ends at the\n"
-             "first chunk that is refused.\n\n"
-             "columns: int64 [columns, 6]: stored, width, is_integer, is_optional, and where in `memory` values and validity\n"
-             "begin. chunks: int64 [row groups, columns, 3]: codec, and start and length in `pages`. rows: int64 [row groups].\n"
-             "nulls: gets how many each column has, int64 [columns]. reason: '' if all was decoded.");
-
-static PyObject *decode_groups(PyObject *module, PyObject *arguments) {
-    (void)module;
-    Groups groups;
-    Py_ssize_t most_page_bytes;
-    int checks_pages;
-    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np", &groups.pages, &groups.memory, &groups.columns, &groups.chunks,
-                          &groups.rows, &groups.nulls, &most_page_bytes, &checks_pages))
-        return NULL;
-    Reason reason = DECODED;
-    bool is_good = most_page_bytes >= 0 && check_groups(&groups);
-    if (is_good) {
-        Py_BEGIN_ALLOW_THREADS
-        reason = decode_all(&groups, (size_t)most_page_bytes, checks_pages);
-        Py_END_ALLOW_THREADS
-    }
-    Py_buffer *buffers[] = {&groups.pages, &groups.memory, &groups.columns, &groups.chunks, &groups.rows, &groups.nulls};
-    for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
-    if (is_good) return PyUnicode_FromString(reasons[reason]);
-    return PyErr_Format(PyExc_ValueError, "row groups, columns and buffers do not fit each other");
-}
-
 static PyMethodDef functions[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
-    {"decode_groups", decode_groups, METH_VARARGS, decode_groups_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},

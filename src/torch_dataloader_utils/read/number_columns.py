@@ -8,9 +8,7 @@ rows, errors and verdicts do not depend on who decodes.
 Source: parquet-format, "Types" and "Logical Types".
 """
 
-import itertools
 import json
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
@@ -22,12 +20,11 @@ import pyarrow as pa
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s, RowRange
 from torch_dataloader_utils._formats.footer_numbers import OfChunk
-from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._runtime.reused_memory import Bytes
-from torch_dataloader_utils._store import Span
+from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.read.source import TaskSource
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -74,9 +71,10 @@ class NumberColumn(NamedTuple):
         return self.physical_type, -1, 1 + self.is_list, definitions
 
     @property
-    def layout(self) -> tuple[int, int, bool, bool]:
-        """What the decoder has to know of the values."""
-        return self.stored, self.width, self.is_integer, self.is_optional
+    def layout(self) -> tuple[int, int, bool, bool, bool, int]:
+        """What the decoder has to know of the column; whether it has lists that may be null; the bits of a value."""
+        may_be_null = self.is_list and self.field.nullable
+        return self.stored, self.width, self.is_integer, self.is_optional, may_be_null, self.value_bits
 
     @property
     def value_bits(self) -> int:
@@ -203,169 +201,173 @@ def read_numbers(
         FileChangedError, StoreError: the bytes of the chunks are not those that were planned.
     """
     start, stop = rows.of(group_rows)
-    num_rows = stop - start
-    taken = _known_chunks(source, chunks, columns, group_rows)
-    if not taken:
+    taken = _Chunks.known(source, chunks, columns, group_rows)
+    if not taken.columns:
         return None
-    rooms = [chunk.values if chunk.column.is_list else num_rows for chunk in taken]
-    places, num_bytes = place_columns([chunk.column for chunk in taken], rooms, num_rows)
-    spans = [chunk.span for chunk in taken]
-    is_sure = num_bytes <= max(_SURE_BYTES, _SURE_RATIO * sum(length for _, length in spans))
+    rooms = [
+        values if column.is_list else stop - start
+        for column, values in zip(taken.columns, taken.values.tolist(), strict=True)
+    ]
+    places = Places.of(taken.columns, rooms, stop - start)
+    is_sure = places.num_bytes <= max(_SURE_BYTES, _SURE_RATIO * int(taken.lengths.sum()))
     with source.local_file() if is_sure else nullcontext() as file:
-        pages = _read_pages(source, spans) if file is None else _pages_in_turn(spans)
-        # A footer may claim any number of values: memory is taken only for those that pages say they have.
-        if file is None and any(map(_lacks_values, taken, pages)):
-            count_chunks("damaged", len(taken))
-            return None
-        memory = RECYCLED.take(num_bytes)
-        jobs = [_job(*each, memory, start, num_rows) for each in zip(taken, pages, places, strict=True)]
-        budget, checks = source.max_row_group_bytes, source.page_checksums
-        results = _decoder.decode(jobs, budget, checks, -1 if file is None else file)
-    buffer, arrays, fields = pa.py_buffer(memory), [], []
-    for chunk, place, result in zip(taken, places, results, strict=True):
-        nulls, _, reason, null_lists = result
-        if reason == "not read":
-            _read_pages(source, [chunk.span])  # raises why not
-        if reason:
-            count_chunks(reason)
-            continue
-        arrays.append(_array(chunk.column, place, buffer, num_rows, nulls, null_lists))
-        fields.append(chunk.column.field)
-    count_chunks("compiled", len(arrays))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
-
-
-class _Chunk(NamedTuple):
-    """A chunk that is decoded; values: by the footer, of lists levels."""
-
-    column: NumberColumn
-    codec: int
-    values: int
-    span: Span
-
-
-def _known_chunks(source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int) -> list[_Chunk]:
-    """The chunks of these columns that the decoder may read, by what the footer says; the others are counted."""
-    columns = sorted(columns, key=NumberColumn.kind)
-    known = {codec for codec in set(chunks[:, OfChunk.CODEC].tolist()) if _decoder.has_codec(codec)}
-    taken, room_bytes = [], source.max_row_group_bytes
-    of_columns = chunks[[column.leaf for column in columns], : OfChunk.TYPE].tolist()
-    for column, (codec, values, _, length, data, dictionary) in zip(columns, of_columns, strict=True):
-        begin = chunk_start(data, dictionary)
-        is_there = begin >= 0 and length >= 0 and begin + length <= source.task.file_size
-        fits = group_rows <= values <= MAX_OFFSET if column.is_list else values == group_rows
-        # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
-        num_bytes = values * column.value_bits // 8
-        if not is_there or not fits:
-            count_chunks("damaged")
-        elif codec not in known:
-            count_chunks("codec")
-        elif num_bytes > room_bytes:
-            count_chunks("too large")
+        if file is None:
+            pages, starts = _read_pages(source, taken.starts, taken.lengths)
+            if _lacks_values(taken, pages, starts):
+                count_chunks("damaged", len(taken.columns))
+                return None
         else:
-            room_bytes -= num_bytes
-            taken.append(_Chunk(column, codec, values, (begin, length)))
-    return taken
+            pages, starts = PAGES.take(int(taken.lengths.max())).data, taken.starts
+        memory, results = RECYCLED.take(places.num_bytes), np.empty((len(taken.columns), 2), np.int64)
+        reasons = _decoder.decode(
+            pages,
+            memory,
+            places.numbers,
+            np.stack([taken.codecs, starts, taken.lengths, taken.values], axis=1),
+            np.array([start, stop - start]),
+            results,
+            source.max_row_group_bytes,
+            source.page_checksums,
+            -1 if file is None else file,
+        )
+    for index, reason in enumerate(reasons):
+        if reason == "not read":
+            _read_pages(source, taken.starts[index : index + 1], taken.lengths[index : index + 1])  # raises why not
+        count_chunks(reason or "compiled")
+    return places.batch(memory, results, reasons)
 
 
-def _lacks_values(chunk: _Chunk, pages: memoryview) -> bool:
-    return _decoder.count_values(pages) < chunk.values
+class _Chunks(NamedTuple):
+    """The chunks of one row group that are decoded: one number a column of each.
 
-
-class Place(NamedTuple):
-    """Where a column lies in memory; `offsets` and `list_validity` are empty for columns that are no lists."""
-
-    values: slice
-    validity: slice
-    offsets: slice
-    list_validity: slice
-
-
-def place_columns(columns: Sequence[NumberColumn], rooms: Sequence[int], num_rows: int) -> tuple[list[Place], int]:
-    """A place for each column, one after the other, what is not values behind all values; and the bytes of all.
-
-    rooms: the values that each column has room for. How many items lists have is known only once they are decoded.
+    values: by the footer, of lists levels. starts: in the file.
     """
-    lengths = [-(-room * column.value_bits // 8) for room, column in zip(rooms, columns, strict=True)]
-    *starts, end = itertools.accumulate(map(_aligned, lengths), initial=0)
-    places = []
-    for column, room, start, length in zip(columns, rooms, starts, lengths, strict=True):
-        slices = [slice(start, start + length)]
-        for num_bits in (
-            room * column.is_optional,
-            (num_rows + 1) * 32 * column.is_list,
-            num_rows * (column.is_list and column.field.nullable),
-        ):
-            slices.append(slice(end, end + -(-num_bits // 8)))
-            end = _aligned(slices[-1].stop)
-        places.append(Place(*slices))
-    return places, end
+
+    columns: list[NumberColumn]
+    codecs: Int64s
+    values: Int64s
+    starts: Int64s
+    lengths: Int64s
+
+    @classmethod
+    def known(cls, source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int) -> "_Chunks":
+        """Those of these columns that the decoder may read, by what the footer says; the others are counted."""
+        columns = sorted(columns, key=NumberColumn.kind)
+        numbers = chunks[[column.leaf for column in columns]]
+        codecs, values, lengths = (numbers[:, each] for each in (OfChunk.CODEC, OfChunk.VALUES, OfChunk.COMPRESSED))
+        starts = chunk_starts(numbers)
+        are_lists, bits = (np.array([(column.is_list, column.value_bits) for column in columns])).T
+        are_there = (starts >= 0) & (lengths >= 0) & (starts <= source.task.file_size - lengths)
+        fit = np.where(are_lists, (group_rows <= values) & (values <= MAX_OFFSET), values == group_rows)
+        are_known = np.isin(codecs, [codec for codec in set(codecs.tolist()) if _decoder.has_codec(codec)])
+        # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
+        num_bytes = np.where(are_there & fit & are_known, values, 0) * bits // 8
+        have_room = np.cumsum(num_bytes) <= source.max_row_group_bytes
+        taken = np.ones(len(columns), np.bool_)
+        for reason, passes in (("damaged", are_there & fit), ("codec", are_known), ("too large", have_room)):
+            count_chunks(reason, int(np.count_nonzero(taken & ~passes)))
+            taken &= passes
+        kept = [column for column, is_taken in zip(columns, taken.tolist(), strict=True) if is_taken]
+        return cls(kept, codecs[taken], values[taken], starts[taken], lengths[taken])
 
 
-def _job(chunk: _Chunk, pages: memoryview, place: Place, memory: Bytes, start: int, num_rows: int) -> tuple[Any, ...]:
-    column = chunk.column
-    job = (
-        pages,
-        chunk.span[0],
-        chunk.codec,
-        *column.layout,
-        chunk.values,
-        start,
-        num_rows,
-        memory[place.values],
-        memory[place.validity],
-    )
+def chunk_starts(chunks: Int64s) -> Int64s:
+    """Where chunks begin, see `chunk_start`; chunks: int64 [..., len(OfChunk)]."""
+    data, dictionaries = chunks[..., OfChunk.DATA_START], chunks[..., OfChunk.DICTIONARY_START]
+    return np.where((dictionaries > 0) & (dictionaries < data), dictionaries, data)
+
+
+def _lacks_values(chunks: _Chunks, pages: Buffer, starts: Int64s) -> bool:
+    """Whether a footer claims more values than pages say they have: memory is taken only for those that are there."""
+    view = memoryview(pages)
+    spans = zip(starts.tolist(), (starts + chunks.lengths).tolist(), chunks.values.tolist(), strict=True)
+    return any(_decoder.count_values(view[start:stop]) < values for start, stop, values in spans)
+
+
+class Places(NamedTuple):
+    """Where columns lie in one piece of memory: values one column after the other, all else behind all values.
+
+    numbers: what the decoder is given, int64 [columns, 9]. lengths: bytes of values, their validity, offsets, and
+    validity of lists, int64 [columns, 4].
+    """
+
+    columns: Sequence[NumberColumn]
+    numbers: Int64s
+    lengths: Int64s
+    num_rows: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, columns: Sequence[NumberColumn], rooms: Sequence[int], num_rows: int) -> "Places":
+        """rooms: the values that each column has room for. How many items lists have is known once they are decoded."""
+        layouts = np.array([column.layout for column in columns], np.int64)
+        are_lists = np.array([column.is_list for column in columns])
+        room, (are_optional, lists_are_optional, bits) = np.array(rooms, np.int64), layouts[:, 3:].T
+        lengths = np.stack(
+            [
+                -(-room * bits // 8),
+                -(-room // 8) * are_optional,
+                (num_rows + 1) * 4 * are_lists,
+                -(-num_rows // 8) * lists_are_optional,
+            ],
+            axis=1,
+        )
+        # All values, then the rest, column by column.
+        aligned = -(-lengths // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        ends = np.cumsum(np.concatenate([aligned[:, 0], aligned[:, 1:].ravel()]))
+        starts = ends - np.concatenate([aligned[:, 0], aligned[:, 1:].ravel()])
+        others = starts[len(columns) :].reshape(-1, 3)
+        others[~are_lists, 1] = -1
+        numbers = np.column_stack([layouts[:, :5], starts[: len(columns)], others])
+        return cls(columns, numbers, lengths, num_rows, int(ends[-1]))
+
+    def batch(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> pa.RecordBatch | None:
+        """The columns that were decoded, over what the decoder wrote; None if there are none.
+
+        results: nulls and null lists, int64 [columns, 2]. reasons: why a column was refused; "" if it was not.
+        """
+        buffer, arrays, fields = pa.py_buffer(memory), [], []
+        rows = zip(
+            self.columns, self.numbers[:, 5:].tolist(), self.lengths.tolist(), results.tolist(), reasons, strict=True
+        )
+        for column, starts, lengths, nulls, reason in rows:
+            if not reason:
+                content = (
+                    map(buffer.slice, starts, lengths) if column.is_list else map(buffer.slice, starts[:2], lengths)
+                )
+                arrays.append(_array(column, list(content), self.num_rows, *nulls))
+                fields.append(column.field)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
+
+
+def _array(column: NumberColumn, content: Sequence[pa.Buffer], num_rows: int, nulls: int, null_lists: int) -> pa.Array:
+    """content: values, their validity, and of lists their offsets and the validity of lists."""
+    values, validity = content[0], content[1] if nulls else None
+    data_type = column.field.type
     if not column.is_list:
-        return job
-    return (*job, memory[place.offsets], memory[place.list_validity], column.field.nullable)
+        return pa.Array.from_buffers(data_type, num_rows, [validity, values], null_count=nulls)
+    ends = np.frombuffer(content[2], np.int32)
+    items = pa.Array.from_buffers(data_type.value_type, int(ends[num_rows]), [validity, values], null_count=nulls)
+    offsets = pa.py_buffer(ends.astype(np.int64)) if pa.types.is_large_list(data_type) else content[2]
+    of_lists = [content[3] if null_lists else None, offsets]
+    return pa.Array.from_buffers(data_type, num_rows, of_lists, null_count=null_lists, children=[items])
 
 
-def _array(
-    column: NumberColumn, place: Place, memory: pa.Buffer, num_rows: int, nulls: int, null_lists: int
-) -> pa.Array:
-    """The array over what the decoder wrote."""
-
-    def values(value_type: pa.DataType, count: int) -> pa.Array:
-        validity = memory[place.validity] if nulls else None
-        return pa.Array.from_buffers(value_type, count, [validity, memory[place.values]], null_count=nulls)
-
-    list_type = column.field.type
-    if not column.is_list:
-        return values(list_type, num_rows)
-    ends = np.frombuffer(memory[place.offsets], np.int32)
-    items = values(list_type.value_type, int(ends[num_rows]))
-    offsets = pa.py_buffer(ends.astype(np.int64)) if pa.types.is_large_list(list_type) else memory[place.offsets]
-    content = [memory[place.list_validity] if null_lists else None, offsets]
-    return pa.Array.from_buffers(list_type, num_rows, content, null_count=null_lists, children=[items])
-
-
-def _aligned(number: int) -> int:
-    return -(-number // _ALIGNED_BYTES) * _ALIGNED_BYTES
-
-
-def _pages_in_turn(spans: Sequence[Span]) -> list[memoryview]:
-    """Memory for the bytes of chunks that are read in turn: the same for all, so that a core's cache holds it."""
-    memory = PAGES.take(max(length for _, length in spans)).data
-    return [memory[:length] for _, length in spans]
-
-
-def _read_pages(source: TaskSource, spans: Sequence[Span]) -> list[memoryview]:
-    """The bytes of chunks, in memory that is used again; neighbours come by one read."""
+def _read_pages(source: TaskSource, starts: Int64s, lengths: Int64s) -> tuple[Buffer, Int64s]:
+    """The bytes of chunks, in memory that is used again, and where in it they begin; neighbours come by one read."""
     whole = source.whole()
     if whole is not None:
-        return [memoryview(whole)[start : start + length] for start, length in spans]
+        return whole, starts
     merged: list[tuple[int, int]] = []
-    for start, length in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], start + length))
+    for start, length in sorted(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        if merged and start <= sum(merged[-1]):
+            first, before = merged[-1]
+            merged[-1] = (first, max(before, start + length - first))
         else:
-            merged.append((start, start + length))
-    buffers = [PAGES.take(stop - start).data[: stop - start] for start, stop in merged]
-    source.read_into([(start, stop - start) for start, stop in merged], buffers)
-    firsts = [start for start, _ in merged]
-    pages = []
-    for start, length in spans:
-        index = bisect_right(firsts, start) - 1
-        place = start - firsts[index]
-        pages.append(buffers[index][place : place + length])
-    return pages
+            merged.append((start, length))
+    firsts, sizes = np.array(merged, np.int64).T
+    places = np.cumsum(sizes) - sizes
+    pages = PAGES.take(int(sizes.sum())).data
+    source.read_into(merged, [pages[place : place + size] for place, size in zip(places, sizes, strict=True)])
+    read = np.searchsorted(firsts, starts, side="right") - 1
+    return pages, starts - firsts[read] + places[read]

@@ -17,9 +17,8 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._formats.footer_numbers import OfChunk
 from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils._observe.counters import count_chunks
-from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
-from torch_dataloader_utils.read.number_columns import PAGES, NumberColumn, Place, place_columns
+from torch_dataloader_utils.read.number_columns import PAGES, NumberColumn, Places, chunk_starts
 from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
@@ -75,8 +74,7 @@ class NumberGroups(NamedTuple):
         rows, chunks = found[0], found[1][:, [column.leaf for column in numbers]]
         codecs, lengths = chunks[:, :, OfChunk.CODEC], chunks[:, :, OfChunk.COMPRESSED]
         sizes = np.array([source.task.file_size for source in sources])[:, None]
-        data, dictionaries = chunks[:, :, OfChunk.DATA_START], chunks[:, :, OfChunk.DICTIONARY_START]
-        starts = np.where((dictionaries > 0) & (dictionaries < data), dictionaries, data)
+        starts = chunk_starts(chunks)
         if (
             not 0 <= rows.min() <= rows.max() <= _MOST_DECODED_BYTES
             or not all(map(_decoder.has_codec, np.unique(codecs).tolist()))
@@ -96,47 +94,30 @@ class NumberGroups(NamedTuple):
         for source, rows in zip(self.sources, self.rows.tolist(), strict=True):
             check_stored_rows(source.task, rows)
         num_rows = int(self.rows.sum())
-        places, num_bytes = place_columns(self.columns, [num_rows] * len(self.columns), num_rows)
+        places = Places.of(self.columns, [num_rows] * len(self.columns), num_rows)
         most = self.sources[0].max_row_group_bytes
-        if num_bytes > min(_MOST_DECODED_BYTES, most):
+        if places.num_bytes > min(_MOST_DECODED_BYTES, most):
             return None
         if self.others:  # small files are read once
             for source in self.sources:
                 source.whole()
         pages, begins = self._pages()
-        memory, nulls = RECYCLED.take(num_bytes), np.empty(len(self.columns), np.int64)
-        columns = [
-            (
-                column.stored,
-                column.width,
-                column.is_integer,
-                column.is_optional,
-                place.values.start,
-                place.validity.start,
-            )
-            for column, place in zip(self.columns, places, strict=True)
-        ]
-        reason = _decoder.decode_groups(
+        memory, results = RECYCLED.take(places.num_bytes), np.empty((len(self.columns), 2), np.int64)
+        values = np.broadcast_to(self.rows[:, None], self.codecs.shape)
+        reasons = _decoder.decode(
             pages,
             memory,
-            np.array(columns, np.int64),
-            np.ascontiguousarray(np.stack([self.codecs, begins, self.lengths], axis=2)),
-            np.ascontiguousarray(self.rows),
-            nulls,
+            places.numbers,
+            np.ascontiguousarray(np.stack([self.codecs, begins, self.lengths, values], axis=2)),
+            np.ascontiguousarray(np.stack([np.zeros_like(self.rows), self.rows], axis=1)),
+            results,
             most,
             self.sources[0].page_checksums,
         )
-        if reason:
+        if any(reasons):
             return None
         count_chunks("compiled", self.codecs.size)
-        return self._batch(memory, places, nulls.tolist(), num_rows)
-
-    def _batch(self, memory: Bytes, places: Sequence[Place], nulls: Sequence[int], num_rows: int) -> pa.RecordBatch:
-        buffer, arrays = pa.py_buffer(memory), []
-        for column, place, count in zip(self.columns, places, nulls, strict=True):
-            content = [buffer[place.validity] if count else None, buffer[place.values]]
-            arrays.append(pa.Array.from_buffers(column.field.type, num_rows, content, null_count=count))
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([column.field for column in self.columns]))
+        return places.batch(memory, results, reasons)
 
     def _pages(self) -> tuple[memoryview, Int64s]:
         """The bytes of all row groups, and where in them the chunks begin, int64 [groups, columns]."""
