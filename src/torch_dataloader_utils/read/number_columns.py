@@ -9,6 +9,7 @@ Source: parquet-format, "Types" and "Logical Types".
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
@@ -233,7 +234,8 @@ def read_numbers(
     for index, reason in enumerate(reasons):
         if reason == "not read":
             _read_pages(source, taken.starts[index : index + 1], taken.lengths[index : index + 1])  # raises why not
-        count_chunks(reason or "compiled")
+    for reason, number in Counter(reasons).items():
+        count_chunks(reason or "compiled", number)
     return places.batch(memory, results, reasons)
 
 
@@ -259,7 +261,8 @@ class _Chunks(NamedTuple):
         are_lists, bits = (np.array([(column.is_list, column.value_bits) for column in columns])).T
         are_there = (starts >= 0) & (lengths >= 0) & (starts <= source.task.file_size - lengths)
         fit = np.where(are_lists, (group_rows <= values) & (values <= MAX_OFFSET), values == group_rows)
-        are_known = np.isin(codecs, [codec for codec in set(codecs.tolist()) if _decoder.has_codec(codec)])
+        known = set(filter(_decoder.has_codec, set(codecs.tolist())))
+        are_known = np.array([codec in known for codec in codecs.tolist()])
         # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
         num_bytes = np.where(are_there & fit & are_known, values, 0) * bits // 8
         have_room = np.cumsum(num_bytes) <= source.max_row_group_bytes
