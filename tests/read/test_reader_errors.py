@@ -29,6 +29,7 @@ from tests.read.files import (
     write_stream,
     write_stream_batches,
 )
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.block import read_block
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask, RowRange
 from torch_dataloader_utils._store import TAIL_BYTES, FileStat, LocalStore
@@ -116,18 +117,20 @@ def test_a_replaced_file_is_changed_before_anything_is_said_of_its_content(tmp_p
 
 @dataclass(frozen=True, kw_only=True)
 class RewrittenStore(LocalStore):
-    """Local files, one of which is written to as it is looked up, or just before it is read."""
+    """Local files, one of which is written to after it is looked up, or just before it is opened."""
 
     contents: list[bytes]
+    is_looked_up: bool
 
     def stat(self, path: str) -> FileStat:
-        seen = LocalStore.stat(self, path)
+        seen = LocalStore().stat(path)
         self._write(path)
         return seen
 
-    def read_into(self, path: str, *others: Any) -> None:
-        self._write(path)
-        LocalStore.read_into(self, path, *others)
+    def local_path(self, path: str) -> str:
+        if not self.is_looked_up:
+            self._write(path)
+        return LocalStore.local_path(self, path)
 
     def _write(self, path: str) -> None:
         while self.contents:
@@ -135,17 +138,22 @@ class RewrittenStore(LocalStore):
                 file.write(self.contents.pop())
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("how", ["other rows", "damage", "another length"])
-def test_a_large_file_that_is_written_to_while_it_is_read_is_changed(tmp_path: Path, how: str) -> None:
+def test_a_large_file_that_is_written_to_while_it_is_read_is_changed(
+    tmp_path: Path, how: str, is_compiled: bool
+) -> None:
     table = pa.table({"row": np.arange(20_000)})
     options: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
     (other,) = write_parquet(tmp_path / "other.parquet", pa.table({"row": np.arange(20_000) + 1}), **options)
     (task,) = write_parquet(tmp_path / "a.parquet", table, **options)
     assert task.file_size == other.file_size > TAIL_BYTES
     content = {"other rows": Path(other.path).read_bytes(), "damage": bytes(5_000)}.get(how, bytes(task.file_size + 1))
-    reader = make_reader(make_spec(table.schema))
+    reader = make_reader(make_spec(table.schema, is_compiled=is_compiled))
     reader.read(task)  # the footer is known, so that nothing else looks the file up
-    reader._stores[""] = RewrittenStore(contents=[content])
+    # pyarrow's road looks the file up before and after it reads; the decoder's looks at the open file.
+    is_looked_up = not (is_compiled and _decoder.IS_BUILT)
+    reader._stores[""] = RewrittenStore(contents=[content], is_looked_up=is_looked_up)
     with pytest.raises(FileChangedError, match="plan the data set again"):
         reader.read(task)
 

@@ -284,7 +284,7 @@ def test_many_kinds_of_columns_are_not_kept(tmp_path: Path) -> None:
         columns = known.of(pq.read_metadata(tmp_path / "a.parquet"), numbers)
         assert columns.schema.names == [f"c{i}"]
         assert known.find(numbers) is columns
-    assert len(known._of_heads.values()) == len(known._of_footers.values()) == 16
+    assert len(known._of_heads._entries) == len(known._of_footers._entries) == 16
 
 
 def test_what_pandas_says_of_its_rows_keeps_no_files_apart(tmp_path: Path) -> None:

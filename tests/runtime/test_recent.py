@@ -12,7 +12,7 @@ from torch_dataloader_utils._runtime.recent import Recent
 def test_the_oldest_goes_first() -> None:
     kept: Recent[int, str] = Recent(most=2)
     assert [kept.keep(key, str(key)) for key in (1, 2, 1, 3)] == ["1", "2", "1", "3"]
-    assert (kept.find(1), kept.values()) == (None, ["2", "3"])
+    assert (kept.find(1), list(kept._entries.values())) == (None, ["2", "3"])
     assert kept.keep(3, "another") == "3"
 
 
@@ -41,4 +41,4 @@ def test_another_thread_may_come_in_at_any_moment(method: str, moment: int) -> N
     with between_calls_in(recent, come_in):
         assert [use(key) for key in range(8)] == [str(key) for key in range(8)]
     assert next(moments) > moment
-    assert len(kept.values()) == 2
+    assert len(kept._entries) == 2

@@ -268,8 +268,10 @@ def planned_file(path: str, local_path: str, identity: str | None) -> Iterator[i
     """A descriptor of a local file, which at the end must be the one with this identity (None: any)."""
     with translated(path, "read", identity), _opened(path, local_path) as file:
         yield file
-        now = file_stat(os.fstat(file))
-    check_identity(path, identity, now)
+        status = os.fstat(file)
+    if S_ISFIFO(status.st_mode):
+        raise is_pipe(path)
+    check_identity(path, identity, file_stat(status))
 
 
 @contextmanager
