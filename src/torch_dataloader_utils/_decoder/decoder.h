@@ -4,6 +4,7 @@
  *     lists.c    levels of lists
  *     values.c   encodings: PLAIN, dictionary, RLE, BYTE_STREAM_SPLIT, DELTA_BINARY_PACKED
  *     codecs.c   compression, checksums
+ *     gather.c   rows of decoded columns in another order
  *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
  *     thrift.c   the structs that headers and footers are made of
  *     module.c   the Python functions
@@ -154,6 +155,18 @@ void free_work(Work *work);
 
 /* Sets `count` bits from bit `from` on: to those of `bytes` (0 or 1 each), or all of them, if that is NULL. */
 void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
+
+/* gather.c: columns of `width` bytes a row (1, 2, 4 or 8), each in `num_parts` parts that have the same rows in all columns. */
+typedef struct {
+    size_t count, num_parts, width;
+    const int64_t *part_rows;
+    const uint64_t *parts;    /* addresses, all parts of the first column first */
+    const uint64_t *outs;     /* addresses of room for as many rows as the order has */
+} Columns;
+
+/* Row order[i] of each column becomes its row i; the caller has checked the order. A column's parts are joined first, in
+ * `joined`, which all columns share. NULL: its only part is read where it is. */
+void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined);
 
 /* footer.c: what a footer says of its row groups. For each row group GROUP_NUMBERS numbers, and then for each leaf column
  * CHUNK_NUMBERS, in the order of the enums; -1 for none. */

@@ -212,6 +212,46 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     return names;
 }
 
+PyDoc_STRVAR(gather_doc,
+             "gather(parts, part_rows, outs, width, order, scratch)\n\n"
+             "Writes rows of columns in another order, without the interpreter's lock.\n\n"
+             "parts: addresses of the parts of each column, uint64 [columns, parts]. part_rows: their rows, the same in all\n"
+             "columns, int64 [parts]. outs: addresses of room for the rows, uint64 [columns]. width: bytes of a row: 1, 2, 4, 8.\n"
+             "order: rows of the parts joined, uint32. scratch: room to join the parts of one column; empty: its only part is\n"
+             "read where it is. What addresses lead to is the caller's to know.");
+
+static PyObject *gather(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer parts, part_rows, outs, order, scratch;
+    Py_ssize_t width;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*ny*w*", &parts, &part_rows, &outs, &width, &order, &scratch)) return NULL;
+    size_t size = sizeof(uint64_t), count = (size_t)order.len / sizeof(uint32_t);
+    Columns columns = {(size_t)outs.len / size, (size_t)part_rows.len / size, (size_t)width,
+                       part_rows.buf, parts.buf, outs.buf};
+    uint64_t rows = 0;
+    bool fits_all = (size_t)parts.len / size == columns.count * columns.num_parts && columns.num_parts > 0;
+    fits_all = fits_all && (width == 1 || width == 2 || width == 4 || width == 8);
+    for (size_t i = 0; fits_all && i < columns.num_parts; rows += (uint64_t)columns.part_rows[i++])
+        fits_all = columns.part_rows[i] >= 0 && rows + (uint64_t)columns.part_rows[i] <= UINT32_MAX;
+    bool joins = scratch.len > 0, is_there = true;
+    bool reads_in_place = !joins && columns.num_parts == 1;
+    fits_all = fits_all && (reads_in_place || rows <= (uint64_t)scratch.len / columns.width);
+    if (fits_all) {
+        Py_BEGIN_ALLOW_THREADS
+        const uint32_t *each = order.buf;
+        uint32_t last = 0;
+        for (size_t i = 0; i < count; i++) last = each[i] > last ? each[i] : last;
+        is_there = count == 0 || last < rows;
+        if (is_there) gather_columns(&columns, each, count, joins ? scratch.buf : NULL);
+        Py_END_ALLOW_THREADS
+    }
+    Py_buffer *buffers[] = {&parts, &part_rows, &outs, &order, &scratch};
+    for (size_t i = 0; i < 5; i++) PyBuffer_Release(buffers[i]);
+    if (!fits_all) return PyErr_Format(PyExc_ValueError, "columns, parts and rows do not fit each other");
+    if (!is_there) return PyErr_Format(PyExc_IndexError, "rows were requested that do not exist");
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(count_values_doc,
              "count_values(pages) -> the values (of lists: levels) of the data pages that are there, by their headers.");
 
@@ -268,6 +308,7 @@ static PyObject *footer_numbers(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef functions[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
+    {"gather", gather, METH_VARARGS, gather_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},
@@ -277,7 +318,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_numbers",
-    .m_doc = "Decodes Parquet column chunks of numbers, and of lists of numbers, into memory of the caller.",
+    .m_doc = "Decodes Parquet column chunks of numbers, and of lists of numbers, into memory of the caller; orders rows.",
     .m_size = 0,
     .m_methods = functions,
 };

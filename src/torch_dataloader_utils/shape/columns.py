@@ -20,7 +20,6 @@ from torch import Tensor
 from torch_dataloader_utils._formats.record_batches import array_for_take, no_take
 from torch_dataloader_utils.shape.arrow_types import python_objects
 from torch_dataloader_utils.shape.gather import (
-    COLUMNS_AT_ONCE,
     Gatherer,
     gather_cpu_lists,
     is_flat,
@@ -103,7 +102,7 @@ class Matrix:
         """The rows of the concatenation in the gatherer's order, straight into one new matrix."""
         sources = [part.columns for part in parts]
         gathered = new_tensor((len(sources[0]), len(gatherer.order)), sources[0].dtype)
-        gatherer.columns(list(zip(*(source.unbind() for source in sources), strict=True)), out=gathered)
+        gatherer.columns(list(zip(*(source.unbind() for source in sources), strict=True)), gathered.unbind())
         return cls(gathered)
 
 
@@ -198,9 +197,10 @@ class Objects:
 
 Column = Rows | Matrix | Lists | Objects
 
-# Columns of this many rows and more are made several at once, in one piece of memory. Shorter ones have memory of their
+# Columns of this many rows and more lie in one piece of memory, so many of them. Shorter ones have memory of their
 # own, so that keeping one column keeps no other, unless several of them fit into a page.
 _ROWS_TOGETHER = 4096
+_COLUMNS_TOGETHER = 4
 _PAGE_BYTES = 4096
 
 
@@ -215,11 +215,10 @@ def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gathe
     gathered: dict[int, Column] = {index: _gather(names[index], columns[index], gatherer) for index in others}
     for dtype, indices in flat.items():
         in_page = _PAGE_BYTES // max(1, num_rows * dtype.itemsize)
-        at_once = COLUMNS_AT_ONCE if num_rows >= _ROWS_TOGETHER else max(1, in_page)
-        for start, out in new_columns(len(indices), num_rows, dtype, at_once):
-            group = indices[start : start + at_once]
-            gatherer.columns([[part.values for part in columns[index]] for index in group], out=out)
-            gathered.update(zip(group, map(Rows, out.unbind()), strict=True))
+        at_once = _COLUMNS_TOGETHER if num_rows >= _ROWS_TOGETHER else max(1, in_page)
+        outs = [out for _, room in new_columns(len(indices), num_rows, dtype, at_once) for out in room.unbind()]
+        gatherer.columns([[part.values for part in columns[index]] for index in indices], outs)
+        gathered.update(zip(indices, map(Rows, outs), strict=True))
     return tuple(gathered[index] for index in range(len(columns)))
 
 
@@ -241,8 +240,8 @@ def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Col
         flat, others = {}, range(len(columns))
     joined: dict[int, Column] = {index: type(columns[index][0]).concat(columns[index]) for index in others}
     for dtype, indices in flat.items():
-        for start, matrix in new_columns(len(indices), num_rows, dtype, COLUMNS_AT_ONCE):
-            for index, out in zip(indices[start : start + COLUMNS_AT_ONCE], matrix, strict=True):
+        for start, matrix in new_columns(len(indices), num_rows, dtype, _COLUMNS_TOGETHER):
+            for index, out in zip(indices[start : start + _COLUMNS_TOGETHER], matrix, strict=True):
                 joined[index] = Rows(join([part.values for part in columns[index]], out=out))
     return tuple(joined[index] for index in range(len(columns)))
 

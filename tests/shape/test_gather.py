@@ -1,0 +1,90 @@
+"""Columns gathered in another order, by compiled code and by numpy, are the same rows."""
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_dataloader_utils import _decoder
+from torch_dataloader_utils.shape.gather import Gatherer
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.int64,
+    torch.float64,
+)
+needs_decoder = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+
+
+@pytest.mark.parametrize("is_built", [pytest.param(True, marks=needs_decoder), False])
+@given(
+    part_rows=st.lists(st.integers(0, 50), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    num_columns=st.integers(1, 5),
+    share=st.sampled_from([0, 0.1, 0.6, 1, 2]),
+    step=st.integers(1, 2),
+    seed=st.integers(0, 99),
+)
+def test_rows_are_those_of_the_joined_parts(
+    is_built: bool, part_rows: list[int], dtype: torch.dtype, num_columns: int, share: float, step: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    columns = [
+        [torch.from_numpy(rng.integers(0, 100, step * rows)).to(dtype)[::step] for rows in part_rows]
+        for _ in range(num_columns)
+    ]
+    total = sum(part_rows)
+    order = torch.from_numpy(rng.integers(0, max(total, 1), int(share * total)))
+    outs = [torch.empty(len(order), dtype=dtype) for _ in columns]
+    numpy_lacks_it = dtype == torch.bfloat16
+    if numpy_lacks_it and not is_built:
+        return
+    with patch.object(_decoder, "IS_BUILT", is_built):
+        Gatherer(order).columns(columns, outs)
+    for parts, out in zip(columns, outs, strict=True):
+        assert torch.equal(out, torch.cat(parts)[order])
+
+
+@needs_decoder
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parts": 3},
+        {"part_rows": [5, -1]},
+        {"part_rows": [1 << 40, 4]},
+        {"part_rows": []},
+        {"width": 3},
+        {"width": 0},
+        {"scratch": 35},
+        {"scratch": 0},
+        {"order": [9]},
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    source, out = np.arange(9, dtype=np.int32), np.empty(2, np.int32)
+    good: dict[str, Any] = {"parts": 2, "part_rows": [5, 4], "width": 4, "order": [8, 0], "scratch": 36}
+
+    def call(options: dict[str, Any]) -> None:
+        addresses = [source.ctypes.data, source.ctypes.data + 20, 0][: options["parts"]]
+        _decoder.gather(
+            np.array(addresses, np.uint64),
+            np.array(options["part_rows"], np.int64),
+            np.array([out.ctypes.data], np.uint64),
+            options["width"],
+            np.array(options["order"], np.uint32),
+            bytearray(options["scratch"]),
+        )
+
+    call(good)
+    assert out.tolist() == [8, 0]
+    with pytest.raises((ValueError, IndexError), match=r"do not (fit|exist)"):
+        call(good | changes)
