@@ -1,5 +1,6 @@
 """Hypothesis without a deadline and, in CI, without chance; signals as at a terminal; `--quick`."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +23,11 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 # here is at its default in the programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+# Workers and ranks that a forkserver makes find these imported, which takes each four seconds otherwise.
+multiprocessing.set_forkserver_preload(
+    ["torch_dataloader_utils.datasets.build", "torch.distributed", "tests.packing.ranks", "tests.refresh.job"]
+)
 
 settings.register_profile(
     "dev", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -14,10 +14,9 @@ def run_ranks(
 ) -> list[Any]:
     """What each rank answers, None if it died: `job(rank, meeting, *args, answer)` in a process of its own.
 
-    start: "forkserver" gives processes that know nothing of this one, and imports what the job needs only once.
+    start: "forkserver" gives processes that know nothing of this one; conftest.py says what is imported in them.
     """
     context = multiprocessing.get_context(start)
-    context.set_forkserver_preload([job.__module__])
     pipes = [context.Pipe() for _ in range(ranks)]
     children = [context.Process(target=job, args=(rank, str(meeting), *args, pipes[rank][1])) for rank in range(ranks)]
     for child in children:

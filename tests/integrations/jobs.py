@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.gloo_threads import check_ended, python_path
+from tests.warm_python import LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
@@ -36,10 +37,20 @@ def write_rows(folder: Path) -> Path:
     return folder
 
 
-def run_job(module: str, table: Path, reports: Path) -> list[dict[str, Any]]:
-    """Run `python -m tests.integrations.<module> TABLE REPORTS` on every rank; gives their reports, in rank order."""
+def run_job(module: str, table: Path, reports: Path, *imported: str) -> list[dict[str, Any]]:
+    """Run `python -m tests.integrations.<module> TABLE REPORTS` on every rank; gives their reports, in rank order.
+
+    imported: by the job, of what takes long.
+    """
     reports.mkdir(exist_ok=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+    torchrun = [
+        warm_python(LOADER, *imported),
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(NUM_RANKS),
+    ]
     fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         [*torchrun, "-m", f"tests.integrations.{module}", str(table), str(reports)],

@@ -63,7 +63,7 @@ def test_a_row_that_does_not_fit_is_refused_on_every_rank(reports: list[dict[str
 @pytest.fixture(scope="module")
 def fitted(table: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("lightning", reason="lightning is not installed")
-    return run_job("lightning_rows_job", table, tmp_path_factory.mktemp("fitted"))
+    return run_job("lightning_rows_job", table, tmp_path_factory.mktemp("fitted"), "lightning.pytorch")
 
 
 @pytest.mark.parametrize("way", ["threads", "processes"])

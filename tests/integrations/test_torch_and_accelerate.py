@@ -26,7 +26,7 @@ def table(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(table: Path, folder: Path) -> Reports:
-    return run_job("torch_job", table, folder / "reports")
+    return run_job("torch_job", table, folder / "reports", "accelerate")
 
 
 def test_fsdp2_with_a_mesh_reads_every_row_once(reports: Reports) -> None:

@@ -18,7 +18,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("job")
-    return run_job("transformers_job", write_rows(folder / "table"), folder / "reports")
+    return run_job("transformers_job", write_rows(folder / "table"), folder / "reports", "transformers.trainer")
 
 
 def test_every_epoch_has_every_row_once_in_another_order(reports: list[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """A Ray cluster on this machine, whose nodes can be killed; and what runs in its actors."""
 
 import os
+import signal
 import time
 from contextlib import contextmanager
 
@@ -18,7 +19,7 @@ def running_cluster(nodes):
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster()
+    cluster, on_sigterm = Cluster(), signal.getsignal(signal.SIGTERM)
     try:
         for _ in range(nodes):
             add_node(cluster)
@@ -27,6 +28,7 @@ def running_cluster(nodes):
     finally:
         ray.shutdown()
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, on_sigterm)  # `ray.init` has it end the process
 
 
 def add_node(cluster):

@@ -33,9 +33,7 @@ def saved(tmp_path_factory):
 
 
 def run_ranks(run, folder):
-    # torch is imported once, in the server, and the eight are forked from it.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.packing.ranks"])
     processes = [context.Process(target=run, args=(rank, folder)) for rank in range(NUM_PROCESSES)]
     try:
         for process in processes:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import psutil
 import pytest
 
 from tests.stream.tables import TABLE, write_table
+from tests.warm_python import warm_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +35,7 @@ def begun(batches):
     return batches
 
 if __name__ == "__main__":
+    print(os.getsid(0), flush=True)
 """
 
 
@@ -54,7 +55,7 @@ def run(tmp_path, table, *statements, first=""):
     script.write_text(BEFORE.format(first=first) + "".join(f"    {line}\n" for line in statements))
     scratch.mkdir()
     job = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(script), str(table)],
+        [warm_python(), "-W", "ignore", str(script), str(table)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}/src", "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,9 +63,10 @@ def run(tmp_path, table, *statements, first=""):
         start_new_session=True,
     )
     output, errors = job.communicate(timeout=300)
-    _, alive = psutil.wait_procs(processes_of_session(job.pid), timeout=60)
+    session, *lines = output.splitlines()
+    _, alive = psutil.wait_procs(processes_of_session(int(session)), timeout=60)
     assert (errors, job.returncode, alive, list(scratch.iterdir())) == ("", 0, [], [])
-    return output.splitlines()
+    return lines
 
 
 def processes_of_session(session):
