@@ -147,7 +147,7 @@ class SlabLayout:
             dtype = _DTYPES[group.dtype_code]
             shape = group.shape[::-1] if group.is_transposed else group.shape
             for tensor in tensors:
-                if not _fits(tensor) or tensor.dtype is not dtype or tensor.shape != shape:
+                if not is_plain(tensor) or tensor.dtype is not dtype or tensor.shape != shape:
                     return None
             picked.append([tensor.mT for tensor in tensors] if group.is_transposed else tensors)
         return picked

@@ -63,6 +63,7 @@ class Decoder:
         self._least_groups = options.threads + 1 if options.least_groups is None else options.least_groups
         self._held_bytes = 0
         self._held_groups = 0
+        self._where = -1, ""
         groups, formats = work.inventory.groups, work.inventory.files.formats
         # The projected bytes of text do not say how much memory its rows take.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
@@ -121,8 +122,10 @@ class Decoder:
         self.counters.main.released_groups += 1
 
     def where(self, group: int) -> str:
-        """A row group, for messages."""
-        return self._work.inventory.task(group).where
+        """A row group, for messages; asked for with every batch that a function is given."""
+        if self._where[0] != group:
+            self._where = group, self._work.inventory.task(group).where
+        return self._where[1]
 
     def close(self) -> None:
         """Cancel what has not begun and let the threads end."""
