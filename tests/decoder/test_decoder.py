@@ -1,5 +1,6 @@
 """The compiled decoder gives what pyarrow gives: rows, nulls and errors, for any type, encoding and damage."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.read.files import identity, make_spec, write_parquet
+from tests.faults.hostile_files import good
+from tests.read.files import identity, make_spec, make_task, write_parquet
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._core.inventory import ALL_ROWS, RowGroupTask, RowRange
-from torch_dataloader_utils.errors import CorruptFileError, DataError
+from torch_dataloader_utils._core.inventory import ALL_ROWS, FileFormat, RowGroupTask, RowRange
+from torch_dataloader_utils._observe.counters import Counts, count_thread_in
+from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.read import parquet
 from torch_dataloader_utils.read.reader import make_reader
+from torch_dataloader_utils.read.source import TaskSource
 
 pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
 
@@ -134,6 +138,11 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     return pa.table(columns, pa.schema(fields)), written, draw(st.sampled_from([1 << 20, 500, 64]))
 
 
+# Small files are read whole; of others, chunks are read as they are decoded.
+as_large_files = patch.object(TaskSource, "_comes_whole", property(lambda _: False))
+WAYS = [nullcontext(), as_large_files]
+
+
 def read(tasks: list[RowGroupTask], schema: pa.Schema, rows: RowRange = ALL_ROWS, **options: Any) -> list[Any]:
     reader = make_reader(make_spec(schema, **options))
     return [reader.read(task, rows) for task in tasks]
@@ -155,13 +164,16 @@ def column_bits(column: pa.Array) -> Any:
     return valid.tolist(), column.to_pylist()
 
 
+@pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
 @given(table=tables(), rows=ROW_RANGES)
-def test_rows_are_those_of_pyarrow(tmp_path_factory: pytest.TempPathFactory, table: Any, rows: RowRange) -> None:
+def test_rows_are_those_of_pyarrow(
+    tmp_path_factory: pytest.TempPathFactory, way: AbstractContextManager[Any], table: Any, rows: RowRange
+) -> None:
     content, written, group_rows = table
     path = tmp_path_factory.mktemp("t") / "a.parquet"
     tasks = write_parquet(path, content, group_rows, **written)
     schema = pq.read_schema(path)
-    with patch.object(parquet, "_LEAST_ROWS_AT_ONCE", 100):
+    with way, patch.object(parquet, "_LEAST_ROWS_AT_ONCE", 100):
         ours, others = (read(tasks, schema, rows, is_compiled=each) for each in (True, False))
     for mine, other in zip(ours, others, strict=True):
         assert mine.schema.equals(other.schema, check_metadata=True)
@@ -231,14 +243,16 @@ def test_a_damaged_file_has_the_verdict_of_pyarrow(
     footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
     whole[min(at, footer - 1)] ^= 1 << data.draw(st.integers(0, 7))
     task = rewritten(task, bytes(whole))
-    ours, other = (outcome(task, schema, is_compiled=each) for each in (True, False))
+    with data.draw(st.sampled_from(WAYS)):
+        ours, other = (outcome(task, schema, is_compiled=each) for each in (True, False))
     if isinstance(other, list):
         assert ours == other
     else:
         assert isinstance(ours, type)
 
 
-def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
+def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path, way: AbstractContextManager[Any]) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"a": np.arange(50), "b": np.arange(50) / 3})
     (task,) = write_parquet(path, table, use_dictionary=["a"], compression="none")
@@ -246,9 +260,47 @@ def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path) -> None:
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     for length in range(4, len(whole) - footer):
         task = rewritten(task, whole[:length] + bytes(len(whole) - footer - length) + whole[-footer:])
-        verdicts = [outcome(task, table.schema, is_compiled=each) for each in (True, False)]
+        with way:
+            verdicts = [outcome(task, table.schema, is_compiled=each) for each in (True, False)]
         assert isinstance(verdicts[0], type) == isinstance(verdicts[1], type), length
         assert isinstance(verdicts[1], type) or verdicts[0] == verdicts[1], length
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
+@pytest.mark.parametrize("error", [MemoryError, ValueError])
+def test_an_error_of_decoding_is_not_the_storages(
+    tmp_path: Path, error: type[Exception], way: AbstractContextManager[Any]
+) -> None:
+    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"a": np.arange(10)}))
+    with way, patch.object(_decoder, "decode", side_effect=error("of decoding")):
+        expected = UnsupportedFeatureError if error is MemoryError else ValueError
+        with pytest.raises(expected, match=r"memory|of decoding"):
+            read([task], pa.schema([("a", pa.int64())]))
+
+
+def test_rows_that_no_memory_could_hold_are_not_taken_from_a_footer(tmp_path: Path) -> None:
+    path, many = tmp_path / "a.parquet", 1 << 58
+    path.write_bytes(good(12_503, values=many, group_rows=many, file_rows=many))
+    task = make_task(path, FileFormat.PARQUET, 0, many)
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    ours, other = (outcome(task, schema, rows=RowRange(0, 2), is_compiled=each) for each in (True, False))
+    assert ours == other
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
+def test_lists_that_are_too_large_take_no_others_to_pyarrow(tmp_path: Path, way: AbstractContextManager[Any]) -> None:
+    columns = {"a": [[7] * 200_000], "b": [[7] * 10]}
+    schema = pa.schema([(name, pa.list_(pa.int64())) for name in columns])
+    (task,) = write_parquet(tmp_path / "a.parquet", pa.table(columns, schema))
+    counts = Counts()
+    before = count_thread_in(counts)
+    try:
+        with way:
+            (batch,) = read([task], schema, max_row_group_bytes=1 << 20)
+    finally:
+        count_thread_in(before)
+    assert batch.to_pydict() == columns
+    assert (counts.compiled_chunks, counts.damaged_chunks) == (1, 1)
 
 
 def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:

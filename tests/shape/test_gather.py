@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_dataloader_utils import _decoder
+from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.gather import Gatherer
 
 DTYPES = (
@@ -88,3 +89,13 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     assert out.tolist() == [8, 0]
     with pytest.raises((ValueError, IndexError), match=r"do not (fit|exist)"):
         call(good | changes)
+
+
+@needs_decoder
+@pytest.mark.parametrize(
+    "other", [[torch.zeros(3)], [torch.zeros(2, dtype=torch.int32)], [torch.zeros(2), torch.zeros(1)]]
+)
+def test_columns_that_differ_are_refused(other: list[torch.Tensor]) -> None:
+    outs = [torch.empty(2), torch.empty(2)]
+    with pytest.raises(InternalError, match="differ"):
+        Gatherer(torch.tensor([1, 0])).columns([[torch.zeros(2)], other], outs)

@@ -1,7 +1,8 @@
-"""The compiled decoder: flat Parquet column chunks of numbers, straight into memory of the caller.
+"""The compiled decoder: Parquet column chunks of numbers and of lists of numbers, straight into memory of the caller.
 
 In: the pages of column chunks, and where their values shall lie. Out: values and bitmaps of nulls, or a reason why a
-chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `decoder.h` says what is where.
+chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `gather` writes rows of decoded
+columns in another order. `decoder.h` says what is where.
 
 It is built where a compiler is at hand; where none was, `IS_BUILT` is false and all chunks are pyarrow's.
 """

@@ -104,10 +104,14 @@ static bool check(Request *request) {
     return true;
 }
 
+/* Of one call of the system: of 2 GiB, Linux reads a part, and macOS nothing. */
+static const int64_t most_read_bytes = 1 << 30;
+
 /* Reads `length` bytes from `start` on, all of them. */
 static bool read_pages(int file, int64_t start, int64_t length, uint8_t *pages) {
     for (int64_t have = 0; have < length;) {
-        ssize_t more = pread(file, pages + have, (size_t)(length - have), (off_t)(start + have));
+        int64_t some = length - have < most_read_bytes ? length - have : most_read_bytes;
+        ssize_t more = pread(file, pages + have, (size_t)some, (off_t)(start + have));
         if (more < 0 && errno == EINTR) continue;
         if (more <= 0) return false;
         have += more;

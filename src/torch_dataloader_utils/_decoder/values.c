@@ -101,7 +101,8 @@ __attribute__((target("avx2"))) static size_t unpack_avx2(const Runs *runs, uint
     const uint8_t *in = runs->packed + first / 8 * (uint64_t)bits;
     size_t done = 0;
     for (; done + 8 <= count && end - in >= bits + 32; done += 8, in += bits) {
-        __m256i halves = _mm256_loadu2_m128i((const __m128i *)(in + 4 * bits / 8), (const __m128i *)in);
+        __m128i low = _mm_loadu_si128((const __m128i *)in), high = _mm_loadu_si128((const __m128i *)(in + 4 * bits / 8));
+        __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
         __m256i numbers = _mm256_srlv_epi32(_mm256_shuffle_epi8(halves, take), shift);
         _mm256_storeu_si256((__m256i *)(out + done), _mm256_and_si256(numbers, mask));
     }

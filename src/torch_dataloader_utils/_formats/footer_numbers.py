@@ -51,8 +51,13 @@ class FooterNumbers(NamedTuple):
     @property
     def starts(self) -> _Int64s:
         """The start of each chunk's first page, int64 [row groups, leaves]; see `chunk_start`."""
-        data, dictionary = self.chunks[:, :, OfChunk.DATA_START], self.chunks[:, :, OfChunk.DICTIONARY_START]
-        return np.where((dictionary > 0) & (dictionary < data), dictionary, data)
+        return chunk_starts(self.chunks)
+
+
+def chunk_starts(chunks: _Int64s) -> _Int64s:
+    """The start of the first page of chunks, int64 [...]; see `chunk_start`. chunks: int64 [..., len(OfChunk)]."""
+    data, dictionary = chunks[..., OfChunk.DATA_START], chunks[..., OfChunk.DICTIONARY_START]
+    return np.where((dictionary > 0) & (dictionary < data), dictionary, data)
 
 
 def footer_numbers(tail: bytes | memoryview) -> FooterNumbers | None:

@@ -192,7 +192,8 @@ class LocalStore:
         row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
         """The bytes of each span, read into its buffer: allocating memory is most of the time of a small read."""
-        with planned_file(path, self.local_path(path), identity) as file:
+        opened = planned_file(path, self.local_path(path), identity)
+        with opened as file, translated(path, "read", identity), _pipes_named(path):
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
         for span, length in zip(spans, lengths, strict=True):
             if length != span[1]:
@@ -266,9 +267,14 @@ def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileS
 @contextmanager
 def planned_file(path: str, local_path: str, identity: str | None) -> Iterator[int]:
     """A descriptor of a local file, which at the end must be the one with this identity (None: any)."""
-    with translated(path, "read", identity), _opened(path, local_path) as file:
+    with translated(path, "read", identity):
+        file = open_to_read(local_path)
+    try:
         yield file
-        status = os.fstat(file)
+        with translated(path, "read", identity):
+            status = os.fstat(file)
+    finally:
+        os.close(file)
     if S_ISFIFO(status.st_mode):
         raise is_pipe(path)
     check_identity(path, identity, file_stat(status))
@@ -279,13 +285,21 @@ def _opened(path: str, local_path: str) -> Iterator[int]:
     # Bare descriptors: a file object costs four times the open itself, on every small file.
     descriptor = open_to_read(local_path)
     try:
-        yield descriptor
-    except OSError as error:
-        if error.errno == errno.ESPIPE:  # no positioned reads
-            raise is_pipe(path) from error
-        raise
+        with _pipes_named(path):
+            yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _pipes_named(path: str) -> Iterator[None]:
+    """The error of a positioned read of a pipe says that it is one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ESPIPE:
+            raise is_pipe(path) from error
+        raise
 
 
 def open_to_read(local_path: str) -> int:

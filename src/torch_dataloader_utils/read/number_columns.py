@@ -10,8 +10,8 @@ Source: parquet-format, "Types" and "Logical Types".
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s, RowRange
-from torch_dataloader_utils._formats.footer_numbers import OfChunk
+from torch_dataloader_utils._formats.footer_numbers import OfChunk, chunk_starts
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
 from torch_dataloader_utils._observe.counters import count_chunks
@@ -36,9 +36,10 @@ _PHYSICAL_TYPES = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5
 # Columns begin at multiples of this, as Arrow wants it.
 _ALIGNED_BYTES = 64
 
-# As much memory is taken before pages are looked at, or so many times their stored bytes.
-_SURE_BYTES = 32 << 20
-_SURE_RATIO = 16
+# A footer may claim any number of values: as much memory, or so many times the stored bytes, is taken before pages are
+# looked at.
+_UNSEEN_BYTES = 32 << 20
+_UNSEEN_RATIO = 16
 
 PAGES = ProcessMemory()
 """The memory of stored pages, which nobody but this process sees."""
@@ -202,38 +203,32 @@ def read_numbers(
         FileChangedError, StoreError: the bytes of the chunks are not those that were planned.
     """
     start, stop = rows.of(group_rows)
+    num_rows = stop - start
     taken = _Chunks.known(source, chunks, columns, group_rows)
     if not taken.columns:
         return None
-    rooms = [
-        values if column.is_list else stop - start
-        for column, values in zip(taken.columns, taken.values.tolist(), strict=True)
-    ]
-    places = Places.of(taken.columns, rooms, stop - start)
-    is_sure = places.num_bytes <= max(_SURE_BYTES, _SURE_RATIO * int(taken.lengths.sum()))
-    with source.local_file() if is_sure else nullcontext() as file:
-        if file is None:
-            pages, starts = _read_pages(source, taken.starts, taken.lengths)
-            if _lacks_values(taken, pages, starts):
-                count_chunks("damaged", len(taken.columns))
-                return None
-        else:
-            pages, starts = PAGES.take(int(taken.lengths.max())).data, taken.starts
-        memory, results = RECYCLED.take(places.num_bytes), np.empty((len(taken.columns), 2), np.int64)
+    counts = zip(taken.columns, taken.values.tolist(), strict=True)
+    rooms = [values if column.is_list else num_rows for column, values in counts]
+    places = Places.of(taken.columns, rooms, num_rows)
+    results = np.empty((len(taken.columns), 2), np.int64)
+    with _pages(source, taken, places.num_bytes) as pages:
+        if pages is None:
+            count_chunks("damaged", len(taken.columns))
+            return None
+        memory = RECYCLED.take(places.num_bytes)
         reasons = _decoder.decode(
-            pages,
+            pages.buffer,
             memory,
             places.numbers,
-            np.stack([taken.codecs, starts, taken.lengths, taken.values], axis=1),
-            np.array([start, stop - start]),
+            np.stack([taken.codecs, pages.starts, taken.lengths, taken.values], axis=1),
+            np.array([start, num_rows], np.int64),
             results,
             source.max_row_group_bytes,
             source.page_checksums,
-            -1 if file is None else file,
+            pages.file,
         )
-    for index, reason in enumerate(reasons):
-        if reason == "not read":
-            _read_pages(source, taken.starts[index : index + 1], taken.lengths[index : index + 1])  # raises why not
+    if "not read" in reasons:
+        _read_pages(source, taken)  # raises why not; if it does not, pyarrow reads them
     for reason, number in Counter(reasons).items():
         count_chunks(reason or "compiled", number)
     return places.batch(memory, results, reasons)
@@ -258,33 +253,51 @@ class _Chunks(NamedTuple):
         numbers = chunks[[column.leaf for column in columns]]
         codecs, values, lengths = (numbers[:, each] for each in (OfChunk.CODEC, OfChunk.VALUES, OfChunk.COMPRESSED))
         starts = chunk_starts(numbers)
-        are_lists, bits = (np.array([(column.is_list, column.value_bits) for column in columns])).T
+        are_lists = np.array([column.is_list for column in columns])
         are_there = (starts >= 0) & (lengths >= 0) & (starts <= source.task.file_size - lengths)
-        fit = np.where(are_lists, (group_rows <= values) & (values <= MAX_OFFSET), values == group_rows)
+        fit = are_there & np.where(are_lists, (group_rows <= values) & (values <= MAX_OFFSET), values == group_rows)
         known = set(filter(_decoder.has_codec, set(codecs.tolist())))
-        are_known = np.array([codec in known for codec in codecs.tolist()])
-        # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
-        num_bytes = np.where(are_there & fit & are_known, values, 0) * bits // 8
-        have_room = np.cumsum(num_bytes) <= source.max_row_group_bytes
-        taken = np.ones(len(columns), np.bool_)
-        for reason, passes in (("damaged", are_there & fit), ("codec", are_known), ("too large", have_room)):
-            count_chunks(reason, int(np.count_nonzero(taken & ~passes)))
-            taken &= passes
-        kept = [column for column, is_taken in zip(columns, taken.tolist(), strict=True) if is_taken]
-        return cls(kept, codecs[taken], values[taken], starts[taken], lengths[taken])
+        kept, room_bytes = [], source.max_row_group_bytes
+        for index, (column, codec, count, fits) in enumerate(zip(columns, codecs, values, fit, strict=True)):
+            # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
+            num_bytes = int(count) * column.value_bits // 8
+            if not fits:
+                count_chunks("damaged")
+            elif codec not in known:
+                count_chunks("codec")
+            elif num_bytes > room_bytes:
+                count_chunks("too large")
+            else:
+                room_bytes -= num_bytes
+                kept.append(index)
+        return cls([columns[index] for index in kept], codecs[kept], values[kept], starts[kept], lengths[kept])
 
 
-def chunk_starts(chunks: Int64s) -> Int64s:
-    """Where chunks begin, see `chunk_start`; chunks: int64 [..., len(OfChunk)]."""
-    data, dictionaries = chunks[..., OfChunk.DATA_START], chunks[..., OfChunk.DICTIONARY_START]
-    return np.where((dictionaries > 0) & (dictionaries < data), dictionaries, data)
+class _Pages(NamedTuple):
+    """The pages of chunks: where they begin in `buffer`, or in `file`, which they are read from one after the other."""
+
+    buffer: Buffer
+    starts: Int64s
+    file: int = -1
 
 
-def _lacks_values(chunks: _Chunks, pages: Buffer, starts: Int64s) -> bool:
-    """Whether a footer claims more values than pages say they have: memory is taken only for those that are there."""
-    view = memoryview(pages)
-    spans = zip(starts.tolist(), (starts + chunks.lengths).tolist(), chunks.values.tolist(), strict=True)
-    return any(_decoder.count_values(view[start:stop]) < values for start, stop, values in spans)
+@contextmanager
+def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pages | None]:
+    """The pages of these chunks; None if they have fewer values than a footer claims.
+
+    num_bytes: the memory that will be taken. Much of it is taken only for values that pages say they have, which are
+    read before; else pages of a local file are read as they are decoded, while a core's cache holds them.
+    """
+    reads_later = num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
+    with source.local_file() if reads_later else nullcontext() as file:
+        if file is not None:
+            yield _Pages(PAGES.take(int(chunks.lengths.max())).data, chunks.starts, file)
+            return
+        pages = _read_pages(source, chunks)
+        view, ends = memoryview(pages.buffer), pages.starts + chunks.lengths
+        spans = zip(pages.starts.tolist(), ends.tolist(), chunks.values.tolist(), strict=True)
+        lacks_values = any(_decoder.count_values(view[start:stop]) < values for start, stop, values in spans)
+        yield None if lacks_values else pages
 
 
 class Places(NamedTuple):
@@ -356,13 +369,13 @@ def _array(column: NumberColumn, content: Sequence[pa.Buffer], num_rows: int, nu
     return pa.Array.from_buffers(data_type, num_rows, of_lists, null_count=null_lists, children=[items])
 
 
-def _read_pages(source: TaskSource, starts: Int64s, lengths: Int64s) -> tuple[Buffer, Int64s]:
-    """The bytes of chunks, in memory that is used again, and where in it they begin; neighbours come by one read."""
+def _read_pages(source: TaskSource, chunks: _Chunks) -> _Pages:
+    """The pages of chunks, in memory that is used again; neighbours come by one read."""
     whole = source.whole()
     if whole is not None:
-        return whole, starts
+        return _Pages(whole, chunks.starts)
     merged: list[tuple[int, int]] = []
-    for start, length in sorted(zip(starts.tolist(), lengths.tolist(), strict=True)):
+    for start, length in sorted(zip(chunks.starts.tolist(), chunks.lengths.tolist(), strict=True)):
         if merged and start <= sum(merged[-1]):
             first, before = merged[-1]
             merged[-1] = (first, max(before, start + length - first))
@@ -370,7 +383,7 @@ def _read_pages(source: TaskSource, starts: Int64s, lengths: Int64s) -> tuple[Bu
             merged.append((start, length))
     firsts, sizes = np.array(merged, np.int64).T
     places = np.cumsum(sizes) - sizes
-    pages = PAGES.take(int(sizes.sum())).data
-    source.read_into(merged, [pages[place : place + size] for place, size in zip(places, sizes, strict=True)])
-    read = np.searchsorted(firsts, starts, side="right") - 1
-    return pages, starts - firsts[read] + places[read]
+    buffer = PAGES.take(int(sizes.sum())).data
+    source.read_into(merged, [buffer[place : place + size] for place, size in zip(places, sizes, strict=True)])
+    read = np.searchsorted(firsts, chunks.starts, side="right") - 1
+    return _Pages(buffer, chunks.starts - firsts[read] + places[read])

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.footer_numbers import OfChunk
+from torch_dataloader_utils._formats.footer_numbers import OfChunk, chunk_starts
 from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils.read.checks import check_stored_rows, check_unique
-from torch_dataloader_utils.read.number_columns import PAGES, NumberColumn, Places, chunk_starts
+from torch_dataloader_utils.read.number_columns import PAGES, NumberColumn, Places
 from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
 
