@@ -9,7 +9,7 @@ allocator does not know of, tensors of two devices in one operation. It says not
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 DEVICE = torch.device("cuda:0")
 # Copies; and indices may be on the CPU.
@@ -183,17 +182,17 @@ class SimulatedCuda(TorchDispatchMode):
             return self._lock_pages(args[0].clone())
         if kwargs.pop("pin_memory", False):
             return self._lock_pages(func(*args, **kwargs))
-        device_tensors = self._checked(func, tree_leaves((args, kwargs)))
+        device_tensors = self._checked(func, list(_leaves((*args, *kwargs.values()))))
         to = kwargs.get("device")
         if to is not None and to.type == "cuda":
             if func is torch.ops.aten._to_copy.default and not device_tensors:
                 return self._uploaded(args[0], kwargs)
             kwargs["device"] = torch.device("cpu")
-        numbers = func(*_numbers(args), **_numbers(kwargs))
+        numbers = func(*_numbers(args), **_numbers(kwargs)) if device_tensors else func(*args, **kwargs)
         if not device_tensors if to is None else to.type != "cuda":
             return numbers
         memory = device_tensors[0].memory if device_tensors and _is_alias(func) else DeviceMemory(self.stream)
-        return tree_map_only(torch.Tensor, lambda tensor: DeviceTensor(tensor, memory), numbers)
+        return _with(numbers, torch.Tensor, lambda tensor: DeviceTensor(tensor, memory))
 
     def _checked(self, func: Any, inputs: list[Any]) -> list[DeviceTensor]:
         """The device tensors among the inputs of an operation that may run, after all that is before it."""
@@ -281,7 +280,7 @@ def simulated_nccl(seed: int | None = None) -> Iterator[SimulatedCuda]:
 
     def on_numbers(collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, torch.Tensor)]
             assert all(isinstance(tensor, DeviceTensor) for tensor in tensors), "NCCL was given a tensor on the CPU"
             return collective(*_numbers(args), **_numbers(kwargs))
 
@@ -297,8 +296,29 @@ def simulated_nccl(seed: int | None = None) -> Iterator[SimulatedCuda]:
         yield device
 
 
+# As `tree_leaves` and `tree_map_only` of torch for what operations take and give, in a fraction of the time.
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _with(values: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    if isinstance(values, kind):
+        return change(values)
+    if isinstance(values, list | tuple):
+        return type(values)([_with(value, kind, change) for value in values])
+    if isinstance(values, dict):
+        return {name: _with(value, kind, change) for name, value in values.items()}
+    return values
+
+
 def _numbers(values: Any) -> Any:
-    return tree_map_only(DeviceTensor, lambda tensor: tensor.numbers, values)
+    return _with(values, DeviceTensor, lambda tensor: tensor.numbers)
 
 
 def _is_alias(func: Any) -> bool:

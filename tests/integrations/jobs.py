@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import LOADER, warm_python
+from tests.warm_python import JOB, warm_python
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
@@ -44,7 +44,7 @@ def run_job(module: str, table: Path, reports: Path, *imported: str) -> list[dic
     """
     reports.mkdir(exist_ok=True)
     torchrun = [
-        warm_python(LOADER, *imported),
+        warm_python(*JOB, *imported),
         "-m",
         "torch.distributed.run",
         "--standalone",

@@ -32,7 +32,8 @@ LENGTHS = [9, 30, 4, 17, 5, 32, 8, 8, 3, 12, 21, 6, 6, 16, 2, 7, 28, 5, 11, 13, 
 CAPACITY = 48
 """Tokens of a pack on all its context-parallel ranks; no sequence is longer."""
 
-SHAPES: dict[int, list[tuple[int, int, int, int]]] = {
+Shapes = dict[int, list[tuple[int, int, int, int]]]
+SHAPES: Shapes = {
     2: [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)],
     3: [(3, 1, 1, 1), (1, 1, 1, 3)],
     4: [(2, 2, 1, 1), (2, 1, 2, 1), (1, 2, 1, 2)],
@@ -42,6 +43,9 @@ SHAPES: dict[int, list[tuple[int, int, int, int]]] = {
     8: [(2, 2, 2, 1), (1, 2, 2, 2), (4, 2, 1, 1), (2, 4, 1, 1), (2, 2, 1, 2), (2, 1, 1, 4)],
 }
 """Per number of processes: data, context, tensor, pipeline sizes."""
+
+FEW_SHAPES: Shapes = {3: [(1, 1, 1, 3)], 4: [(2, 1, 2, 1)], 8: [(1, 2, 2, 2), (4, 2, 1, 1), (2, 2, 1, 2)]}
+"""Of them, every two sizes together, and a stage between two others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +60,17 @@ class Result:
     planned_reads: list[int]
 
 
-def run_rank_on_device(rank: int, folder: Path) -> None:
+def run_rank_on_device(rank: int, folder: Path, all_shapes: Shapes) -> None:
     """The same with NCCL, simulated."""
     with simulated_nccl(seed=rank):
-        run_rank(rank, folder)
+        run_rank(rank, folder, all_shapes)
 
 
-def run_rank(rank: int, folder: Path) -> None:
+def run_rank(rank: int, folder: Path, all_shapes: Shapes = SHAPES) -> None:
     """Joins every group of processes that has this rank, and saves what it got under `folder`."""
     torch.set_num_threads(1)
     saved: dict[str, Any] = {"results": {}}
-    for world_size, shapes in SHAPES.items():
+    for world_size, shapes in all_shapes.items():
         if rank >= world_size:
             continue
         dist.init_process_group(
