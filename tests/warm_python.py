@@ -1,7 +1,7 @@
 """A Python that has imported torch before it is asked to run a program: each import takes three seconds.
 
-    warm_python()                           a path, in place of sys.executable
-    warm_python(*JOB, "transformers")       with this library, torchrun and that one, too
+    warm_python()                               a path, in place of sys.executable
+    warm_python(*WITH_LOADER, "transformers")   with this library, what torchrun needs and that one, too
 
 It is a client, which asks a server to fork. The child runs the program to the end of its interpreter with arguments,
 environment, directory and standard streams of the client, which hands SIGINT and SIGTERM on to it and ends as it does.
@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any
 
 ALWAYS = ("torch.utils.data", "pyarrow.dataset", "pyarrow.parquet", "fsspec.asyn")
-JOB = ("torch_dataloader_utils.datasets.build", "torch.distributed.launcher.api", "torch._dynamo")
+WITH_LOADER = ("torch_dataloader_utils.datasets.build", "torch.distributed.launcher.api", "torch._dynamo")
 # Libraries read these when they are imported.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
 

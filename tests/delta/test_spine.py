@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.delta.reading import in_order, read_rows
 from tests.delta.tables import LONG, STRING, HandTable, add, column, remove
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import (
     CheckpointMismatchError,
     DataFileInfo,
@@ -237,7 +237,7 @@ def run_job(path: Path, state: Path, *, ranks: int, steps: int, version: int) ->
     for rank in reversed(range(ranks)):  # rank 0 writes the state, the last of them
         arguments = [path, rank, ranks, state, steps, version]
         done = subprocess.run(
-            [sys.executable, "-c", JOB, *map(str, arguments)], capture_output=True, text=True, check=False
+            [warm_python(*WITH_LOADER), "-c", JOB, *map(str, arguments)], capture_output=True, text=True, check=False
         )
         assert done.returncode == (-signal.SIGKILL if steps else 0), done.stderr
         ids += [value for line in done.stdout.splitlines() for value in json.loads(line)]

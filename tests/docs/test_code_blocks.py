@@ -17,7 +17,7 @@ from examples.demo.data import write_trips
 from tests.cli.shell import tdu
 from tests.docs.code_blocks import CodeBlock, code_blocks
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import JOB, warm_python
+from tests.warm_python import WITH_LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -76,7 +76,7 @@ def run_commands(block: CodeBlock) -> None:
             assert tdu(*arguments).stdout
         if program != "torchrun":
             continue
-        command = [warm_python(*JOB), "-m", "torch.distributed.run", "--standalone", *arguments]
+        command = [warm_python(*WITH_LOADER), "-m", "torch.distributed.run", "--standalone", *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(*sys.path)}
         done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

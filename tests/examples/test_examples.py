@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import JOB, warm_python
+from tests.warm_python import WITH_LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = [f"epoch {epoch}: 20,015 + 20,015 = 40,030 rows, each once" for epoch in range(2)]
@@ -24,7 +24,7 @@ def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str)
     """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
     trainers = {"accelerate": "accelerate", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
     trainer = trainers.get(module.removesuffix("_train"))
-    command = [warm_python(*JOB, *filter(None, [trainer])), "-m"]
+    command = [warm_python(*WITH_LOADER, *filter(None, [trainer])), "-m"]
     fixed = {"PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
     if num_processes is not None:
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), "-m"]

@@ -58,7 +58,7 @@ def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def run(path: str, method: str, how: str, timeout: int = 10) -> None:
+def run(path: str, method: str, how: str, timeout: int = 3) -> None:
     """One pass, whose outcome is one line."""
     loader, _ = StructuredDataset.create_dataloader(
         path,
@@ -85,13 +85,13 @@ def run(path: str, method: str, how: str, timeout: int = 10) -> None:
         if how == "shot-after":
             shoot(workers)
             rows = [row for batch in loader for row in batch["row"].tolist()]
-            say(how=how, rows=rows, workers=workers)
+            say(how=how, pid=os.getpid(), rows=rows, workers=workers)
     except LoaderError as error:
         if how == "hangs" and "1.parquet row group 1" not in str(error) and timeout < 600:
             # On a busy machine it was too slow before it came to row 150.
             return run(path, method, how, 4 * timeout)
         told = {"how": how, "error": type(error).__name__, "text": str(error), "workers": workers}
-        say(**told, rows=rows, state=loader.state_dict())
+        say(**told, pid=os.getpid(), rows=rows, state=loader.state_dict())
 
 
 def shoot(workers: list[int]) -> None:

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from tests.faults.s3_server import Rule, S3Server
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
 from tests.faults.test_retries import loader_of
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import CorruptFileError, DataError
@@ -106,7 +106,7 @@ for at in range(first + int(sys.argv[2]), len(whole), 24):
 def test_a_flip_in_a_footer_never_gives_another_count_without_an_error(tmp_path: Path, start: int) -> None:
     # Values cannot be vouched for: Parquet has no checksum over its footer.
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FOOTER_FLIPS, str(tmp_path / "a.parquet"), str(start)],
+        [warm_python(*WITH_LOADER), "-W", "ignore", "-c", FOOTER_FLIPS, str(tmp_path / "a.parquet"), str(start)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.tables import table
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 def started(data: Path, scratch: Path, *how: str) -> "Iterator[subprocess.Popen[str]]":
     """A job, which is gone afterwards: one that outlasts a failed test would fail the next one, too."""
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.doomed_job", str(data), *how],
+        [warm_python(*WITH_LOADER), "-m", "tests.faults.doomed_job", str(data), *how],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
@@ -107,7 +107,7 @@ def outcomes(data: Path, scratch: Path, method: str, *fates: str) -> list[dict[s
         output, errors = job.communicate(timeout=HANGS_SECONDS)
     assert job.returncode == 0, errors[-3000:]
     seen = [json.loads(line) for line in output.splitlines()]
-    assert shared_memory_of([job.pid, *(pid for each in seen for pid in each["workers"])]) == []
+    assert shared_memory_of([pid for each in seen for pid in (each["pid"], *each["workers"])]) == []
     return seen
 
 

@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -15,6 +14,7 @@ import pytest
 from tests.faults.s3_server import Action, Rule, S3Server, change, error
 from tests.faults.tables import parquet_bytes, table
 from tests.faults.web_server import listening
+from tests.warm_python import warm_python
 from torch_dataloader_utils import Decoding, RowDataset, StructuredDataset, pack_tokens
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
@@ -58,7 +58,7 @@ def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: 
 
     server.rules.append(Rule(fail, key="bad", count=None))
     job = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(server.port)],
+        [warm_python(), "-W", "ignore", "-c", PROGRAM, str(server.port)],
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ def test_a_process_ends_though_a_look_up_or_a_listing_is_under_way(method: str, 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(200)
         job = subprocess.Popen(
-            [sys.executable, "-c", LOOK_UP, f"http://127.0.0.1:{silent.getsockname()[1]}/{place}", method],
+            [warm_python(), "-c", LOOK_UP, f"http://127.0.0.1:{silent.getsockname()[1]}/{place}", method],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

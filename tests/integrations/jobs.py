@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import JOB, warm_python
+from tests.warm_python import WITH_LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
@@ -43,14 +43,8 @@ def run_job(module: str, table: Path, reports: Path, *imported: str) -> list[dic
     imported: by the job, of what takes long.
     """
     reports.mkdir(exist_ok=True)
-    torchrun = [
-        warm_python(*JOB, *imported),
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(NUM_RANKS),
-    ]
+    python = warm_python(*WITH_LOADER, *imported)
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
     fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         [*torchrun, "-m", f"tests.integrations.{module}", str(table), str(reports)],

@@ -6,13 +6,13 @@ import os
 import pty
 import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.stream.tables import write_table
+from tests.warm_python import warm_python
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe import progress
 from torch_dataloader_utils._observe.callbacks import EpochRun
@@ -64,7 +64,7 @@ from torch_dataloader_utils import StructuredDataset
 loader, _ = StructuredDataset.create_dataloader({str(table)!r}, num_workers=0, show_progress=True)
 print(sum(batch.num_rows for batch in loader))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "165\n"
     assert "165 of 165 rows" in done.stderr
 
@@ -113,7 +113,7 @@ def test_bars_come_on_a_terminal(table):
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         with os.fdopen(theirs, "wb") as end:
             environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-            process = subprocess.Popen([sys.executable, "-c", script, str(table)], stderr=end, env=environment)
+            process = subprocess.Popen([warm_python(), "-c", script, str(table)], stderr=end, env=environment)
         shown = _read_all(terminal)
         assert process.wait() == 0
     assert "epoch 0 rank 0" in shown

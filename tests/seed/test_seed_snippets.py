@@ -14,7 +14,7 @@ import pytest
 
 from tests.gloo_threads import check_ended, python_path
 from tests.seed.run_snippet import NUM_EPOCHS
-from tests.warm_python import JOB, warm_python
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset
 
 RANKS = 2
@@ -39,7 +39,7 @@ def training_data(tmp_path: Path) -> Path:
 def run(name: str, data: Path, reports: Path) -> list[list[list[float]]]:
     """The row ids of every step of every rank."""
     reports.mkdir()
-    torchrun = [warm_python(*JOB), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    torchrun = [warm_python(*WITH_LOADER), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     command = [*torchrun, "-m", "tests.seed.run_snippet", name, str(data), str(reports)]
     fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(

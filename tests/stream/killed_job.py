@@ -38,7 +38,9 @@ def main():
                 temporary.replace(checkpoint)
             dist.barrier()
             if step == last_step:
-                (folder / f"waiting-{run}-{dist.get_rank()}").touch()
+                own = folder / f"pid-{run}-{dist.get_rank()}"
+                own.write_text(str(os.getpid()))
+                own.rename(folder / f"waiting-{run}-{dist.get_rank()}")
                 sys.stdin.read()  # until the test kills us
     dist.destroy_process_group()
     os._exit(0)

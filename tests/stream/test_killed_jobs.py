@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.stream.tables import write_table
+from tests.warm_python import WITH_LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def start(folder, table, run, topology, last_step):
     ranks, workers, batch_size = topology
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        [warm_python(*WITH_LOADER), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         + [str(Path(__file__).with_name("killed_job.py")), str(folder), str(table)]
         + [str(value) for value in (run, workers, batch_size, last_step)],
         cwd=ROOT,
@@ -37,9 +37,10 @@ def start(folder, table, run, topology, last_step):
     )
 
 
-def kill(job):
-    """SIGKILL to every process of the job, by id."""
-    processes = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+def kill(job, waiting):
+    """SIGKILL to torchrun and to its ranks, which have written their ids."""
+    ranks = [int(path.read_text()) for path in waiting if path.exists()]
+    processes = [psutil.Process(pid) for pid in (job.pid, *ranks)]
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # workers end by themselves when their rank does
             process.kill()
@@ -65,15 +66,16 @@ def test_the_union_over_kills_and_restarts_is_the_table(tmp_path, topologies):
     for run, topology in enumerate(topologies):
         is_last = run == len(topologies) - 1
         job = start(tmp_path, table, run, topology, 0 if is_last else 4 + run)
+        waiting = [tmp_path / f"waiting-{run}-{rank}" for rank in range(topology[0])]
         try:
             if is_last:
                 output, _ = job.communicate(timeout=240)
                 assert job.returncode == 0, output.decode()
             else:
-                wait_for([tmp_path / f"waiting-{run}-{rank}" for rank in range(topology[0])], job)
+                wait_for(waiting, job)
         finally:
             if job.poll() is None:
-                kill(job)
+                kill(job, waiting)
             job.stdin.close()
             job.stdout.close()
             job.wait(timeout=30)

@@ -23,24 +23,45 @@ PROGRAM = """
 import json, os, sys, torch
 from torch_dataloader_utils import Lanes, PadRagged, StructuredDataset
 
-torch.set_num_threads(int(sys.argv[4]))
-before = len(os.listdir("/proc/self/task"))
-folder, options, splits = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "splits"
-if options.pop("pads", False):
-    options["collate_fn"] = PadRagged()
-if "lanes" in options:
-    options["lanes"] = Lanes(**options["lanes"])
-moves = options.pop("moves", False)
-loader, _ = StructuredDataset.create_dataloader(folder, num_workers=0, **options)
-rows = 0
-for batch in loader:
-    rows += len(batch["row_id"])
-    if moves:
-        batch.to("meta")
-if splits:
-    torch.zeros(1 << 20).max()
-print(json.dumps([rows, len(os.listdir("/proc/self/task")) - before]))
+def run(folder, team, options):
+    torch.set_num_threads(team)
+    before = len(os.listdir("/proc/self/task"))
+    if options.pop("pads", False):
+        options["collate_fn"] = PadRagged()
+    if "lanes" in options:
+        options["lanes"] = Lanes(**options["lanes"])
+    moves, splits = options.pop("moves", False), options.pop("splits", False)
+    loader, _ = StructuredDataset.create_dataloader(folder, num_workers=0, **options)
+    rows = 0
+    for batch in loader:
+        rows += len(batch["row_id"])
+        if moves:
+            batch.to("meta")
+    if splits:
+        torch.zeros(1 << 20).max()
+    print(json.dumps([rows, len(os.listdir("/proc/self/task")) - before]), flush=True)
+
+for options in json.loads(sys.argv[3]):
+    child = os.fork()
+    if not child:
+        run(sys.argv[1], int(sys.argv[2]), options)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 """
+
+# splits: of torch's own work, behind the pass.
+SPLITS = {"splits": True}
+OPTIONS = [
+    {},
+    {"batch_size": 40_000},
+    {"batch_size": 40_000, "moves": True},
+    {"nulls": "mask"},
+    {"stack": {"features": ["x"]}, "columns": ["row_id", "x"]},
+    {"columns": ["row_id", "tokens"], "pads": True, "batch_size": 20_000},
+    {"shuffle": True, "shuffle_rows": ROWS},
+    {"shuffle": True, "shuffle_rows": ROWS, "batch_size": 40_000, "columns": ["row_id", "tokens"]},
+    {"lanes": {"num_lanes": 4, "rows": 64}, "batch_size": 256, "split_rows": 500},
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,36 +81,26 @@ def folder(tmp_path_factory):
     return path
 
 
-def ends_with(folder, *, splits=False, **options):
-    """(rows, new threads) at the end of a pass in a process of its own; splits: of torch's too, for work behind it."""
-    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(options), "splits" if splits else "", str(TEAM)]
+@pytest.fixture(scope="module")
+def ends(folder):
+    """By options: (rows, new threads) at the end of a pass in a process of its own, which is forked from one that has
+    not used torch's threads."""
+    all_options = [*OPTIONS, SPLITS]
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(TEAM), json.dumps(all_options)]
     # OMP_THREAD_LIMIT and OMP_DYNAMIC would make teams smaller.
     env = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=300, env=env).stdout)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300, env=env)
+    return dict(zip(map(str, all_options), map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 @counts_threads
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_size": 40_000},
-        {"batch_size": 40_000, "moves": True},
-        {"nulls": "mask"},
-        {"stack": {"features": ["x"]}, "columns": ["row_id", "x"]},
-        {"columns": ["row_id", "tokens"], "pads": True, "batch_size": 20_000},
-        {"shuffle": True, "shuffle_rows": ROWS},
-        {"shuffle": True, "shuffle_rows": ROWS, "batch_size": 40_000, "columns": ["row_id", "tokens"]},
-        {"lanes": {"num_lanes": 4, "rows": 64}, "batch_size": 256, "split_rows": 500},
-    ],
-    ids=str,
-)
-def test_a_pass_starts_no_threads_of_torch(folder, options):
-    rows, threads = ends_with(folder, **options)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_pass_starts_no_threads_of_torch(ends, options):
+    rows, threads = ends[str(options)]
     assert rows == ROWS
     assert threads < TEAM // 2
 
 
 @counts_threads
-def test_threads_of_torch_are_counted(folder):
-    assert ends_with(folder, splits=True)[1] > TEAM // 2
+def test_threads_of_torch_are_counted(ends):
+    assert ends[str(SPLITS)][1] > TEAM // 2

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 from tests.effort import EFFORT
 from tests.tokens.pack.corpora import corpora, number_tokens, packings, walk_group
 from tests.tokens.pack.test_packed_loader import load
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError
 from torch_dataloader_utils.tokens.pack import PerDocument, PerToken, pack_tokens
@@ -325,7 +325,7 @@ def test_the_audit_of_a_killed_job_has_every_token_once(folder, tmp_path_factory
     place = tmp_path_factory.mktemp("job")
 
     def run(rank, num_ranks, steps):
-        command = [sys.executable, "-c", JOB, str(folder), str(place), str(rank), str(num_ranks), str(steps)]
+        command = [warm_python(*WITH_LOADER), "-c", JOB, str(folder), str(place), str(rank), str(num_ranks), str(steps)]
         return subprocess.run(command, env=os.environ, check=False).returncode
 
     assert [run(rank, 2, 2) for rank in range(2)] == [-signal.SIGKILL] * 2
