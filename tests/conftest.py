@@ -1,5 +1,6 @@
 """Hypothesis without a deadline and, in CI, without chance; signals as at a terminal; `--quick`."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -54,6 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
         make_iterator = DataLoader._get_iterator
         starting = _skipping(make_iterator)
         DataLoader._get_iterator = lambda loader: (starting if loader.num_workers else make_iterator)(loader)
+
+
+def pytest_collection_finish() -> None:
+    """See pytest. What the test modules have imported stays: no collection of garbage needs to look at it, least of all
+    in a process that is forked, which would copy its pages for that.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as worker_loop
 
 from tests.stream.tables import TABLE, check_batch, write_table
+from tests.warm_python import warm_python
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
@@ -75,6 +76,12 @@ def workers_here():
 def kept_frames():
     yield KeptFrame.kept
     KeptFrame.kept.clear()
+
+
+def let_go(raised):
+    """Of what the frames of an error refer to: torch ends the workers of an iterator that a collection of garbage finds
+    only seconds later."""
+    traceback.clear_frames(raised.tb)
 
 
 def load(folder, **options):
@@ -184,7 +191,7 @@ def test_the_error_of_a_program_that_starts_itself_in_its_workers_says_what_to_d
         "for batch in loader:\n    pass\n"
     )
     done = subprocess.run(
-        [sys.executable, program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=300
+        [warm_python(), program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=300
     )
     assert done.returncode == 1
     assert 'belongs under `if __name__ == "__main__":`' in done.stderr.decode().splitlines()[-1]
@@ -236,8 +243,10 @@ def test_a_persistent_worker_that_dies_when_the_next_pass_starts_is_named(table)
     loader, _ = load(table[0], persistent_workers=True, worker_init_fn=let_worker_1_die_of_a_second_pass)
     first = [check_batch(batch) for batch in loader]
     loader.set_epoch(0)
-    with pytest.raises(WorkerDiedError, match="Worker process 1"):
+    with pytest.raises(WorkerDiedError, match="Worker process 1") as raised:
         next(iter(loader))
+    let_go(raised)
+    del raised
     loader.set_epoch(0)
     assert [check_batch(batch) for batch in loader] == first
 
@@ -618,8 +627,10 @@ def test_a_state_that_was_loaded_serves_one_pass_of_a_plain_dataloader(table, pe
         assert sorted_rows(plain) == whole
     dataset.load_state_dict(state)
     if persistent:
-        with pytest.raises(ConfigError, match=r"persistent workers.*make a new DataLoader"):
+        with pytest.raises(ConfigError, match=r"persistent workers.*make a new DataLoader") as raised:
             next(iter(plain))
+        let_go(raised)
+        del raised
     else:
         assert sorted_rows(plain) == left
         assert sorted_rows(plain) == whole
@@ -709,10 +720,10 @@ def test_torchdata_stateful_dataloader_resumes_on_another_topology_or_says_that_
     if num_workers > 1:
         with pytest.raises(
             CheckpointMismatchError, match=r"With several workers.* resumes only with the same .*batch 8"
-        ):
+        ) as raised:
             list(resumed)
-        del resumed
-        gc.collect()  # torchdata ends the other workers when nothing refers to its iterator any more
+        let_go(raised)
+        del resumed, raised  # torchdata ends the other workers when nothing refers to its iterator any more
         return
     rest = sorted_rows(resumed)
     assert sorted(received + rest) == list(range(143)) or (other == {"drop_last": True} and len(rest) == 96)
