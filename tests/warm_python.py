@@ -16,6 +16,7 @@ import importlib
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -103,6 +104,7 @@ def serve(own_path: list[str], address: str, executable: str, *modules: str) -> 
             for key, _ in selector.select():
                 source = key.fileobj
                 if source == 0:
+                    shutil.rmtree(Path(executable).parent)
                     os._exit(0)
                 elif source == woken:
                     os.read(woken, 1000)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import tokens
 from torch_dataloader_utils._store.kept_files import VARIABLE
 from torch_dataloader_utils.cli.tokens import process_pool
@@ -154,7 +155,7 @@ def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
         web.files["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
         web.after = dict.fromkeys(range(2, 100), stall)  # the first is for the footer
         command = subprocess.Popen(
-            [sys.executable, "-m", "torch_dataloader_utils.cli", name, web.url("a.parquet")],
+            [warm_python(*WITH_LOADER), "-m", "torch_dataloader_utils.cli", name, web.url("a.parquet")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, VARIABLE: "off"},

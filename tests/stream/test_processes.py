@@ -52,9 +52,10 @@ def table(tmp_path_factory):
 
 
 def is_worker(process):
-    """Whether a child is ours to end; multiprocessing keeps its two helpers until this process ends."""
+    """Whether a child is ours to end; the helpers of multiprocessing and of tests stay until this process ends."""
+    helpers = ("forkserver", "resource_tracker", "warm_python")
     try:
-        return not any(name in " ".join(process.cmdline()) for name in ("forkserver", "resource_tracker"))
+        return not any(name in " ".join(process.cmdline()) for name in helpers)
     except psutil.NoSuchProcess:
         return False
 
