@@ -112,6 +112,9 @@ def serve(own_path: list[str], address: str, executable: str, *modules: str) -> 
                 elif source is listening:
                     client = listening.accept()[0]
                     length, streams, _, _ = socket.recv_fds(client, _NUMBER.size, 3)
+                    if not length:  # it was killed
+                        client.close()
+                        continue
                     request = client.recv(*_NUMBER.unpack(length), socket.MSG_WAITALL)
                     pid = os.fork()
                     if not pid:

@@ -3,7 +3,6 @@
 import gc
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.effort import EFFORT
 from tests.stream.tables import check_batch, write_table
+from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import Lanes, StructuredDataset, TensorBatch
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.transport.slabs import SlabMemory, SlabReader, SlabWriter
@@ -325,7 +325,7 @@ from torch_dataloader_utils import StructuredDataset
 loader, _ = StructuredDataset.create_dataloader(sys.argv[1], batch_size=8, num_workers=2, prefetch_factor=4)
 batches = iter(loader)
 kept = [next(batches) for _ in range(5)]
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 while True:  # a signal that comes just before one waits is heard after the wait
     time.sleep(0.1)
 """
@@ -336,13 +336,13 @@ while True:  # a signal that comes just before one waits is heard after the wait
 def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory(tmp_path, how):
     write_table(tmp_path, [[400, 300], [500]])
     trainer = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [warm_python(*WITH_LOADER), "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        assert trainer.stdout.readline() == b"ready\n"
-        workers = psutil.Process(trainer.pid).children(recursive=True)
+        process = psutil.Process(int(trainer.stdout.readline()))
+        workers = process.children(recursive=True)
         assert len(workers) >= 2
-        pids = [str(process.pid) for process in (psutil.Process(trainer.pid), *workers)]
+        pids = [str(process.pid) for process in (process, *workers)]
         trainer.send_signal(how)
         trainer.wait(timeout=600)
         _, alive = psutil.wait_procs(workers, timeout=600)
