@@ -111,11 +111,12 @@ def serve(own_path: list[str], address: str, executable: str, *modules: str) -> 
                     _report_ended(clients, selector)
                 elif source is listening:
                     client = listening.accept()[0]
-                    length, streams, _, _ = socket.recv_fds(client, _NUMBER.size, 3)
-                    if not length:  # it was killed
+                    try:
+                        length, streams, _, _ = socket.recv_fds(client, _NUMBER.size, 3)
+                        request = client.recv(*_NUMBER.unpack(length), socket.MSG_WAITALL)
+                    except (OSError, struct.error):  # it was killed
                         client.close()
                         continue
-                    request = client.recv(*_NUMBER.unpack(length), socket.MSG_WAITALL)
                     pid = os.fork()
                     if not pid:
                         signal.set_wakeup_fd(-1)
@@ -131,11 +132,12 @@ def serve(own_path: list[str], address: str, executable: str, *modules: str) -> 
                     clients[pid] = client
                     selector.register(client, selectors.EVENT_READ, pid)
                 else:
-                    number = source.recv(_NUMBER.size)
-                    # Nothing: it was killed.
-                    os.kill(key.data, _NUMBER.unpack(number)[0] if number else signal.SIGKILL)
-                    if not number:
-                        selector.unregister(source)
+                    with suppress(OSError, KeyError, ValueError):  # both have ended meanwhile
+                        number = source.recv(_NUMBER.size)
+                        # Nothing: it was killed.
+                        os.kill(key.data, _NUMBER.unpack(number)[0] if number else signal.SIGKILL)
+                        if not number:
+                            selector.unregister(source)
 
 
 def _report_ended(clients: dict[int, socket.socket], selector: selectors.BaseSelector) -> None:
