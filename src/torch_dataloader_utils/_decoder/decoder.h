@@ -156,7 +156,10 @@ void free_work(Work *work);
 /* Sets `count` bits from bit `from` on: to those of `bytes` (0 or 1 each), or all of them, if that is NULL. */
 void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 
-/* gather.c: columns of `width` bytes a row (1, 2, 4 or 8), each in `num_parts` parts that have the same rows in all columns. */
+/* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4 or 8. The caller has checked the order. */
+void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
+
+/* Columns of `width` bytes a row (1, 2, 4 or 8), each in `num_parts` parts that have the same rows in all columns. */
 typedef struct {
     size_t count, num_parts, width;
     const int64_t *part_rows;
@@ -164,7 +167,7 @@ typedef struct {
     const uint64_t *outs;     /* addresses of room for as many rows as the order has */
 } Columns;
 
-/* Row order[i] of each column becomes its row i; the caller has checked the order. A column's parts are joined first, in
+/* Row order[i] of each column becomes its row i, as in `take_rows`. A column's parts are joined first, in
  * `joined`, which all columns share. NULL: its only part is read where it is. */
 void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined);
 

@@ -11,7 +11,7 @@
         break;                                                                \
     }
 
-static void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out) {
+void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out) {
     switch (width) {
         case 1: TAKE(uint8_t)
         case 2: TAKE(uint16_t)

@@ -154,7 +154,7 @@ class LocalStore:
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """The last `length` bytes; `stat` is not needed here, the open file knows."""
         del stat
-        with translated(path, "read"), _opened(path, self.local_path(path)) as file:
+        with _opened(path, self.local_path(path)) as file, _reading(path):
             status = os.fstat(file)
             if S_ISFIFO(status.st_mode):
                 raise is_pipe(path)
@@ -192,8 +192,7 @@ class LocalStore:
         row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
         """The bytes of each span, read into its buffer: allocating memory is most of the time of a small read."""
-        opened = planned_file(path, self.local_path(path), identity)
-        with opened as file, translated(path, "read", identity), _pipes_named(path):
+        with planned_file(path, self.local_path(path), identity) as file, _reading(path, identity):
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
         for span, length in zip(spans, lengths, strict=True):
             if length != span[1]:
@@ -267,39 +266,36 @@ def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileS
 @contextmanager
 def planned_file(path: str, local_path: str, identity: str | None) -> Iterator[int]:
     """A descriptor of a local file, which at the end must be the one with this identity (None: any)."""
-    with translated(path, "read", identity):
-        file = open_to_read(local_path)
-    try:
+    with _opened(path, local_path, identity) as file:
         yield file
         with translated(path, "read", identity):
             status = os.fstat(file)
-    finally:
-        os.close(file)
     if S_ISFIFO(status.st_mode):
         raise is_pipe(path)
     check_identity(path, identity, file_stat(status))
 
 
 @contextmanager
-def _opened(path: str, local_path: str) -> Iterator[int]:
+def _opened(path: str, local_path: str, identity: str | None = None) -> Iterator[int]:
     # Bare descriptors: a file object costs four times the open itself, on every small file.
-    descriptor = open_to_read(local_path)
+    with translated(path, "read", identity):
+        descriptor = open_to_read(local_path)
     try:
-        with _pipes_named(path):
-            yield descriptor
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def _pipes_named(path: str) -> Iterator[None]:
-    """The error of a positioned read of a pipe says that it is one."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.ESPIPE:
-            raise is_pipe(path) from error
-        raise
+def _reading(path: str, identity: str | None = None) -> Iterator[None]:
+    """Errors of positioned reads are ours; that of a pipe says that it is one."""
+    with translated(path, "read", identity):
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ESPIPE:
+                raise is_pipe(path) from error
+            raise
 
 
 def open_to_read(local_path: str) -> int:

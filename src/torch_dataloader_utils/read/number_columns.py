@@ -258,9 +258,10 @@ class _Chunks(NamedTuple):
         fit = are_there & np.where(are_lists, (group_rows <= values) & (values <= MAX_OFFSET), values == group_rows)
         known = set(filter(_decoder.has_codec, set(codecs.tolist())))
         kept, room_bytes = [], source.max_row_group_bytes
-        for index, (column, codec, count, fits) in enumerate(zip(columns, codecs, values, fit, strict=True)):
+        facts = zip(columns, codecs.tolist(), values.tolist(), fit.tolist(), strict=True)
+        for index, (column, codec, count, fits) in enumerate(facts):
             # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
-            num_bytes = int(count) * column.value_bits // 8
+            num_bytes = count * column.value_bits // 8
             if not fits:
                 count_chunks("damaged")
             elif codec not in known:
@@ -330,12 +331,12 @@ class Places(NamedTuple):
         )
         # All values, then the rest, column by column.
         aligned = -(-lengths // _ALIGNED_BYTES) * _ALIGNED_BYTES
-        ends = np.cumsum(np.concatenate([aligned[:, 0], aligned[:, 1:].ravel()]))
-        starts = ends - np.concatenate([aligned[:, 0], aligned[:, 1:].ravel()])
+        sizes = np.concatenate([aligned[:, 0], aligned[:, 1:].ravel()])
+        starts = np.cumsum(sizes) - sizes
         others = starts[len(columns) :].reshape(-1, 3)
         others[~are_lists, 1] = -1
         numbers = np.column_stack([layouts[:, :5], starts[: len(columns)], others])
-        return cls(columns, numbers, lengths, num_rows, int(ends[-1]))
+        return cls(columns, numbers, lengths, num_rows, int(sizes.sum()))
 
     def batch(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> pa.RecordBatch | None:
         """The columns that were decoded, over what the decoder wrote; None if there are none.
@@ -348,10 +349,9 @@ class Places(NamedTuple):
         )
         for column, starts, lengths, nulls, reason in rows:
             if not reason:
-                content = (
-                    map(buffer.slice, starts, lengths) if column.is_list else map(buffer.slice, starts[:2], lengths)
-                )
-                arrays.append(_array(column, list(content), self.num_rows, *nulls))
+                count = len(starts) if column.is_list else 2
+                content = list(map(buffer.slice, starts[:count], lengths))
+                arrays.append(_array(column, content, self.num_rows, *nulls))
                 fields.append(column.field)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
 

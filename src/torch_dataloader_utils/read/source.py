@@ -128,12 +128,12 @@ class TaskSource:
             with pa.PythonFile(_FetchingFile(sparse, self.span), mode="r") as file:
                 yield file
             return
-        with pa.OSFile(self._local_file()) as file:
+        with pa.OSFile(self._checked_path()) as file:
             self._check_identity()
             yield file
         self._check_identity()
 
-    def _local_file(self) -> str:
+    def _checked_path(self) -> str:
         """The path to open; raises FileChangedError for a pipe, since opening one may wait for ever for a writer."""
         path = self.store.local_path(self.task.path)
         if S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116 - a str is wanted
