@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 TORCHREC = torchrec fbgemm-gpu-cpu pyre-extensions pyvers tensordict typing-inspect
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo quick test slow nightly lint docs bench bench-tables package clean
+.PHONY: demo quick test full lint tests docs bench bench-tables package clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -43,21 +43,27 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Lint, types and the tests that start no process, with fewer random examples: what one runs while working.
-quick: lint
-	HYPOTHESIS_PROFILE=quick $(BIN)/pytest -q -n auto --dist loadfile --quick
+# A pytest process a core. Tests go to whichever has fewer left, whole files at a time as long as both have many.
+PYTEST = $(BIN)/pytest -q -n auto --dist worksteal
 
-# One pytest process a core, whole files to each: most of the time is other processes starting.
-test: lint
-	$(BIN)/pytest -q -n auto --dist loadfile --durations=25
+# While writing: lint, types, and the tests that start no process, on few random examples.
+quick: export TIER = quick
+quick: $(VENV)/.installed-test
+	@$(MAKE) --no-print-directory --jobs=2 lint tests
 
-# What takes minutes: memory on large row groups, soak. Run before a release.
-slow: $(VENV)/.installed-test
-	$(BIN)/pytest -q -m slow
+# What CI runs. Lint and types go beside the tests.
+test: $(VENV)/.installed-test
+	@$(MAKE) --no-print-directory --jobs=2 lint tests
 
-# Every property with twenty times the random examples of `make test`, other ones each time. Takes long.
-nightly: $(VENV)/.installed-test
-	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -q -n auto --dist loadfile -o faulthandler_timeout=1800
+tests:
+	$(PYTEST) --durations=25
+
+# Every test on fresh random examples, with trainers, packaging, pages, Ray, memory, soak and fuzzing; then `make test` once
+# more as where there is no compiler. Failed examples are kept in .hypothesis and tried first the next time.
+full: lint
+	TIER=full $(PYTEST) --durations=50
+	rm -rf build/pure && mkdir -p build && cp -r src build/pure && rm -f build/pure/*/_decoder/*.so
+	PYTHONPATH=$(CURDIR)/build/pure $(PYTEST)
 
 # The site in site/. Broken links and references are errors.
 docs: $(VENV)/.installed-docs

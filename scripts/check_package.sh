@@ -17,12 +17,12 @@ rm -rf "$root/dist"
 
 "$python" -m venv "$work/empty"
 pip=("$work/empty/bin/python" -m pip --quiet --disable-pip-version-check)
-"${pip[@]}" install --constraint "$root/constraints.txt" "$root"/dist/*.whl "pytest>=8" "hypothesis>=6.100" "psutil>=5.9" \
+"${pip[@]}" install --constraint "$root/constraints.txt" "$root"/dist/*.whl "pytest>=9" "hypothesis>=6.100" "psutil>=5.9" \
     "setuptools>=77"
 "$work/empty/bin/tdu" --version || true # says which package the shell lacks
 tar -xzf "$root"/dist/*.tar.gz -C "$work" --one-top-level=source --strip-components=1
 rm -rf "$work/source/src/torch_dataloader_utils" # what is tested is the wheel
 cd "$work/source"
 read -r -a tests <<<"${TESTS:-tests/plan tests/read tests/shape tests/stream tests/decoder tests/compat}"
-HYPOTHESIS_PROFILE=quick "$work/empty/bin/python" -m pytest -q -p no:cacheprovider --quick "${tests[@]}"
+TIER=quick "$work/empty/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 ls -l "$root"/dist

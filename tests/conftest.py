@@ -1,19 +1,21 @@
-"""Hypothesis without a deadline and, in CI, without chance; signals as at a terminal; `--quick`."""
+"""Hypothesis without a deadline and, in CI, without chance; signals as at a terminal; who starts processes."""
 
 import gc
 import multiprocessing
 import os
+import re
 import signal
-import subprocess
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import TIER, spread
 
 # Footers of remote files are not kept on the host that runs the tests.
 os.environ.setdefault("TORCH_DATALOADER_UTILS_CACHE", "off")
@@ -31,30 +33,61 @@ multiprocessing.set_forkserver_preload(
 )
 
 settings.register_profile(
-    "dev", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "test",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    # CI tries the same examples each time: what it refuses is what a change broke. `make full` has fresh ones.
+    derandomize="CI" in os.environ,
+    print_blob=True,
 )
-settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
-settings.register_profile("quick", settings.get_profile("dev"), max_examples=10)
-settings.register_profile("nightly", settings.get_profile("dev"), max_examples=100 * EFFORT)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+settings.register_profile("quick", settings.get_profile("test"), max_examples=10)
+settings.register_profile("full", settings.get_profile("test"), derandomize=False)
+settings.load_profile(TIER)
 
-_in_quick_test = False
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """See pytest."""
-    parser.addoption("--quick", action="store_true", help="skip each test where it begins to start a process")
+_started: list[str] = []  # by this process since the present test began
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """See pytest."""
-    if config.getoption("--quick"):
-        # Where nothing is half begun: an iterator of DataLoader without workers, say, complains when it is collected.
-        for owner, name in ((subprocess.Popen, "__init__"), (BaseProcess, "start"), (os, "fork")):
-            setattr(owner, name, _skipping(getattr(owner, name)))
-        make_iterator = DataLoader._get_iterator
-        starting = _skipping(make_iterator)
-        DataLoader._get_iterator = lambda loader: (starting if loader.num_workers else make_iterator)(loader)
+def _note_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"):
+        _started.append(f"{event} {arguments[:1]}")
+
+
+def _note_start(process: BaseProcess) -> None:
+    _started.append(repr(process))
+    _start(process)
+
+
+sys.addaudithook(_note_event)
+_start = BaseProcess.start
+BaseProcess.start = _note_start  # type: ignore[method-assign]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Do not import modules that are for `make full` as a whole: their libraries take seconds."""
+    if TIER == "full" or collection_path.suffix != ".py":
+        return None
+    return (
+        re.search(r"^pytestmark = \[?\s*pytest\.mark\.full\b", collection_path.read_text(), re.MULTILINE) is not None
+        or None
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not of this tier."""
+    if TIER == "full":
+        return
+    left_out = {"full", "processes"} if TIER == "quick" else {"full"}
+    of_test: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not any(marker.name in left_out for marker in item.iter_markers()):
+            of_test[item.nodeid.partition("[")[0]].append(item)
+    kept = set()
+    for cases in of_test.values():
+        marker = cases[0].get_closest_marker("cases")
+        numbers = range(len(cases)) if marker is None else spread(len(cases), *marker.args)
+        kept |= {cases[number] for number in numbers}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:
@@ -65,30 +98,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[Any]:
-    """Within a test, fixtures included; pytest-xdist starts its processes outside."""
-    global _in_quick_test
-    _in_quick_test = True
-    try:
-        return (yield)
-    finally:
-        _in_quick_test = False
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """See pytest."""
-    if item.config.getoption("--quick") and item.get_closest_marker("waits"):
-        pytest.skip("waits")
-
-
-def _skipping(start: Any) -> Any:
-    """What starts a process, and within a test of `--quick` skips that test instead."""
-
-    def skip_or_start(*arguments: Any, **options: Any) -> Any:
-        # An error in another thread than the test's: a fixture that starts one there asks for the option itself.
-        if _in_quick_test:
-            pytest.skip("starts a process")
-        return start(*arguments, **options)
-
-    return skip_or_start
+@pytest.fixture(autouse=True)
+def _check_mark(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`make quick` leaves out what is marked; a thread of another library must not meet an exception there."""
+    del _started[:]
+    yield
+    if _started and request.node.get_closest_marker("processes") is None:
+        pytest.fail(f"Starts a process ({_started[0]}): mark it with pytest.mark.processes.")

@@ -1,13 +1,26 @@
-"""How hard properties are tried: `make nightly` tries each of them twenty times as often, `make quick` ten times."""
+"""How much each run tries. TIER says which one it is: `make full` all, `make test` what one waits for, `make quick` the
+tests that start no process.
+
+    effort(60)                    examples of a property: 60, 15, 10
+    @pytest.mark.cases(2)         cases of a parametrised test: all, two, two
+    @pytest.mark.full             only in `make full`
+    @pytest.mark.processes        not in `make quick`
+"""
 
 import os
 
-
-class _Few:
-    """A factor of `make quick`: 300 * EFFORT is 10."""
-
-    def __rmul__(self, examples: int) -> int:
-        return min(10, examples)
+TIER = os.environ.get("TIER", "test")
 
 
-EFFORT = {"nightly": 20, "quick": _Few()}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 1)
+def effort(examples: int) -> int:
+    """Return the number of random examples of this run, of those that `make full` tries."""
+    if TIER == "full":
+        return examples
+    return min(10, examples) if TIER == "quick" else max(examples // 4, min(10, examples))
+
+
+def spread(count: int, most: int) -> set[int]:
+    """Return up to `most` numbers below `count`, evenly spaced: spread(9, 3) is {0, 4, 8}."""
+    if count <= most or most == 1:
+        return set(range(min(count, most)))
+    return {round(number * (count - 1) / (most - 1)) for number in range(most)}

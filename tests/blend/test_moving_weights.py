@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.blend.rule import exact_shares, exact_targets
 from tests.blend.test_blend import SIZES, WEIGHTS, make, rows_of, source_of, tables  # noqa: F401
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import WeightSchedule
 from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils.datasets.blend import picks
@@ -52,7 +52,7 @@ def block_picks(request, monkeypatch):
 @pytest.mark.usefixtures("block_picks")
 @given(nodes=schedules(), linear=st.booleans(), rows=st.integers(1, 5), stop=st.integers(1, 90))
 @example(nodes={0: [0, 1], 5: [1, 0]}, linear=True, rows=1, stop=20)
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_every_pick_is_the_source_furthest_behind_its_integral_and_none_is_far_from_it(nodes, linear, rows, stop):
     schedule = WeightSchedule(nodes, linear=linear)
     options = BlendOptions(weights=schedule, per="sample", stop=stop, batch_rows=rows)
@@ -74,7 +74,7 @@ def test_every_pick_is_the_source_furthest_behind_its_integral_and_none_is_far_f
 
 
 @given(weights=st.lists(st.floats(0.05, 20), min_size=1, max_size=5), rows=st.integers(1, 5))
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 def test_weights_that_never_move_give_what_plain_ones_give(weights, rows):
     orders = [
         [amounts.tolist() for amounts in blend_steps(options, start_at([0] * len(weights), [None] * len(weights)))]
@@ -86,7 +86,7 @@ def test_weights_that_never_move_give_what_plain_ones_give(weights, rows):
 
 @pytest.mark.usefixtures("block_picks")
 @given(data=st.data(), nodes=schedules(), linear=st.booleans(), rows=st.integers(1, 5), stop=st.integers(1, 60))
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_caps_hold_and_any_step_continues_the_same(data, nodes, linear, rows, stop):
     num_sources = len(nodes[0])
     left = data.draw(st.lists(st.none() | st.integers(1, 40), min_size=num_sources, max_size=num_sources))
@@ -116,7 +116,7 @@ def test_caps_hold_and_any_step_continues_the_same(data, nodes, linear, rows, st
 
 
 @given(nodes=schedules(least_weight=1), linear=st.booleans(), first=st.integers(1, 30), rows=st.integers(1, 4))
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 def test_after_a_cap_the_others_have_the_proportions_of_their_weights(nodes, linear, first, rows):
     num_sources = len(nodes[0])
     left = [first, *[None] * (num_sources - 1)]
@@ -168,7 +168,7 @@ MOVING = WeightSchedule({0: [6, 2, 0], 6: [1, 1, 1], 12: [0, 1, 3]}, linear=True
     at_cap=st.sampled_from(["stop", "renormalise"]),
     max_epochs=st.sampled_from([None, 1, 2, (None, 2, 1), (1, None, 2)]),
 )
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=effort(15), deadline=None)
 def test_loaders_continue_at_any_step_of_moving_weights_and_caps(tables, data, per, num_ranks, at_cap, max_epochs):  # noqa: F811
     options = {"per": per, "stop": 25, "num_ranks": num_ranks, "weights": MOVING, "max_epochs": max_epochs}
     if per == "sample":

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.blend.rule import blend_picks
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.datasets.blend import picks
 from torch_dataloader_utils.datasets.blend.picks import BlendOptions, BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.errors import ConfigError
@@ -29,7 +29,7 @@ def block_picks(request, monkeypatch):
 
 @pytest.mark.usefixtures("block_picks")
 @given(sources=sources, stop=stops, rows=st.integers(1, 9), resume=st.integers(0, 30))
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 def test_steps_are_those_of_the_plain_loop(sources, stop, rows, resume):
     weights, lengths = zip(*sources, strict=True)
     options = BlendOptions(weights=weights, per="sample", stop=stop, batch_rows=rows)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.blend.test_blend import make, source_of, tables  # noqa: F401
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, blend, pack_tokens
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -30,7 +30,7 @@ def listed(column):
     num_ranks=st.integers(1, 2),
     stop=st.sampled_from(["first_exhausted", "all_exhausted", 30]),
 )
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 def test_every_row_says_its_source_and_is_counted_there(tables, data, per, output_format, num_ranks, stop):  # noqa: F811
     options = {"per": per, "stop": stop, "num_ranks": num_ranks, "rank": num_ranks - 1}
     options["source_options"] = {"output_format": output_format}

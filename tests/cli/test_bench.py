@@ -12,6 +12,7 @@ def row(num_workers, batch_size, speed, of_limit=0.9):
     return {"num_workers": num_workers, "batch_size": batch_size, "rows_per_second": speed, "of_limit": of_limit}
 
 
+@pytest.mark.processes
 def test_every_setting_is_measured_beside_the_limit(table):
     report = tdu_json("bench", table, "--batch-sizes", "64,256", "--workers", "0,1", "--rounds", 1, "--seconds", 2)
     assert [(each["num_workers"], each["batch_size"]) for each in report["results"]] == [

@@ -14,11 +14,12 @@ import pytest
 
 from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import tokens
 from torch_dataloader_utils._store.kept_files import VARIABLE
 from torch_dataloader_utils.cli.tokens import process_pool
 from torch_dataloader_utils.errors import ConfigError
+
+pytestmark = pytest.mark.processes
 
 # Two tasks that never end, each with a temporary directory; others wait for their turn, and are cancelled as
 # `build_corpus` does with the parts that it no longer wants.
@@ -45,6 +46,7 @@ if __name__ == "__main__":
 
 
 # One that is sent to the whole group reaches the workers too: a terminal sends Ctrl-C so, and supervisors SIGTERM.
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("number", "send"),
     [
@@ -155,7 +157,7 @@ def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
         web.files["a.parquet"] = (tmp_path / "a.parquet").read_bytes()
         web.after = dict.fromkeys(range(2, 100), stall)  # the first is for the footer
         command = subprocess.Popen(
-            [warm_python(*WITH_LOADER), "-m", "torch_dataloader_utils.cli", name, web.url("a.parquet")],
+            [sys.executable, "-m", "torch_dataloader_utils.cli", name, web.url("a.parquet")],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, VARIABLE: "off"},
@@ -171,6 +173,7 @@ def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
     assert (command.returncode, errors) == (130, b"tdu: Interrupted.\n")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [(), ("--json",), ("--files",)])
 def test_a_reader_that_leaves_is_not_data_that_is_wrong(tmp_path, options):
     pq.write_table(pa.table({"id": range(9)}), tmp_path / "a.parquet")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.cli.filter_text import parse_filter
 from torch_dataloader_utils.errors import ConfigError
 
@@ -33,7 +33,7 @@ conditions = st.recursive(
 )
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @given(conditions)
 def test_a_text_filters_as_python_would(text):
     kept = TABLE.filter(parse_filter(text)).to_pylist()

@@ -26,6 +26,7 @@ def test_the_list_of_commands_says_what_the_commands_say():
         assert app.get_command(None, name).help.splitlines()[0] == summary
 
 
+@pytest.mark.processes
 def test_help_imports_neither_torch_nor_pyarrow_nor_numpy():
     script = (
         "import sys\n"
@@ -37,6 +38,7 @@ def test_help_imports_neither_torch_nor_pyarrow_nor_numpy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.processes
 def test_the_console_script_and_the_module_are_the_same_command(table):
     command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", str(table / "nothing-*.parquet")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -160,6 +162,7 @@ def test_warnings_are_lines_on_stderr(table):
     assert tdu_json("head", table, "--ranks", "4", "--rank-sharding", "chunks", "--batch-size", "7")["batches"]
 
 
+@pytest.mark.processes
 def test_a_name_that_the_output_cannot_encode_is_no_traceback(tmp_path):
     write_parquet(tmp_path / "\N{SNOWMAN}.parquet", 5, 5)
     command = [sys.executable, "-m", "torch_dataloader_utils.cli", "scan", str(tmp_path), "--files"]

@@ -14,6 +14,7 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.cli.output import print_table
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_batches_are_those_of_a_loader(table, workers):
     options = ["--batch-size", 7, "--ranks", 2, "--rank", 1, "--workers", workers, "--shuffle", "--shuffle-rows", 90]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.shell import tdu, tdu_json
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.stream.tables import files, write_table
 from torch_dataloader_utils import Lanes, plan_epoch, scan_files
 from torch_dataloader_utils._core.splits import RowRange, Shard, Split
@@ -43,7 +43,7 @@ def test_files_that_changed_since_they_were_scanned_are_found(table, tmp_path):
     assert tdu_json("verify", "--inventory", saved, "--no-read")["ok"]
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(
     files=files.filter(lambda found: sum(map(sum, found))),
     ranks=st.integers(1, 5),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.shell import one_line, tdu, tdu_json
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import Vocabulary, scan_files
 from torch_dataloader_utils.cli import vocabulary
 from torch_dataloader_utils.datasets.structured import StructuredDataset
@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(COLUMNS)), least=st.integers(1, 4), most=st.integers(1, 9))
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 def test_values_come_by_falling_count(tmp_path_factory, data, name, least, most):
     data_type, kind = COLUMNS[name]
     rows = data.draw(st.lists(kind, min_size=1, max_size=60))

@@ -9,7 +9,10 @@ import pytest
 
 from torch_dataloader_utils import _decoder
 
-pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler"),
+]
 
 # pyarrow ends the process on levels that contradict the schema: another child goes on behind that bit.
 EACH_BIT = """
@@ -49,7 +52,7 @@ while first < stop:
 
 
 # Every third bit is of every place in a byte.
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("options", [{"use_dictionary": False}, {"use_dictionary": True, "write_statistics": False}])
 def test_a_flip_of_any_bit_of_a_footer_has_the_verdict_of_pyarrow(
     tmp_path: Path, options: dict[str, bool], step: int

@@ -41,6 +41,7 @@ def is_right(batch, order):
     return flags and torch.equal(floats, wanted.float()) and torch.equal(batch["small"], rows.to(torch.int8))
 
 
+@pytest.mark.processes
 @settings(max_examples=6, deadline=None)
 @given(
     stacked=st.sampled_from([None, tuple(range(FLOATS)), (3, 1, 5)]),

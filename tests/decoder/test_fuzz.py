@@ -82,7 +82,7 @@ def seeds() -> bytes:
     return b"".join(found)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_no_mutated_chunk_reads_or_writes_outside_of_its_buffers(tmp_path: Path) -> None:
     (tmp_path / "seeds").write_bytes(seeds())

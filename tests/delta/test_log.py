@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.delta.reading import read_rows
 from tests.delta.tables import LONG, HandTable, add, column, protocol, remove
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import scan_delta
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -123,7 +123,7 @@ def write_checkpoint(table: HandTable, version: int, kind: str) -> None:
                 write_parquet(table.log / f"{name}.{uuid}.parquet", [*others, *beside])
 
 
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 @given(
     checkpoints=st.dictionaries(st.integers(0, 8), st.sampled_from(["one", "parts", "sidecars", "json"]), max_size=3),
     compacted=st.sets(st.tuples(st.integers(0, 7), st.integers(1, 4)), max_size=2),
@@ -276,7 +276,7 @@ def test_damaged_commits_name_the_log(line: str, reason: str, tmp_path: Path) ->
     assert str(tmp_path) in str(caught.value)
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(data=st.data())
 def test_hostile_bytes_in_the_log_give_rows_or_an_error_of_ours(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -405,7 +405,7 @@ def test_a_vector_deletes_rows_that_the_file_has(storage: str, tmp_path: Path) -
         numbers(tmp_path)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(data=st.data())
 def test_hostile_bytes_in_a_vector_are_noticed(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("t")

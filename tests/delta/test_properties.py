@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.delta.reading import deltalake_rows, in_order, read_rows
 from tests.delta.tables import INTEGER, STRING, HandTable, add, column, remove
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import scan_delta
 from torch_dataloader_utils.errors import ConfigError
 
@@ -133,7 +133,7 @@ class Model:
         self.keep()
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(steps=STEPS, partition_by=st.sampled_from([[], ["p"], ["p", "k"]]), data=st.data())
 def test_tables_of_deltalake_at_every_version_with_filters(
     steps: list[tuple[str, Any]], partition_by: list[str], data: st.DataObject
@@ -259,7 +259,7 @@ def hand_tables(draw: st.DrawFn, root: Path, *, widened: bool = True) -> tuple[H
     return table, rows
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(data=st.data())
 def test_deletion_vectors_column_mapping_and_widened_types(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -272,7 +272,7 @@ def test_deletion_vectors_column_mapping_and_widened_types(data: st.DataObject) 
         assert in_order(only) == in_order({"c0": row["c0"]} for row in rows)
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 @given(data=st.data())
 def test_rows_that_an_engine_of_its_own_agrees_on(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -282,7 +282,7 @@ def test_rows_that_an_engine_of_its_own_agrees_on(data: st.DataObject) -> None:
         assert in_order(theirs) == in_order(rows) == in_order(read_rows(root, allow_empty=True)), table.version
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 @given(batches=st.lists(st.integers(1, 5), min_size=1, max_size=5), data=st.data())
 def test_increments_add_up(batches: list[int], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as root:

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from deltalake import DeltaTable, write_deltalake
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.delta.reading import in_order, read_rows
 from tests.delta.tables import LONG, STRING, HandTable, add, column, remove
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import (
     CheckpointMismatchError,
     DataFileInfo,
@@ -84,6 +84,7 @@ def test_ranks_take_equal_steps_and_together_every_live_row_once(table: HandTabl
     assert sorted(set(ids)) == live_ids()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_resumed_pass_gives_the_rest_in_threads_and_in_processes(table: HandTable, num_workers: int) -> None:
     def loader() -> Any:
@@ -161,6 +162,7 @@ def test_a_table_of_plain_files_is_saved_as_an_inventory(tmp_path: Path) -> None
     assert in_order(rows) == in_order(read_rows(tmp_path / "t"))
 
 
+@pytest.mark.processes
 def test_the_data_set_works_in_a_plain_dataloader(table: HandTable) -> None:
     dataset = DeltaDataset(table.root, **{**OPTIONS, "num_workers": 2})
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)
@@ -237,13 +239,14 @@ def run_job(path: Path, state: Path, *, ranks: int, steps: int, version: int) ->
     for rank in reversed(range(ranks)):  # rank 0 writes the state, the last of them
         arguments = [path, rank, ranks, state, steps, version]
         done = subprocess.run(
-            [warm_python(*WITH_LOADER), "-c", JOB, *map(str, arguments)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", JOB, *map(str, arguments)], capture_output=True, text=True, check=False
         )
         assert done.returncode == (-signal.SIGKILL if steps else 0), done.stderr
         ids += [value for line in done.stdout.splitlines() for value in json.loads(line)]
     return ids
 
 
+@pytest.mark.processes
 def test_a_killed_job_goes_on_on_other_ranks_while_the_table_moves(table: HandTable, tmp_path: Path) -> None:
     state, version = tmp_path / "state.json", table.version
     ids = run_job(table.root, state, ranks=2, steps=5, version=version)

@@ -21,10 +21,8 @@ __all__ = ["access", "lasting_server", "server"]  # fixtures
 
 
 @pytest.fixture(scope="module")
-def dask_client(request: pytest.FixtureRequest) -> Iterator[Any]:
+def dask_client() -> Iterator[Any]:
     """A local dask cluster of one worker process."""
-    if request.config.getoption("--quick"):
-        pytest.skip("starts a process, in another thread")
     distributed = pytest.importorskip("distributed", reason="dask is not installed")
     with (
         distributed.LocalCluster(
@@ -35,6 +33,7 @@ def dask_client(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_dask_cluster_scans_files_as_threads_do(dask_client: Any, tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ print(inventory.num_files, inventory.num_rows, steps, (after - before) // 1024, 
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_hundred_thousand_objects_are_listed_and_planned_in_bounded_memory(tmp_path: Path) -> None:
     environment = os.environ | {"TORCH_DATALOADER_UTILS_CACHE": str(tmp_path)}
     done = subprocess.run(

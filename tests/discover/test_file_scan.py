@@ -11,6 +11,7 @@ from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import CorruptFileError
 
 
+@pytest.mark.processes
 def test_a_pool_of_processes_scans_files_too(tmp_path):
     for index in range(5):
         write_parquet(tmp_path / f"k={index % 2}" / f"{index}.parquet", index, [3, 9])

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.discover.datasets import GROUPS, SCHEMA, file_table, write_arrow, write_orc, write_parquet
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, DataError
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 @given(groups=GROUPS, as_stream=st.booleans())
 def test_record_batches_are_row_groups_and_lie_where_the_inventory_says(groups, as_stream):
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +33,7 @@ def test_record_batches_are_row_groups_and_lie_where_the_inventory_says(groups, 
         assert batch.column("row").to_pylist() == list(range(first, first + rows))
 
 
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=effort(15), deadline=None)
 @given(rows=st.integers(0, 3000), stripe_bytes=st.sampled_from([1000, 20_000]))
 def test_stripes_are_row_groups(rows, stripe_bytes):
     with tempfile.TemporaryDirectory() as folder:

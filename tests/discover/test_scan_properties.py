@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.discover.datasets import FILES, SCHEMA, write_parquet
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files
 
@@ -60,7 +60,7 @@ def groups_of(inventory) -> list[tuple[str, int, int, int]]:
     ]
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(files=FILES)
 def test_every_row_group_with_rows_is_listed_once_in_order(files):
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def test_every_row_group_with_rows_is_listed_once_in_order(files):
         assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)) == SCHEMA
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 @given(files=FILES, seed=st.integers())
 def test_listing_order_executor_and_a_saved_copy_change_nothing(files, seed):
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def test_listing_order_executor_and_a_saved_copy_change_nothing(files, seed):
         assert seen.tolist() == wanted.tolist() == getattr(again.groups, name).tolist()
 
 
-@settings(max_examples=120 * EFFORT, deadline=None)
+@settings(max_examples=effort(120), deadline=None)
 @given(files=FILES, row_filter=filters())
 def test_a_filter_leaves_out_only_dead_groups_and_counts_only_whole_ones(files, row_filter):
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def test_a_filter_leaves_out_only_dead_groups_and_counts_only_whole_ones(files, 
     assert all(rows == 0 for key, rows in live.items() if key not in listed)
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 @given(files=FILES)
 def test_a_remote_store_gives_the_same_groups(files):
     memory = fsspec.filesystem("memory")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files, text
@@ -23,7 +23,7 @@ LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t
 SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(
     lines=LINES,
     ends=st.sampled_from(["\n", "\r\n"]),
@@ -49,7 +49,7 @@ def test_blocks_cover_the_text_end_at_line_ends_and_count_its_objects(lines, end
         assert length >= block_bytes
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(text=st.text("\r\na", max_size=12), pieces=SPLITS)
 def test_returns_that_are_not_before_a_newline_are_seen_across_pieces(text, pieces):
     counter = LineCounter(start=0, block_bytes=4, blank=b"\r")
@@ -151,7 +151,7 @@ def test_a_byte_order_mark_and_blank_lines_may_come_before_a_csv_header(tmp_path
     assert inventory.num_groups > 2
 
 
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 @given(rows=st.integers(1, 60), block_bytes=st.integers(1, 300))
 def test_each_json_block_parses_to_the_rows_it_promises(tmp_path_factory, rows, block_bytes):
     path = tmp_path_factory.mktemp("json") / "a.jsonl"
@@ -305,6 +305,7 @@ def test_options_that_cut_no_blocks_are_refused(options):
         TextOptions(**options)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_value_that_speaks_of_encryption_is_still_no_number(tmp_path, num_workers):
     (tmp_path / "a.csv").write_text("x\n" + "1\n" * 10)

@@ -17,10 +17,14 @@ from examples.demo.data import write_trips
 from tests.cli.shell import tdu
 from tests.docs.code_blocks import CodeBlock, code_blocks
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import WITH_LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIRST_PAGES = (
+    "README.md",
+    "start.md",
+    "resume.md",
+)  # what a newcomer runs is in `make test`, all others in `make full`
 
 # (page, words of the block): what it needs that is not here.
 SHOWN_ONLY = {
@@ -51,8 +55,13 @@ def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Trainers warn of what the pages say, and of other packages.
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "ignore::UserWarning:lightning", "ignore:.*set_vital")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [page if page.name in FIRST_PAGES else pytest.param(page, marks=pytest.mark.full) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_code_runs(page: Path, demo_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [block for block in code_blocks(page) if block.language in ("python", "bash") and not block.is_shown_only]
     (tmp_path / ".demo").symlink_to(demo_data / ".demo")
@@ -76,7 +85,7 @@ def run_commands(block: CodeBlock) -> None:
             assert tdu(*arguments).stdout
         if program != "torchrun":
             continue
-        command = [warm_python(*WITH_LOADER), "-m", "torch.distributed.run", "--standalone", *arguments]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(*sys.path)}
         done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

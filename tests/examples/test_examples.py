@@ -2,13 +2,15 @@
 
 import os
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import WITH_LOADER, warm_python
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = [f"epoch {epoch}: 20,015 + 20,015 = 40,030 rows, each once" for epoch in range(2)]
@@ -22,9 +24,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str) -> list[str]:
     """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
-    trainers = {"accelerate": "accelerate", "lightning": "lightning.pytorch", "transformers": "transformers.trainer"}
-    trainer = trainers.get(module.removesuffix("_train"))
-    command = [warm_python(*WITH_LOADER, *filter(None, [trainer])), "-m"]
+    command = [sys.executable, "-m"]
     fixed = {"PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
     if num_processes is not None:
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), "-m"]
@@ -110,7 +110,6 @@ def test_transformers(home: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 @needs("ray")
 def test_ray(home: Path) -> None:
     lines = "\n".join(run(home, "ray_train", num_processes=None))
@@ -118,7 +117,6 @@ def test_ray(home: Path) -> None:
     assert "epoch 1: 27,695 + 12,335 = 40,030 rows, each once" in lines
 
 
-@pytest.mark.slow
 @needs("ray")
 def test_ray_tokenize(home: Path) -> None:
     lines = run(home, "ray_tokenize", num_processes=None)

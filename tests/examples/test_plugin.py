@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.full
+
 PLUGIN = Path(__file__).parents[2] / "examples" / "split_strategy_plugin"
 
 READ_WHOLE_FILES = """

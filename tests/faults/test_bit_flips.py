@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from tests.faults.s3_server import Rule, S3Server
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
 from tests.faults.test_retries import loader_of
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import CorruptFileError, DataError
@@ -52,6 +52,7 @@ def test_row_groups_that_arrive_flipped_are_left_out_and_counted(server: S3Serve
     assert sorted(rows.tolist()) == [*range(300), *range(400, 900)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_no_flip_in_the_data_of_a_file_gives_other_values(tmp_path: Path, compression: str) -> None:
     whole = parquet_bytes(table(0, 40), 20, compression=compression)
@@ -102,11 +103,13 @@ for at in range(first + int(sys.argv[2]), len(whole), 24):
 """
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("start", [0, 7, 20])
 def test_a_flip_in_a_footer_never_gives_another_count_without_an_error(tmp_path: Path, start: int) -> None:
     # Values cannot be vouched for: Parquet has no checksum over its footer.
     done = subprocess.run(
-        [warm_python(*WITH_LOADER), "-W", "ignore", "-c", FOOTER_FLIPS, str(tmp_path / "a.parquet"), str(start)],
+        [sys.executable, "-W", "ignore", "-c", FOOTER_FLIPS, str(tmp_path / "a.parquet"), str(start)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

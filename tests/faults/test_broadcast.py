@@ -16,6 +16,8 @@ from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.iceberg import IcebergSource
 from torch_dataloader_utils.errors import LoaderError
 
+pytestmark = pytest.mark.processes
+
 
 def _rank(rank: int, meeting: str, path: str, access: StoreAccess, answer: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)

@@ -66,6 +66,8 @@ def data_requests(server: S3Server) -> int:
     return len([request for request in server.requests if request.span is not None])
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("backend", ["fsspec", "obstore"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_warm_epoch_makes_no_request(server: S3Server, tmp_path: Path, backend: Any, num_workers: int) -> None:
@@ -98,6 +100,7 @@ def test_every_format_is_cached(server: S3Server, tmp_path: Path, file_format: s
     assert data_requests(server) == 0
 
 
+@pytest.mark.processes
 def test_batches_are_those_without_a_cache(server: S3Server, tmp_path: Path) -> None:
     upload(server, tmp_path)
     small = HostCache(tmp_path / "cache", max_bytes=20_000)
@@ -162,6 +165,7 @@ def plain_files(server: S3Server) -> None:
         server.put(f"data/{number}.parquet", bytes(sink.getvalue()))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("groups", [8, 30, 70])
 def test_a_plan_says_what_its_cache_will_give(server: S3Server, tmp_path: Path, groups: int) -> None:
     plain_files(server)

@@ -45,6 +45,7 @@ def endpoint(server: S3Server) -> dict[str, Any]:
     return {"client_kwargs": server.storage_options["client_kwargs"]}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_expired_credentials_are_asked_for_again_wherever_rows_are_read(
     server: S3Server, tokens: TokenFile, workers: int
@@ -218,6 +219,7 @@ def logged() -> Iterator[list[str]]:
     ours.setLevel(before)
 
 
+@pytest.mark.processes
 def test_no_secret_is_found_in_anything_that_is_shown_or_stored(
     server: S3Server, tmp_path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

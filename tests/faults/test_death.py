@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.faults.tables import table
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 ROWS = 400
@@ -42,7 +44,7 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 def started(data: Path, scratch: Path, *how: str) -> "Iterator[subprocess.Popen[str]]":
     """A job, which is gone afterwards: one that outlasts a failed test would fail the next one, too."""
     with subprocess.Popen(
-        [warm_python(*WITH_LOADER), "-m", "tests.faults.doomed_job", str(data), *how],
+        [sys.executable, "-m", "tests.faults.doomed_job", str(data), *how],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
@@ -65,8 +67,8 @@ def shared_memory_of(pids: list[int]) -> list[str]:
 # Processes that are not forked import torch anew, for each fate.
 METHODS = [
     "fork",
-    pytest.param("forkserver", marks=pytest.mark.slow),
-    pytest.param("spawn", marks=pytest.mark.slow),
+    pytest.param("forkserver", marks=pytest.mark.full),
+    pytest.param("spawn", marks=pytest.mark.full),
 ]
 
 
@@ -125,6 +127,7 @@ def started_and_waiting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in line["children"]]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_end_with_the_trainer_and_leave_nothing(

@@ -2,6 +2,7 @@
 
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -14,7 +15,6 @@ import pytest
 from tests.faults.s3_server import Action, Rule, S3Server, change, error
 from tests.faults.tables import parquet_bytes, table
 from tests.faults.web_server import listening
-from tests.warm_python import warm_python
 from torch_dataloader_utils import Decoding, RowDataset, StructuredDataset, pack_tokens
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
@@ -46,6 +46,8 @@ sys.stdin.read(1)
 """
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("action", [error(503, "SlowDown"), change(stall_after=2)], ids=["waits", "stalls"])
 def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: Action) -> None:
     for name in ("good", "bad"):
@@ -58,7 +60,7 @@ def test_a_process_ends_though_a_request_is_under_way(server: S3Server, action: 
 
     server.rules.append(Rule(fail, key="bad", count=None))
     job = subprocess.Popen(
-        [warm_python(), "-W", "ignore", "-c", PROGRAM, str(server.port)],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(server.port)],
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -93,12 +95,14 @@ sys.stdin.read(1)
 """
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("method", "place"), [("stat", "f"), ("list_files", "f"), ("list_files", "d/*.parquet")])
 def test_a_process_ends_though_a_look_up_or_a_listing_is_under_way(method: str, place: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(200)
         job = subprocess.Popen(
-            [warm_python(), "-c", LOOK_UP, f"http://127.0.0.1:{silent.getsockname()[1]}/{place}", method],
+            [sys.executable, "-c", LOOK_UP, f"http://127.0.0.1:{silent.getsockname()[1]}/{place}", method],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

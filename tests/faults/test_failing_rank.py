@@ -24,7 +24,7 @@ from torch_dataloader_utils import IcebergDataset, StructuredDataset, TokenBatch
 from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none, from_rank_zero
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 SOME = pc.field("n") < 3  # of every row group: statistics do not say how many rows
 
@@ -72,6 +72,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("has_inventory", [False, True])
 @pytest.mark.parametrize(
     "options",

@@ -52,6 +52,7 @@ def verdicts() -> dict[str, dict[str, Any]]:
     return {answer["case"]: answer for answer in answers}
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_file_gets_exact_rows_or_a_clear_error(verdicts: dict[str, dict[str, Any]], name: str) -> None:
     assert name in verdicts, "the process died, or exceeded 30 s"

@@ -72,6 +72,7 @@ def on_server(server: S3Server, **options: Any) -> Any:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_credentials_of_a_catalog_that_expire_within_an_epoch_are_asked_for_again(
     server: S3Server, rest: RestCatalog, table: TableWriter, workers: int
@@ -134,6 +135,7 @@ def test_where_secrets_stay_out_other_options_of_the_user_and_the_catalog_stay(
     assert found["requester_pays"]
 
 
+@pytest.mark.processes
 def test_a_function_of_the_user_comes_before_the_catalog(
     server: S3Server, table: TableWriter, tokens: TokenFile
 ) -> None:
@@ -264,6 +266,7 @@ def test_data_files_without_a_footer_are_left_out_with_the_rows_that_the_manifes
     assert scanned.num_rows == len([row for row in ROWS if row < 80])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "rules"),
     [("t", [(403, "AccessDenied")]), ("t", [(405, "MethodNotAllowed")]), ("t[1]", [])],

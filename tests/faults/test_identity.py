@@ -31,6 +31,7 @@ def receive(loader: Any, rows: list[int]) -> None:
         rows += batch["row"].tolist()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("new", [OTHER_ROWS, SHORTER, None], ids=["same-size", "shorter", "deleted"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_object_that_changes_mid_epoch_is_an_error_after_rows_of_the_old_one_only(

@@ -59,6 +59,7 @@ def receive(batches: Any, seen: list[int]) -> None:
         seen += batch["row"].tolist()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_overwritten_in_place_before_it_is_read_is_an_error(path: Path, workers: int) -> None:
     loader = load(path, num_workers=workers)
@@ -68,6 +69,7 @@ def test_a_file_overwritten_in_place_before_it_is_read_is_an_error(path: Path, w
     assert sum(batch.num_rows for batch in load(path)) == ROWS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_overwritten_in_the_middle_gives_rows_of_the_old_one_only(tmp_path: Path, workers: int) -> None:
     path = tmp_path / "a.parquet"

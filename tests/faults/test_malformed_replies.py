@@ -93,7 +93,8 @@ def store_of(client: str, **policy: Any) -> Iterator[tuple[Any, str, Overlong]]:
 CLIENTS = ["s3fs", "gcsfs", "adlfs", "http", "obstore"]
 
 
-@pytest.mark.waits
+@pytest.mark.cases(2)
+@pytest.mark.processes
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_reply_with_more_after_it_costs_no_row_and_prints_none(client: str, caplog: pytest.LogCaptureFixture) -> None:
     if client != "http":

@@ -20,6 +20,7 @@ def first_three(toxic: Toxic) -> Callable[[int], Toxic]:
     return lambda connection: toxic if connection < 3 else Toxic()
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "toxic",
     [

@@ -125,6 +125,7 @@ def _read(url: str, access: StoreAccess, answer: Any) -> None:
         answer.send(f"{type(error).__name__}: {error}")
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_forked_after_its_use_is_refused_and_the_parent_goes_on(server: S3Server, fast: StoreAccess) -> None:
     url = server.put("a", b"0123456789")

@@ -56,6 +56,7 @@ def loader_of(web: WebServer, access: StoreAccess, files: int = 3, **options: An
     )[0]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("etag", ["strong", "weak", "none", "head-only"])
 @pytest.mark.parametrize("has_dates", [True, False])
 def test_files_of_any_web_server_with_ranges_are_read(

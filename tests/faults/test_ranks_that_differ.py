@@ -19,6 +19,7 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.datasets.blend import blend
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:A second pass over epoch"),
 ]

@@ -82,6 +82,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_is_one_tail_a_footer_and_the_column_chunks(
@@ -130,6 +132,7 @@ def test_spread_columns_cost_their_chunks_only(server: S3Server, access: StoreAc
     assert server.of("HEAD") == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 1])
 def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAccess, workers: int) -> None:
     total = upload(server, files=4, rows=1200)
@@ -164,6 +167,7 @@ def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access
     assert len([request for request in server.of("GET") if request.key]) == 40
 
 
+@pytest.mark.processes
 def test_footers_are_read_once_a_host(server: S3Server, access: StoreAccess, cache: Path) -> None:
     total = upload(server)
     keeping = StoreAccess(options=access.options, remote=RemoteOptions(), token=access.token)

@@ -118,7 +118,8 @@ def wait(server: S3Server, request: Any, reply: Any) -> None:
     server.outlasted += not server.done.wait(10)
 
 
-@pytest.mark.waits
+@pytest.mark.cases(2)
+@pytest.mark.processes
 @pytest.mark.parametrize("action", [wait, change(stall_after=20), change(drip=1)], ids=["silent", "stall", "drip"])
 @pytest.mark.parametrize("backend", ["fsspec", "obstore"])
 def test_the_cap_ends_the_attempt_under_way_too(server: S3Server, action: Action, backend: Any) -> None:
@@ -208,7 +209,7 @@ def test_a_missing_object_is_asked_for_once(server: S3Server, access: StoreAcces
     assert len(server.requests) == 1
 
 
-@pytest.mark.waits
+@pytest.mark.processes
 def test_trying_ends_with_the_cap_and_says_how_long_it_tried(server: S3Server, access: StoreAccess) -> None:
     url = server.put("a", b"0123456789")
     store = open_store(url, patience(access, most_seconds=4, most_delay_seconds=0.05))
@@ -235,7 +236,7 @@ def test_a_reply_that_always_lies_about_its_range_is_given_up(server: S3Server, 
     assert server.rules[0].seen == 4
 
 
-@pytest.mark.waits
+@pytest.mark.processes
 def test_a_server_that_is_gone_is_an_error_within_the_cap() -> None:
     gone = S3Server()
     gone.close()

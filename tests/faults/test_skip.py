@@ -142,6 +142,7 @@ def test_a_directory_of_damaged_files_alone_is_no_data(tmp_path: Path) -> None:
         ranks(tmp_path, 1, on_error="skip")
 
 
+@pytest.mark.processes
 def test_a_pool_of_processes_leaves_out_the_same_files(tmp_path: Path) -> None:
     write(tmp_path, {})
     (tmp_path / "2.parquet").write_bytes(b"no parquet here")

@@ -50,7 +50,7 @@ def footprint() -> dict[str, int]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_epochs_with_faults_leave_memory_descriptors_and_threads_flat(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=6, rows=2000, extra_columns=20)
     loader, dataset = StructuredDataset.create_dataloader(

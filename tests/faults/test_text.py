@@ -20,6 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("output_format", ["torch", "numpy", "dict"])
 def test_text_that_is_no_utf8_is_an_error_that_names_the_row_group(
@@ -76,6 +77,8 @@ ORDERS = [
 ]
 
 
+@pytest.mark.processes
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_row_group_is_named_whatever_the_order_of_rows(folder: Path, order: dict, num_workers: int) -> None:

@@ -22,7 +22,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.servers import RestCatalog, hive_metastore, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of
@@ -80,7 +80,7 @@ def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: P
 )
 @example(is_long=False, width=3, near=[(0, 0), (1, 5)], literal=(0, 0), operator="==", is_negated=False)
 @example(is_long=True, width=3, near=[(0, 0), (1, 5)], literal=(1, 0), operator="<", is_negated=False)
-@settings(max_examples=10 * EFFORT)
+@settings(max_examples=effort(10))
 @pytest.mark.filterwarnings("ignore:The epoch has no steps")
 def test_truncated_partitions_lose_no_row_near_the_ends_of_an_integer(
     tmp_path_factory: pytest.TempPathFactory,
@@ -292,6 +292,7 @@ def rest() -> Iterator[RestCatalog]:
         yield catalog
 
 
+@pytest.mark.processes
 def test_a_rest_catalog_with_credentials_of_each_table(
     tmp_path: Path, rest: RestCatalog, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -475,6 +476,7 @@ def test_a_rest_catalog_that_wants_signed_requests_as_s3_tables_do(
     assert all("AWS4-HMAC-SHA256" in token and "/eu-west-1/s3tables/" in token for token in rest.tokens)
 
 
+@pytest.mark.processes
 def test_discovery_does_not_import_pyiceberg_before_it_is_used() -> None:
     code = "import sys, torch_dataloader_utils.discover.iceberg.table_scan; print('pyiceberg' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, ids, numbered, vector_blob
 from torch_dataloader_utils import scan_iceberg
@@ -72,7 +72,7 @@ def test_polars_reads_the_same_rows(tmp_path: Path) -> None:
 @given(
     rows=st.sets(st.integers(0, 200) | st.integers((1 << 32) - 3, (1 << 32) + 3) | st.integers(0, 1 << 40), max_size=40)
 )
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=effort(50))
 def test_vectors_of_any_width_decode_to_their_positions(rows: set[int]) -> None:
     assert np.array_equal(decode_framed("v.puffin", vector_blob(sorted(rows))), sorted(rows))
 

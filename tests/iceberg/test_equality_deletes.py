@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StructType
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.arrow_memory import counted_memory
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
@@ -155,7 +155,7 @@ keys = st.lists(
 
 
 @given(wanted=keys, rows=keys)
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 def test_a_key_set_contains_what_a_set_of_tuples_contains(wanted: list[Any], rows: list[Any]) -> None:
     def columns(values: list[Any]) -> list[pa.Array]:
         parts = list(zip(*values, strict=True)) if values else [(), (), ()]
@@ -173,7 +173,7 @@ def test_a_key_set_contains_what_a_set_of_tuples_contains(wanted: list[Any], row
     rows=st.lists(st.none() | st.integers(-128, 127), max_size=20),
     also=st.sampled_from([(), (3, 4)]),
 )
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 def test_a_key_set_of_integers_contains_what_a_set_does(
     wanted: list[int], rows: list[int | None], also: tuple[int, ...]
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyiceberg.expressions import AlwaysTrue, EqualTo, GreaterThan, In, IsNull, NotNull
 from pyiceberg.types import LongType, NestedField, StructType
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, plan_epoch, scan_iceberg
@@ -135,7 +135,7 @@ row = st.fixed_dictionaries(
     spec=st.integers(0, 4),
     file_format=st.sampled_from(["parquet", "parquet", "orc"]),
 )
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=effort(50))
 def test_pruning_never_loses_a_row_and_filtering_is_exact(
     tmp_path_factory: pytest.TempPathFactory,
     files: list[list[dict[str, Any]]],
@@ -285,7 +285,7 @@ struct_values = st.none() | st.fixed_dictionaries({name: st.none() | st.integers
     shape=st.sampled_from([("parquet", False), ("parquet", True), ("orc", False)]),
     comparison=st.sampled_from(["is_null", "is_valid", "__gt__", "__lt__", "__eq__", "__ne__"]),
 )
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=effort(50))
 def test_filters_inside_structs_find_fields_by_id_whatever_they_were_called_before(
     tmp_path_factory: pytest.TempPathFactory,
     versions: list[tuple[list[int], int, list[dict[str, Any] | None]]],

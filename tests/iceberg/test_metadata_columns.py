@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from torch_dataloader_utils import IcebergDataset, RowDataset, StructuredDataset, scan_files, scan_iceberg
@@ -97,7 +97,7 @@ def _delete(table: TableWriter, draw: st.DataObject, files: list[ModelFile]) -> 
 
 
 @given(draw=st.data(), with_row_ids=st.booleans())
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 def test_rows_know_where_they_lie_and_what_they_inherit(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject, with_row_ids: bool
 ) -> None:
@@ -179,7 +179,7 @@ def test_row_ids_that_cannot_be_are_damage(tmp_path: Path, first_row_id: int) ->
     after=st.tuples(st.integers(1, 3), st.integers(2, 6)),
     is_lanes=st.booleans(),
 )
-@settings(max_examples=15 * EFFORT)
+@settings(max_examples=effort(15))
 @pytest.mark.filterwarnings("ignore:.*will come a second time")
 def test_a_resume_on_other_ranks_gives_every_place_once(
     tmp_path_factory: pytest.TempPathFactory,
@@ -237,8 +237,9 @@ def test_a_resume_on_other_ranks_gives_every_place_once(
 FORMATS = ("parquet", "orc", "arrow", "csv", "json")
 
 
+@pytest.mark.processes
 @given(draw=st.data(), file_format=st.sampled_from(FORMATS), num_workers=st.sampled_from([0, 0, 0, 1]))
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 def test_plain_files_of_every_format_say_where_rows_lie(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject, file_format: str, num_workers: int
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import NestedField
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import plan_epoch, scan_iceberg
@@ -178,7 +178,7 @@ def read_somehow(model: Model, data: st.DataObject) -> list[dict[str, Any]]:
     ids=["v2", "v3"],
 )
 @given(data=st.data())
-@settings(max_examples=40 * EFFORT)
+@settings(max_examples=effort(40))
 def test_any_table_through_any_plan_gives_the_models_rows(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], data: st.DataObject
 ) -> None:
@@ -189,7 +189,7 @@ def test_any_table_through_any_plan_gives_the_models_rows(
 
 
 @given(data=st.data())
-@settings(max_examples=12 * EFFORT)
+@settings(max_examples=effort(12))
 def test_pyiceberg_reads_the_same_rows_where_it_can(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -199,7 +199,7 @@ def test_pyiceberg_reads_the_same_rows_where_it_can(
 
 
 @given(data=st.data())
-@settings(max_examples=12 * EFFORT)
+@settings(max_examples=effort(12))
 def test_iceberg_rust_reads_the_same_rows_where_it_can(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

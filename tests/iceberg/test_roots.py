@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.discover.table_paths import Roots
 from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
 
@@ -91,7 +91,7 @@ def test_another_host_or_scheme_is_refused(path: str) -> None:
     assert not allows(path, "https://host")
 
 
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=effort(300))
 @given(st.lists(st.sampled_from(PIECES), max_size=10).map("".join))
 def test_what_the_client_asks_for_lies_inside_when_it_is_allowed(key: str) -> None:
     path = f"https://host/{key}"

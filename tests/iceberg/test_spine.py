@@ -61,6 +61,7 @@ def test_ranks_take_equal_steps_and_together_every_live_row_once(table: TableWri
     assert sorted(ids) == live_ids()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_resumed_pass_gives_the_rest_in_threads_and_in_processes(table: TableWriter, num_workers: int) -> None:
     def loader() -> tuple[object, IcebergDataset]:
@@ -117,6 +118,7 @@ def test_an_inventory_is_scanned_once_for_many_loaders_and_not_saved(table: Tabl
         save_inventory(inventory, tmp_path / "inventory.parquet")
 
 
+@pytest.mark.processes
 def test_the_data_set_works_in_a_plain_dataloader(table: TableWriter) -> None:
     dataset = IcebergDataset(table.metadata, **{**OPTIONS, "num_workers": 2})
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=2)

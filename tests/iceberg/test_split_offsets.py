@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import ListType, LongType, NestedField
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import in_order, pyiceberg_rows, read_rows
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
 from torch_dataloader_utils import IcebergDataset, pack_tokens, scan_iceberg
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The epoch has no steps", "ignore
     shuffle_rows=st.none() | st.integers(2, 20),
     columns=st.sampled_from([["id"], ["id", "_pos"], ["name", "id", "_pos"]]),
 )
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=effort(50))
 def test_files_of_which_one_offset_is_named_give_all_their_rows(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],

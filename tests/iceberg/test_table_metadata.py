@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.reading import in_order, read_rows
 from tests.iceberg.servers import RestCatalog, rest_catalog
 from tests.iceberg.tables import TableWriter, field_of, ids, numbered
@@ -147,6 +147,7 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(tmp_path: Path) -> No
         scan_iceberg(path)
 
 
+@pytest.mark.processes
 def test_columns_beside_a_shredded_variant_and_a_geometry_are_read(tmp_path: Path) -> None:
     """The file was written by DuckDB 2.0.1: id (1, 2), a shredded variant, a geometry; with field ids."""
     table = numbered(tmp_path, format_version=3, with_row_ids=True)
@@ -372,7 +373,7 @@ def defaulted(draw: st.DrawFn, number: int = 10) -> tuple[Any, Any, Any, int]:
 
 
 @given(field=defaulted())
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=effort(150))
 def test_initial_defaults_of_all_types(
     tmp_path_factory: pytest.TempPathFactory, field: tuple[Any, Any, Any, int]
 ) -> None:
@@ -447,7 +448,7 @@ _JUNK: list[Any] = [
 
 
 @given(draw=st.data(), version=st.sampled_from([1, 2, 3]), by_rest=st.booleans())
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_metadata_say_rows_are_right_or_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, rest: RestCatalog, draw: st.DataObject, version: int, by_rest: bool

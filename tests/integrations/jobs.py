@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.gloo_threads import check_ended, python_path
-from tests.warm_python import WITH_LOADER, warm_python
 
 ROOT = Path(__file__).parents[2]
 NUM_RANKS = 2
@@ -37,14 +36,10 @@ def write_rows(folder: Path) -> Path:
     return folder
 
 
-def run_job(module: str, table: Path, reports: Path, *imported: str) -> list[dict[str, Any]]:
-    """Run `python -m tests.integrations.<module> TABLE REPORTS` on every rank; gives their reports, in rank order.
-
-    imported: by the job, of what takes long.
-    """
+def run_job(module: str, table: Path, reports: Path) -> list[dict[str, Any]]:
+    """Run `python -m tests.integrations.<module> TABLE REPORTS` on every rank; gives their reports, in rank order."""
     reports.mkdir(exist_ok=True)
-    python = warm_python(*WITH_LOADER, *imported)
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(NUM_RANKS)]
     fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
         [*torchrun, "-m", f"tests.integrations.{module}", str(table), str(reports)],

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.integrations.jobs import NUM_ROWS, write_rows
 from torch_dataloader_utils import RowDataset, StructuredDataset
 
+pytestmark = pytest.mark.full
+
 grain = pytest.importorskip("grain", reason="grain is not installed")
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError  # noqa: E402

@@ -11,6 +11,8 @@ import pytest
 from tests.integrations.jobs import BATCH_ROWS, NUM_RANKS, NUM_ROWS, STEPS, check_epochs, run_job, write_rows
 from torch_dataloader_utils import StructuredDataset
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 SANITY_STEPS = 2
@@ -19,7 +21,7 @@ SANITY_STEPS = 2
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("job")
-    return run_job("lightning_job", write_rows(folder / "table"), folder / "reports", "lightning.pytorch")
+    return run_job("lightning_job", write_rows(folder / "table"), folder / "reports")
 
 
 def test_every_epoch_has_every_row_once_in_another_order(reports: list[dict[str, Any]]) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.integrations.jobs import FILE_ROWS, NUM_RANKS, NUM_ROWS, STEPS, Steps, check_epochs, run_job, write_rows
 
+pytestmark = pytest.mark.full
+
 NUM_EPOCHS = 2
 
 
@@ -63,7 +65,7 @@ def test_a_row_that_does_not_fit_is_refused_on_every_rank(reports: list[dict[str
 @pytest.fixture(scope="module")
 def fitted(table: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("lightning", reason="lightning is not installed")
-    return run_job("lightning_rows_job", table, tmp_path_factory.mktemp("fitted"), "lightning.pytorch")
+    return run_job("lightning_rows_job", table, tmp_path_factory.mktemp("fitted"))
 
 
 @pytest.mark.parametrize("way", ["threads", "processes"])

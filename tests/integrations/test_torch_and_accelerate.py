@@ -9,6 +9,8 @@ import torch.distributed.checkpoint as dcp
 from tests.integrations.jobs import BATCH_ROWS, NUM_ROWS, STEPS, check_epochs, run_job, write_rows
 from torch_dataloader_utils import StructuredDataset
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 Reports = list[dict[str, Any]]
@@ -26,7 +28,7 @@ def table(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(table: Path, folder: Path) -> Reports:
-    return run_job("torch_job", table, folder / "reports", "accelerate")
+    return run_job("torch_job", table, folder / "reports")
 
 
 def test_fsdp2_with_a_mesh_reads_every_row_once(reports: Reports) -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from torch_dataloader_utils import Hash, Ragged, StructuredDataset, TensorBatch
 
+pytestmark = pytest.mark.full
+
 torchrec = pytest.importorskip("torchrec", reason="torchrec is not installed", exc_type=ImportError)
 
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor  # noqa: E402

@@ -11,6 +11,8 @@ from tests.integrations.jobs import BATCH_ROWS, NUM_ROWS, STEPS, check_epochs, r
 from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
 from torch_dataloader_utils.errors import ConfigError
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
@@ -18,7 +20,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed")
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("job")
-    return run_job("transformers_job", write_rows(folder / "table"), folder / "reports", "transformers.trainer")
+    return run_job("transformers_job", write_rows(folder / "table"), folder / "reports")
 
 
 def test_every_epoch_has_every_row_once_in_another_order(reports: list[dict[str, Any]]) -> None:

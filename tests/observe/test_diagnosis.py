@@ -119,6 +119,7 @@ def _rank(rank, meeting, folder, answer):
     dist.destroy_process_group()
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_every_rank_gets_the_metrics_of_all(tmp_path):
     (tmp_path / "table").mkdir()

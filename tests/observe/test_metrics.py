@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.interleaved import between_calls_in
 from tests.stream.tables import files, write_table
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, _decoder
@@ -49,7 +49,7 @@ def table(tmp_path):
     return tmp_path
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(
     files=files.filter(lambda found: sum(map(sum, found))),
     ranks=st.integers(1, 4),
@@ -78,6 +78,7 @@ def test_rows_batches_and_padding_are_those_that_came(tmp_path_factory, files, r
     assert rows == total - dropped + padding
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_engine_counts_the_same(table, num_workers):
     recorder = Recorder()
@@ -104,6 +105,7 @@ def test_every_engine_counts_the_same(table, num_workers):
     assert [event[1] for event in recorder.events if event[0] == "end"] == [True, True]
 
 
+@pytest.mark.processes
 def test_persistent_workers_count_on(table):
     loader = make(table, num_workers=1, persistent_workers=True)
     for epoch in range(3):
@@ -267,6 +269,7 @@ def chunks_of(metrics):
     return {name: getattr(metrics, name) for name in CHUNKS if getattr(metrics, name)}
 
 
+@pytest.mark.processes
 @needs_decoder
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, num_workers):
@@ -301,7 +304,7 @@ def test_chunks_of_small_row_groups_are_counted_whoever_decodes_them(table):
     assert sum(chunks_of(loader.metrics()).values()) == 4 * 6
 
 
-@settings(max_examples=20 * EFFORT)
+@settings(max_examples=effort(20))
 @given(
     kinds=st.sets(st.sampled_from("ngtl"), min_size=1).map(sorted).map("".join),
     groups=st.integers(1, 3),

@@ -6,13 +6,13 @@ import os
 import pty
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.stream.tables import write_table
-from tests.warm_python import warm_python
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe import progress
 from torch_dataloader_utils._observe.callbacks import EpochRun
@@ -56,6 +56,7 @@ def test_lines_come_every_interval_with_figures_as_extras(table, caplog):
     assert caplog.records[-1].getMessage().startswith("epoch 0 rank 0 of 1: 165 of 165 rows (100%)")
 
 
+@pytest.mark.processes
 def test_without_rich_data_sets_are_read_and_progress_is_lines(table):
     code = f"""
 import sys
@@ -64,7 +65,7 @@ from torch_dataloader_utils import StructuredDataset
 loader, _ = StructuredDataset.create_dataloader({str(table)!r}, num_workers=0, show_progress=True)
 print(sum(batch.num_rows for batch in loader))
 """
-    done = subprocess.run([warm_python(), "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout == "165\n"
     assert "165 of 165 rows" in done.stderr
 
@@ -102,6 +103,7 @@ def test_where_logging_is_not_configured_the_lines_still_come(table, monkeypatch
     assert shown.out == ""
 
 
+@pytest.mark.processes
 def test_bars_come_on_a_terminal(table):
     script = (
         "import sys\n"
@@ -113,7 +115,7 @@ def test_bars_come_on_a_terminal(table):
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         with os.fdopen(theirs, "wb") as end:
             environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-            process = subprocess.Popen([warm_python(), "-c", script, str(table)], stderr=end, env=environment)
+            process = subprocess.Popen([sys.executable, "-c", script, str(table)], stderr=end, env=environment)
         shown = _read_all(terminal)
         assert process.wait() == 0
     assert "epoch 0 rank 0" in shown

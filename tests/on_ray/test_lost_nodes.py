@@ -12,7 +12,7 @@ from torch_dataloader_utils import StructuredDataset
 pytest.importorskip("ray")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

@@ -35,7 +35,7 @@ ROWS = TOTAL * 3
 
 # Ray leaves sockets and files to the interpreter.
 pytestmark = [
-    pytest.mark.waits,
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),

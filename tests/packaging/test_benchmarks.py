@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 SMALL = {
@@ -53,7 +55,6 @@ def test_all_scripts_that_make_bench_runs_are_known_here() -> None:
     assert sorted(SMALL) == [script.stem for script in SCRIPTS if "\nif __name__" in script.read_text()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "BENCH_DATA": str(tmp_path / "data"), "BENCH_RESULTS": str(tmp_path / "results")}

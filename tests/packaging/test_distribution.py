@@ -14,6 +14,8 @@ import pytest
 
 import torch_dataloader_utils
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "torch_dataloader_utils"
 

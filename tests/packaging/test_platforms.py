@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 # Run by every interpreter at its start, so in worker processes too. What other libraries need on Linux stays.
@@ -140,6 +142,5 @@ def test_epochs_come_whole_without_what_only_linux_has(run_without_linux: Callab
     assert run_without_linux(EPOCHS, str(tmp_path / "x.parquet")) == "read\n"
 
 
-@pytest.mark.slow
 def test_more_is_read_than_one_call_of_the_system_gives(run_without_linux: Callable[..., str], tmp_path: Path) -> None:
     assert run_without_linux(LARGE_READS, str(tmp_path / "large")) == "read\n"

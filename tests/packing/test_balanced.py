@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing import (
     ComputeBalancedScheduler,
@@ -38,7 +38,7 @@ ranks = {"dp": st.integers(1, 5), "cp": st.integers(1, 4), "group": st.integers(
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(lengths=batches, **ranks)
 def test_every_sequence_once_and_no_pack_above_capacity(scheduler, lengths, dp, cp, group):
     schedule = balanced(scheduler, dp_size=dp, cp_size=cp, microbatch_group_size_per_vp_stage=group).schedule(lengths)
@@ -49,7 +49,7 @@ def test_every_sequence_once_and_no_pack_above_capacity(scheduler, lengths, dp, 
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(lengths=batches, **ranks)
 def test_packs_tile_the_ranks_of_every_microbatch(scheduler, lengths, dp, cp, group):
     schedule = balanced(scheduler, dp_size=dp, cp_size=cp, microbatch_group_size_per_vp_stage=group).schedule(lengths)
@@ -61,7 +61,7 @@ def test_packs_tile_the_ranks_of_every_microbatch(scheduler, lengths, dp, cp, gr
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(lengths=batches, **ranks)
 def test_groups_and_arrays_say_the_same(scheduler, lengths, dp, cp, group):
     chosen = balanced(scheduler, dp_size=dp, cp_size=cp, microbatch_group_size_per_vp_stage=group)
@@ -73,7 +73,7 @@ def test_groups_and_arrays_say_the_same(scheduler, lengths, dp, cp, group):
         np.testing.assert_array_equal(getattr(again, name), getattr(schedule, name))
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(lengths=batches, dp=st.integers(1, 5), linear=st.integers(1, 50))
 def test_time_is_within_the_bound_and_never_above_first_fit(lengths, dp, linear):
     cost = CostModel(quadratic=1, linear=linear)
@@ -90,7 +90,7 @@ def test_time_is_within_the_bound_and_never_above_first_fit(lengths, dp, linear)
         assert time <= math.fsum(slowest_per_microbatch(baseline, array, cost=cost))
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(lengths=st.lists(st.integers(1, TOKENS), min_size=4, max_size=60), num_packs=st.integers(1, 4))
 def test_heaviest_pack_is_within_three_halves_when_room_never_matters(lengths, num_packs):
     # One microbatch of num_packs ranks that each hold everything: Graham's bound applies as it is.
@@ -104,7 +104,7 @@ def test_heaviest_pack_is_within_three_halves_when_room_never_matters(lengths, n
         assert heaviest <= (1.5 - 1 / (2 * num_packs)) * least + 1e-9
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(loads=st.lists(st.integers(1, 100), min_size=1, max_size=24), dp=st.integers(1, 4))
 def test_no_other_order_of_the_same_packs_is_faster(loads, dp):
     loads = loads[: len(loads) // dp * dp] or [1] * dp
@@ -120,7 +120,7 @@ def test_no_other_order_of_the_same_packs_is_faster(loads, dp):
     assert time(arranged) <= time(other)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(lengths=batches, capacity=st.integers(4, TOKENS))
 def test_first_fit_tree_is_first_fit(lengths, capacity):
     expected: list[list[int]] = []
@@ -200,7 +200,7 @@ def test_fewer_sequences_than_microbatches_are_an_error_or_filled():
     assert filled.num_microbatches == 2
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(lengths=st.lists(st.integers(1, 8 * TOKENS), min_size=1, max_size=40))
 def test_hybrid_takes_lengths_that_one_rank_cannot_hold(lengths):
     schedule = HybridContextParallelScheduler(TOKENS, dp_size=4, cp_size=2, cost=COST).schedule(lengths)

@@ -189,8 +189,9 @@ def test_tensor_rank_0_without_a_microbatch_ends_its_peers(saved):
     assert of_peer == ["DataError: tensor-parallel rank 0 could not give this microbatch; its own error says why."] * 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    "shapes", [FEW_SHAPES, pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few shapes", "all shapes"]
+    "shapes", [FEW_SHAPES, pytest.param(SHAPES, marks=pytest.mark.full)], ids=["few shapes", "all shapes"]
 )
 def test_with_nccl_the_same_batches_are_on_the_device(saved, tmp_path, shapes):
     own = [case for case in CASES if case[0] in chain(*shapes.values())]

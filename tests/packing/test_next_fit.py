@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing import DpBalancedScheduler
 
@@ -93,7 +93,7 @@ def slow_next_fit(lengths: list[int], *, tokens: int, dp: int, cp: int, group: i
     return [[packs[microbatch * dp + rank // cp] for rank in range(dp * cp)] for microbatch in range(len(packs) // dp)]
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=40),
     dp=st.integers(1, 4),

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.packing import get_thd_partitioned_indices
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(chunks=st.lists(st.integers(1, 5), min_size=1, max_size=8), cp_size=st.integers(1, 8))
 def test_rank_r_takes_chunks_r_and_its_mirror(chunks, cp_size):
     rows: list[list[int]] = [[] for _ in range(cp_size)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.plan.model import (
     Plan,
     bytes_of_groups,
@@ -68,7 +68,7 @@ def kept_rows(chunks, rows):
 
 
 @given(plain_plans(num_ranks=1, drop_last=False))
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_a_worker_keeps_the_chunks_that_the_fewest_bytes_gave_it(plan):
     for program, chunks in zip(plan.programs(0), chunks_of_workers(plan, 0), strict=True):
         rows = rows_of(program.lanes[0], program.seed, program.epoch)
@@ -77,7 +77,7 @@ def test_a_worker_keeps_the_chunks_that_the_fewest_bytes_gave_it(plan):
 
 
 @given(plain_plans(num_workers=1))
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_a_rank_keeps_its_slice_from_the_front(plan):
     num_ranks = plan.position.topology.num_ranks
     total, most = plan.space.num_rows, -(-plan.space.num_rows // num_ranks)
@@ -91,7 +91,7 @@ def test_a_rank_keeps_its_slice_from_the_front(plan):
 
 
 @given(plain_plans())
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_no_balancing_into_equal_ranks_moves_fewer_rows(plan):
     num_ranks = plan.position.topology.num_ranks
     sliced = [plan.chunks.take(slice(rank, None, num_ranks)).num_rows for rank in range(num_ranks)]
@@ -101,7 +101,7 @@ def test_no_balancing_into_equal_ranks_moves_fewer_rows(plan):
 
 
 @given(plain_plans())
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_without_row_counts_workers_have_whole_chunks_by_bytes(plan):
     position = Position(epoch=plan.position.epoch, segment=Segment(topology=plan.position.topology))
     inexact = Plan(
@@ -135,7 +135,7 @@ def divided_by(strategy, plan):
 
 
 @given(plain_plans(num_ranks=1, drop_last=False))
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_the_strategy_of_target_sizes_assigns_as_plans_without_one(plan):
     chosen = plan.options
     strategy = TargetSizeSplitStrategy(chosen.split_bytes, chosen.split_rows, chosen.shuffle, chosen.seed)
@@ -161,7 +161,7 @@ def test_chunks_that_a_rank_receives_from_a_strategy_go_to_the_worker_with_the_f
 
 
 @given(st.lists(st.integers(0, 60), max_size=7), st.permutations(range(3)))
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_the_heaviest_worker_is_within_grahams_bound_of_the_best(weights, order):
     units = Units.plain(np.arange(len(weights)), np.arange(len(weights)) + 1)
     lanes = assign_units(units, np.array(weights, dtype=np.int64), order)
@@ -206,7 +206,7 @@ def test_ranks_order_their_workers_apart_and_stored_order_has_one():
 
 
 @given(files, bytes_of_groups)
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_shuffled_chunks_are_as_small_as_row_groups_allow_down_to_a_1024th(sizes, group_bytes):
     sizes = sizes * 40
     space = make_space(sizes, group_bytes)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import plan_epoch, scan_files
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, CacheForecast
@@ -56,7 +56,7 @@ def cached_one_by_one(epochs, sizes, room):
 
 
 @given(reads, sizes_of_groups, st.integers(0, 30))
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=effort(300), deadline=None)
 def test_the_forecast_follows_the_rules(epochs, sizes, room):
     arrays = [np.array(each, dtype=np.int64) for each in epochs]
     parts = CacheForecast(arrays, np.array(sizes), room).parts()

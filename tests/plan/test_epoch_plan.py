@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.lines_run import lines_run
 from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
@@ -34,7 +34,7 @@ def check_counts(plan, counts, expected_rows):
 
 
 @given(plans())
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=effort(300), deadline=None)
 def test_every_row_once_and_equal_steps(plan):
     ranks, counts = deliver(plan)
     check_counts(plan, counts, range(plan.space.num_rows))
@@ -49,7 +49,7 @@ def test_every_row_once_and_equal_steps(plan):
 
 
 @given(plans(), st.data())
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_resume_on_the_same_topology_continues_at_the_next_batch(plan, data):
     whole, _ = deliver(plan)
     step = data.draw(st.integers(0, int(plan.rank_steps[0])))
@@ -58,7 +58,7 @@ def test_resume_on_the_same_topology_continues_at_the_next_batch(plan, data):
 
 
 @given(plans(), st.lists(st.tuples(st.integers(0, 30), topologies), max_size=3), st.integers(0, 2))
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_chains_of_resumes_deliver_every_row_once(plan, chain, final_steps):
     plan = under(plan, replace(plan.position.topology, drop_last=False))
     received, repeats = Counter(), 0
@@ -77,7 +77,7 @@ def test_chains_of_resumes_deliver_every_row_once(plan, chain, final_steps):
 
 
 @given(plans(), st.lists(st.tuples(st.integers(0, 30), topologies), min_size=1, max_size=3))
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_rows_that_one_topology_would_drop_are_left_for_the_next(plan, chain):
     received = Counter()
     for number, (steps, topology) in enumerate(chain):
@@ -97,14 +97,14 @@ def test_rows_that_one_topology_would_drop_are_left_for_the_next(plan, chain):
 
 
 @given(plans())
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_balancing_moves_at_most_one_range_fewer_than_ranks(plan):
     assert plan.cuts <= plan.position.topology.num_ranks - 1
     assert plan.rank_rows.max() - plan.rank_rows.min() <= 1
 
 
 @given(plans())
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_chunk_sharding_gives_each_rank_its_slice(plan):
     plan = under(plan, replace(plan.position.topology, drop_last=False))
     plan = replace(plan, options=replace(plan.options, rank_sharding="chunks", shuffle_rows=None, host_shares=None))
@@ -222,7 +222,7 @@ def test_the_row_groups_of_a_few_rows_are_found_without_a_number_for_each_of_all
     st.one_of(st.none(), st.integers(1, 30)),
     st.data(),
 )
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @example([[40, 40, 40], [33]], (24, [(1, 1, 4), (2, 1, 2)]), None, None)
 def test_lanes_give_the_same_rows_on_every_topology(files, shapes, shuffle_rows, data):
     num_lanes, topologies = shapes
@@ -261,7 +261,7 @@ def rank_batches_as_numbers(plan):
 
 
 @given(st.integers(0, 6), st.integers(0, 6))
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_lanes_continue_on_another_topology(first_steps, second_steps):
     space = make_space([[37, 12], [40], [5, 0, 31]])
     options = PlanOptions(shuffle=True, split_rows=9, num_lanes=24, lane_rows=2)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.plan.model import bytes_of_groups, files, make_plan, make_space, options, rows_of, topologies
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.options import PlanOptions, Topology
@@ -33,7 +33,7 @@ def rows_of_groups(plan):
 
 
 @given(files, bytes_of_groups, options, topologies, st.integers(1, 12))
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_every_group_of_ranks_reads_its_shares_in_all_epochs(files, group_bytes, drawn, topology, host_shares):
     shared = replace(drawn, shuffle=True, host_shares=host_shares)
     space, topology = make_space(files, group_bytes), replace(topology, drop_last=False)

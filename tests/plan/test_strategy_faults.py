@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.plan.model import make_space
 from torch_dataloader_utils._core.splits import DataFileInfo, RowRange, Shard, Split
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -145,7 +145,7 @@ parts = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 
 
 
 @given(parts)
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_a_fault_is_told_exactly_where_a_row_is_not_there_once(parts):
     rows = [7, 1, 9]
     fitting = [(file, min(offset, rows[file]), length) for file, offset, length in parts]

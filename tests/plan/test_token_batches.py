@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.plan.model import Plan, advance, files, make_space, resume, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, Segment
@@ -94,7 +94,7 @@ def tokens(plan, lengths, batch):
 
 
 @given(plans())
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_every_row_once_within_the_budget_and_equal_steps(made):
     plan, lengths = made
     ranks, counts = deliver(plan, lengths)
@@ -117,7 +117,7 @@ def test_every_row_once_within_the_budget_and_equal_steps(made):
 
 
 @given(plans(), st.data())
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_resume_on_the_same_topology_continues_at_the_next_batch(made, data):
     plan, lengths = made
     whole, _ = deliver(plan, lengths)
@@ -127,7 +127,7 @@ def test_resume_on_the_same_topology_continues_at_the_next_batch(made, data):
 
 
 @given(plans(), st.lists(st.tuples(st.integers(0, 30), topologies), max_size=3))
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 def test_chains_of_resumes_deliver_every_row_once_and_keep_the_budget(made, chain):
     plan, lengths = made
     received = Counter()
@@ -149,7 +149,7 @@ def test_chains_of_resumes_deliver_every_row_once_and_keep_the_budget(made, chai
 
 
 @given(plans(), st.integers(2, 6))
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 def test_batches_are_the_same_on_any_number_of_ranks_but_for_halves(made, num_ranks):
     plan, lengths = made
     topology = replace(plan.position.topology, num_ranks=1, num_workers=1, drop_last=False)
@@ -163,7 +163,7 @@ def test_batches_are_the_same_on_any_number_of_ranks_but_for_halves(made, num_ra
 
 
 @given(files, st.lists(st.integers(0, MAX_TOKENS), min_size=1, max_size=60), options, topologies)
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 def test_every_epoch_has_as_many_steps_and_rows(files, lengths, options, topology):
     epochs = [make_plan(files, lengths, options, topology, epoch)[0] for epoch in range(3)]
     assert len({plan.rank_steps.tobytes() for plan in epochs}) == 1
@@ -172,7 +172,7 @@ def test_every_epoch_has_as_many_steps_and_rows(files, lengths, options, topolog
 
 
 @given(files, options)
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_groups_are_whole_chunks_and_windows_about_as_large_as_asked(files, options):
     space = make_space(files)
     chunks = chunk_row_groups(space, options)
@@ -195,7 +195,7 @@ def test_groups_are_whole_chunks_and_windows_about_as_large_as_asked(files, opti
     multiple=st.sampled_from([1, 4]),
     seed=st.integers(0, 2**64 - 1),
 )
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_a_window_is_cut_as_a_loop_would(lengths, max_rows, multiple, seed):
     budget = TokenBudget(max_tokens=MAX_TOKENS, max_rows=max_rows, pad_to_multiple_of=multiple)
     widths = sorted((max(1, -(-length // multiple)) * multiple for length in lengths), reverse=True)
@@ -231,7 +231,7 @@ def test_depends_on_every_part_of_the_key():
 
 
 @given(rows=st.lists(st.integers(1, 9), max_size=30), divisor=st.integers(1, 12))
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_halving_takes_the_largest_and_stops_at_single_rows(rows, divisor):
     stop = np.cumsum(np.array(rows, dtype=np.int64))
     start, end, part_of = halve_largest(stop - np.array(rows, dtype=np.int64), stop, divisor)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._core.token_budget import TokenBudget, fill_batches
 
 MAX_TOKENS = 40
@@ -51,7 +51,7 @@ def fill_row_by_row(lengths, max_tokens, max_rows):
 
 
 @given(lengths_of_a_window, st.integers(1, 50))
-@settings(max_examples=300 * EFFORT, deadline=None)
+@settings(max_examples=effort(300), deadline=None)
 def test_rows_are_placed_as_a_loop_over_rows_would(lengths, max_rows):
     lengths = falling(lengths)
     batch = fill_batches(lengths, MAX_TOKENS, max_rows).tolist()
@@ -61,7 +61,7 @@ def test_rows_are_placed_as_a_loop_over_rows_would(lengths, max_rows):
 
 
 @given(lengths_of_a_window.filter(len), st.integers(1, 50), st.randoms(use_true_random=False))
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_a_window_has_full_batches_of_the_same_lengths_in_every_order_and_epoch(lengths, max_rows, random):
     budget = TokenBudget(max_tokens=MAX_TOKENS, max_rows=max_rows, padding_free=True)
     seen = []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, keep_mask
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
@@ -18,7 +18,7 @@ NAMES = [f"c{i}" for i in range(23)]
 WIDE = pa.schema([(name, pa.int64()) for name in NAMES])
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(st.sets(st.sampled_from(NAMES), min_size=1))
 def test_exactly_the_named_columns_are_found(named: set[str]) -> None:
     row_filter = pc.scalar(True)

@@ -33,6 +33,7 @@ def test_many_threads_read_row_groups_of_one_file_at_once(tmp_path: Path) -> Non
     assert table.column("row").to_pylist() == list(range(20_000)) * 3
 
 
+@pytest.mark.processes
 def test_a_spawned_child_reads_with_a_pickled_reader(tmp_path: Path) -> None:
     tasks = write_parquet(tmp_path / "a.parquet", TABLE, 10_000)
     spec = make_spec(
@@ -45,6 +46,7 @@ def test_a_spawned_child_reads_with_a_pickled_reader(tmp_path: Path) -> None:
         assert pool.apply(row_sum, (reader, tasks[1])) == sum(range(10_000, 20_000))
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_reads_though_a_lock_was_held(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.read.files import (
     deleting,
     make_spec,
@@ -92,7 +92,7 @@ def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-@settings(max_examples=80 * EFFORT, deadline=None)
+@settings(max_examples=effort(80), deadline=None)
 @given(table=tables(), columns=COLUMNS, row_filter=FILTERS, group_rows=st.integers(1, 15), bytes_at_once=BYTES_AT_ONCE)
 def test_parquet_rows_are_the_oracles_rows(
     table: pa.Table, columns: list[str], row_filter: Any, group_rows: int, bytes_at_once: int
@@ -113,7 +113,7 @@ def test_parquet_rows_are_the_oracles_rows(
             assert rows_of(batches) == wanted
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(
     table=tables(),
     row_filter=FILTERS,
@@ -139,7 +139,7 @@ def test_deletes_filter_and_range_leave_the_right_rows(
             assert reader.count_rows(task) == len(wanted)
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(
     table=tables(),
     columns=COLUMNS,
@@ -169,7 +169,7 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
                 assert part.to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]
 
 
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 @given(
     table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15), rows=ROW_RANGES
 )
@@ -213,7 +213,7 @@ def encoded(words: list[str]) -> pa.DictionaryArray:
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_the_dictionaries_of_a_stream_are_those_that_hold_where_a_batch_lies(
     lexica: list[tuple[list[str], list[str] | None]], deltas: bool, random: Random
 ) -> None:

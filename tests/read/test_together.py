@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.read.files import deleting, identity, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.read.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
 from torch_dataloader_utils import _decoder
@@ -60,7 +60,7 @@ def rows_together(reader: Reader, tasks: list[RowGroupTask]) -> pa.RecordBatch:
     return rows.select(reader.projection.delivered)
 
 
-@settings(max_examples=80 * EFFORT, deadline=None)
+@settings(max_examples=effort(80), deadline=None)
 @given(
     files=st.lists(tables(), min_size=1, max_size=5),
     columns=COLUMNS.filter(bool),

@@ -48,6 +48,8 @@ def _audit(out: Path, *names: str) -> Steps:
     return received
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_five_epochs_over_data_that_change_killed_and_resumed_twice(kind: str, tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def test_passes_without_set_epoch_read_the_newest_data_too(source: Any) -> None:
     assert len(rows_of(loader)) == 174
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_worker_processes_read_the_newest_data(source: Any, persistent: bool) -> None:
     loader, _ = source.open(refresh="epoch", **{**OPTIONS, "num_workers": 2}, persistent_workers=persistent)
@@ -136,6 +138,7 @@ def test_worker_processes_read_the_newest_data(source: Any, persistent: bool) ->
         source.append(range(100 * (epoch + 1), 100 * (epoch + 1) + 37))
 
 
+@pytest.mark.processes
 def test_workers_of_another_loader_read_the_newest_data_or_say_that_they_cannot(tmp_path: Path) -> None:
     source = DirectorySource(tmp_path / "data")
     source.create()
@@ -151,6 +154,7 @@ def test_workers_of_another_loader_read_the_newest_data_or_say_that_they_cannot(
         rows_of(kept)
 
 
+@pytest.mark.cases(1)
 def test_a_state_at_the_end_of_an_epoch_goes_on_with_newer_data(source: Any) -> None:
     loader, dataset = source.open(refresh="epoch", **OPTIONS)
     rows_of(loader)
@@ -434,6 +438,8 @@ def refresh_some(rank: int, meeting: str, source: DirectorySource, callers: list
     os._exit(0)
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("callers", [[0], [1], [0, 1]])
 def test_a_refresh_on_some_ranks_only_is_an_error_and_nobody_waits_for_ever(callers: list[int], tmp_path: Path) -> None:

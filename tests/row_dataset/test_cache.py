@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.stream.tables import write_table
 from torch_dataloader_utils import Decoding, RowDataset
 from torch_dataloader_utils.stream.block_cache import BlockCache
@@ -32,7 +32,7 @@ class Bytes:
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 50), min_size=10, max_size=10), st.integers(0, 120))
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_least_recently_used_go_first_and_the_last_one_stays(asked, sizes, budget):
     cache, model, decoded = BlockCache(budget), [], []
     for group in asked:

@@ -45,6 +45,8 @@ def numbers(loader):
     return batches
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_worker_processes_after_rows_were_read_here(table, start_method):
     rows = RowDataset(table, length_column="row")
@@ -64,6 +66,7 @@ def test_worker_processes_after_rows_were_read_here(table, start_method):
     assert batches != sorted(batches)
 
 
+@pytest.mark.processes
 def test_batches_without_single_rows(table):
     rows = RowDataset(table)
     loader = DataLoader(range(len(rows)), batch_size=10, shuffle=True, collate_fn=rows.take, num_workers=2)
@@ -96,6 +99,7 @@ def test_streaming_shard_gives_exact_strides(table):
         assert [row["row"] for row in streaming_shard(rows, 3, index)] == list(range(index, TOTAL, 3))
 
 
+@pytest.mark.processes
 def test_buffer_sorted_dataset_reads_only_the_lengths_to_sort(table):
     rows = RowDataset(table, length_column="name")
     assert isinstance(rows, DatasetImplementingSortKeyProtocol)
@@ -138,6 +142,7 @@ def test_accelerate_shards_it(table):
     assert sorted(seen) == list(range(TOTAL))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stateful_dataloader_resumes(table, num_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")

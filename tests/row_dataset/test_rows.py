@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.tables import TABLE, TOTAL, files, payload, write_table
 from torch_dataloader_utils import Decoding, RowDataset, TensorBatch, scan_files, scan_iceberg
@@ -50,7 +50,7 @@ def number_of(row):
     decode_threads=st.sampled_from([1, 3]),
     data=st.data(),
 )
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_rows_are_those_of_a_list(files, cache_bytes, filtered, output_format, decode_threads, data):
     assume(sum(map(sum, files)) > 0)
     with TemporaryDirectory() as folder:

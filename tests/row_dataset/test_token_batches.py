@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import RowDataset
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.wrappers import TokenBatchSampler
@@ -33,7 +33,7 @@ def batches_of(lengths, num_ranks=1, epoch=0, **options):
     max_rows_per_batch=st.one_of(st.none(), st.integers(1, 9)),
     counted=st.sampled_from([{"pad_to_multiple_of": 1}, {"pad_to_multiple_of": 8}, {"padding_free": True}]),
 )
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 def test_within_the_limit_every_row_once_and_equal_steps(lengths, num_ranks, epoch, counted, **options):
     options |= counted
     samplers, ranks = batches_of(lengths, num_ranks, epoch, **options)
@@ -127,6 +127,8 @@ def test_an_epoch_that_is_refused_changes_nothing():
     assert list(sampler) == expected
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("padding_free", [False, True])
 def test_with_a_row_dataset_and_workers(tmp_path, padding_free):
     lengths = np.random.default_rng(1).integers(0, 31, 200)

@@ -14,7 +14,6 @@ import pytest
 
 from tests.gloo_threads import check_ended, python_path
 from tests.seed.run_snippet import NUM_EPOCHS
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset
 
 RANKS = 2
@@ -39,7 +38,7 @@ def training_data(tmp_path: Path) -> Path:
 def run(name: str, data: Path, reports: Path) -> list[list[list[float]]]:
     """The row ids of every step of every rank."""
     reports.mkdir()
-    torchrun = [warm_python(*WITH_LOADER), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     command = [*torchrun, "-m", "tests.seed.run_snippet", name, str(data), str(reports)]
     fixed = {"PYTHONPATH": python_path(*sys.path), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
@@ -70,15 +69,18 @@ def check_epochs(ranks: list[list[list[float]]]) -> None:
     assert len(orders) == NUM_EPOCHS
 
 
+@pytest.mark.processes
 def test_pytorch_ddp(training_data: Path, tmp_path: Path) -> None:
     check_epochs(run("PYTORCH_DDP", training_data, tmp_path / "reports"))
 
 
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.full
 def test_accelerate(training_data: Path, tmp_path: Path) -> None:
     check_epochs(run("ACCELERATE", training_data, tmp_path / "reports"))
 
 
+@pytest.mark.full
 def test_horovod_with_a_stand_in_over_gloo(training_data: Path, tmp_path: Path) -> None:
     check_epochs(run("HOROVOD", training_data, tmp_path / "reports"))
 

@@ -36,16 +36,20 @@ def as_text(batches):
     return [(str(batch.schema), batch.to_pylist()) for batch in batches]
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_worker_processes_give_the_types_that_threads_give(table, method):
     assert as_text(load(table, 1, multiprocessing_context=method)[0]) == as_text(load(table, 0)[0])
 
 
+@pytest.mark.processes
 def test_a_batch_from_a_worker_holds_its_own_rows(table):
     batches = [next(iter(load(table, 1)[0])), next(iter(DataLoader(load(table, 1)[1], batch_size=None, num_workers=1)))]
     assert all(batch.get_total_buffer_size() < 2 * batch.nbytes for batch in batches)
 
 
+@pytest.mark.processes
 def test_a_row_from_a_worker_holds_itself(table):
     rows = RowDataset(table, output_format="arrow")
     (row, *_) = next(iter(DataLoader(rows, batch_size=100, num_workers=1, collate_fn=list)))
@@ -57,6 +61,7 @@ def as_tables(batch):
     return {"table": pa.table(batch), "names": batch["name"], "all": pa.chunked_array([batch["row"], batch["row"]])}
 
 
+@pytest.mark.processes
 def test_tables_and_arrays_of_a_transform_hold_their_own_rows(table):
     given = next(iter(load(table, 1, transform=as_tables)[0]))
     assert all(each.get_total_buffer_size() < 2 * each.nbytes for each in given.values())

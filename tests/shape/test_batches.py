@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.shape.columns import DTYPES, FLOATS, KINDS, Model, columns, numbers, scalar_columns
 from torch_dataloader_utils.errors import NullValueError
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -21,7 +21,7 @@ from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 FAST = settings(
-    max_examples=50 * EFFORT, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=effort(50), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

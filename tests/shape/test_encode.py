@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import Bytes, Hash, RowDataset, StructuredDataset, Vocabulary, pack_tokens
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.encode import encoded
@@ -71,7 +71,7 @@ def forms(rows, data_type):
     buckets=st.integers(1, 2**63 - 1),
     seed=st.integers(-(2**64), 2**65),
 )
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_hash_is_xxh64_of_the_value_in_every_layout(rows, buckets, seed):
     data_type, values = rows
     encoder = Hash(buckets=buckets, seed=seed)
@@ -80,7 +80,7 @@ def test_hash_is_xxh64_of_the_value_in_every_layout(rows, buckets, seed):
 
 
 @given(data=st.data(), unknown=st.integers(-2, 8))
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_vocabulary_numbers_its_values_in_order_and_leaves_out_unknown(data, unknown):
     kind, data_type = data.draw(st.sampled_from([(TEXTS, pa.string()), (INTEGERS, pa.int64())]))
     values = data.draw(st.lists(kind, unique=True, max_size=6))
@@ -94,7 +94,7 @@ def test_vocabulary_numbers_its_values_in_order_and_leaves_out_unknown(data, unk
 
 
 @given(rows=LISTS, start=st.integers(0, 8))
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_lists_of_texts_are_encoded_item_by_item(rows, start):
     encoder = Hash(buckets=1000)
     wanted = [None if row is None else [bucket(item, encoder) for item in row] for row in rows[start:]]
@@ -106,7 +106,7 @@ def test_lists_of_texts_are_encoded_item_by_item(rows, start):
 
 
 @given(rows=st.lists(st.one_of(st.none(), st.text(max_size=9)), max_size=12), start=st.integers(0, 12))
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_bytes_are_those_of_the_text(rows, start):
     for array in forms(rows, pa.string()):
         wanted = [None if row is None else list(row.encode()) for row in rows[start:]]
@@ -147,6 +147,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_output_format_has_the_numbers(folder, output_format, num_workers):

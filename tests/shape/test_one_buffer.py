@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import Ragged, TensorBatch
 from torch_dataloader_utils.shape import tensor_batch
 from torch_dataloader_utils.shape.one_buffer import OneBuffer, move_as_one
@@ -31,7 +31,7 @@ shapes = st.lists(st.integers(0, 5), max_size=3)
 
 
 @given(st.lists(st.tuples(shapes, st.sampled_from(DTYPES), st.booleans(), st.booleans()), min_size=1, max_size=6))
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_any_tensors_arrive_after_one_move(kinds):
     tensors = []
     for number, (shape, dtype, is_transposed, is_cut) in enumerate(2 * kinds):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -23,7 +23,7 @@ def ragged(rows: list[list[int]], dtype: torch.dtype = torch.int64) -> Ragged:
     return Ragged(torch.tensor([value for row in rows for value in row], dtype=dtype), offsets)
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(rows=ROWS, data=st.data())
 def test_rows_slices_and_index_tensors_select_as_lists_do(rows: list[list[int]], data: Any) -> None:
     column = ragged(rows)
@@ -48,7 +48,7 @@ def test_a_slice_with_a_step_that_takes_nothing_is_empty() -> None:
     assert column[2::-5].to_list() == [[]]
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(rows=ROWS, padding=st.integers(-3, 3), max_length=st.one_of(st.none(), st.integers(0, 6)), data=st.data())
 def test_padding_fills_every_row_to_one_length(rows: Any, padding: int, max_length: int | None, data: Any) -> None:
     side = data.draw(st.sampled_from(["right", "left"]))

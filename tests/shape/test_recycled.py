@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._formats.process_memory import private_bytes
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory, size_class
 from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES, new_tensor
@@ -18,7 +18,7 @@ MANY = SMALLEST_BYTES // 4
 
 
 @given(st.lists(st.tuples(st.integers(MANY, 4 * MANY), st.sets(st.integers(0, 5))), max_size=30))
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 def test_memory_that_a_tensor_sees_is_never_lent_again(steps):
     kept = []
     for number, (count, drops) in enumerate(steps):
@@ -74,7 +74,7 @@ def test_sizes_that_nobody_asks_for_are_let_go_first():
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 3, 16, 17, 40, 300]), st.sets(st.integers(0, 5))), max_size=60))
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 def test_a_quarter_more_is_held_than_was_in_use_at_once_or_64_mib_lie_idle(steps):
     memory, used, most = RecycledMemory(untouched), [], 0
     for mebibytes, drops in steps:
@@ -147,6 +147,7 @@ def test_threads_share_it():
     assert memory.idle_bytes <= 2 * len(threads) * SMALLEST_BYTES
 
 
+@pytest.mark.processes
 def test_a_forked_child_begins_anew():
     tensor = new_tensor((MANY,), torch.int32).fill_(3)
     child = os.fork()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._core.slab_codec import SlabPlace
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.one_buffer import ALIGNMENT_BYTES
@@ -89,7 +89,7 @@ def has_tensors(batch: TensorBatch) -> bool:
     return any(not isinstance(column, list) for column in batch.values())
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(first=batches(), second=batches(), container=st.sampled_from([TensorBatch, dict, list, tuple]))
 def test_view_gives_back_what_was_written(first: TensorBatch, second: TensorBatch, container: Any) -> None:
     layout = SlabLayout.of(first)
@@ -153,7 +153,7 @@ def is_same_tree(left: Any, right: Any) -> bool:
     return is_same(left, right)
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(
     first=containers_of(st.recursive(leaves, containers_of)), second=containers_of(st.recursive(leaves, containers_of))
 )
@@ -192,7 +192,7 @@ def test_conjugates_and_negatives_arrive_with_their_values() -> None:
     assert copy["neg"].tolist() == [-2, 4]
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(batch=batches(), data=st.data())
 def test_a_run_is_cut_into_the_batches_that_it_was_made_of(batch: TensorBatch, data: Any) -> None:
     """Whatever groups its columns form, with lists and Python objects among them or not."""
@@ -223,7 +223,7 @@ def lying(draw: Any, slabs: dict[int, torch.Tensor], num_rows: int) -> torch.Ten
     return matrix.view(-1, 3 if matrix.shape[1] % 3 == 0 else 2)[2:][:num_rows]
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 @given(batch=batches(), data=st.data())
 def test_what_lies_in_slabs_is_referred_to_and_all_else_is_copied(batch: TensorBatch, data: Any) -> None:
     slabs = {number: torch.arange(4 * 48 * 8).to(torch.uint8) for number in (7, 9)}
@@ -257,7 +257,7 @@ def test_what_lies_in_slabs_is_referred_to_and_all_else_is_copied(batch: TensorB
         assert all(is_same(piece[name], wanted[name]) for name in wanted)
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(batch=batches())
 def test_tensors_lie_apart_and_aligned(batch: TensorBatch) -> None:
     layout = SlabLayout.of(batch)

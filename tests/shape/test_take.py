@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._formats.record_batches import take_rows
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.shape.shapers import make_shaper
@@ -25,7 +25,7 @@ def run_ends(values, lengths, run_end_type=pa.int32):
     return pa.RunEndEncodedArray.from_arrays(pa.array(np.cumsum(lengths), run_end_type()), values)
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(
     values=st.sampled_from(VALUES),
     lengths=st.lists(st.integers(1, 4), min_size=5, max_size=5),

@@ -73,6 +73,7 @@ def test_torch_collation_keeps_the_type(batch: TensorBatch) -> None:
     assert collated.num_rows == 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_plain_dataloader_hands_it_through(batch: TensorBatch, num_workers: int) -> None:
     # batch_size=None: the data set yields batches. One worker: the batch goes through torch's queue.

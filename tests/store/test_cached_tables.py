@@ -57,6 +57,8 @@ def data_requests(s3: MotoS3) -> list[str]:
     return [path for method, path, _ in s3.requests if method == "GET" and ".parquet" in path]
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("backend", ["fsspec", "obstore"])
 def test_a_warm_epoch_of_a_table_reads_nothing_of_its_data(s3: MotoS3, tmp_path: Path, kind: str, backend: Any) -> None:
@@ -77,6 +79,7 @@ def test_a_warm_epoch_of_a_table_reads_nothing_of_its_data(s3: MotoS3, tmp_path:
     assert data_requests(s3) == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_new_version_with_other_deletes_is_what_comes(s3: MotoS3, tmp_path: Path, kind: str) -> None:
     dataset, write = TABLES[kind]

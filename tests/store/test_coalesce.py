@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._store import CoalesceLimits
 from torch_dataloader_utils._store.coalesce import coalesce
 
@@ -15,7 +15,7 @@ SPANS = st.lists(
 )
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(spans=SPANS, hole=st.integers(0, 40), most=st.integers(1, 300))
 def test_every_span_is_served_and_no_byte_is_read_twice(spans, hole, most):
     plan = coalesce(spans, CoalesceLimits(hole_bytes=hole, most_bytes=most))

@@ -157,6 +157,7 @@ def test_whoever_has_waited_long_enough_fetches_by_itself(tmp_path: Path) -> Non
     assert len(origin.asked) == 2
 
 
+@pytest.mark.processes
 def test_the_directory_may_be_deleted_or_replaced_by_a_file_at_any_time(tmp_path: Path) -> None:
     origin, cache = Origin(), open_cache(tmp_path)
     for number in range(8):
@@ -197,6 +198,7 @@ def test_hits_are_as_many_as_possible(tmp_path_factory: pytest.TempPathFactory, 
     assert len(trace) - len(origin.asked) == bound(trace, room)
 
 
+@pytest.mark.processes
 def test_what_another_process_reads_next_is_kept(tmp_path: Path) -> None:
     """Its schedule counts as long as it lives, whatever its job is."""
     script = """
@@ -289,16 +291,19 @@ def run(script: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.processes
 def test_a_crash_at_any_point_costs_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
     assert int(run(CRASH + "print(crash_points.crash_everywhere(work, check))", tmp_path / "crash-here")) > 40
 
 
+@pytest.mark.processes
 def test_a_full_disk_costs_no_byte_and_leaves_nothing(tmp_path: Path) -> None:
     script = CRASH + "crash_points.fill_disk_everywhere(work, check, range(0, 1200, 40))"
     run(script, tmp_path)
     read(open_cache(tmp_path), 1, Origin())
 
 
+@pytest.mark.processes
 def test_processes_fetch_a_range_once_and_stay_within_the_size(tmp_path: Path) -> None:
     script = """
 import os, sys

@@ -32,6 +32,7 @@ def test_a_pickle_carries_nothing_live():
     assert pickle.loads(pickle.dumps(local)).get(lambda: "new") == "new"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_makes_its_own_even_while_the_lock_is_held():
@@ -46,6 +47,7 @@ def test_a_forked_child_makes_its_own_even_while_the_lock_is_held():
     assert local.get(lambda: "again") == "parent"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_in_a_forked_child_too_it_is_made_once_for_all_threads():

@@ -106,6 +106,7 @@ def put():
 """
 
 
+@pytest.mark.processes
 def test_a_crash_at_any_point_leaves_a_whole_footer_or_none(tmp_path: Path) -> None:
     root = tmp_path / "crash-here"
     script = KEEP + "print(crash_everywhere(put, check), KeptFiles(root).get('a', 'one') == data)"
@@ -118,6 +119,7 @@ def test_a_crash_at_any_point_leaves_a_whole_footer_or_none(tmp_path: Path) -> N
     assert len(files(root)) == 1  # what the process that died before the rename has left; swept by age
 
 
+@pytest.mark.processes
 def test_a_full_disk_leaves_a_whole_footer_or_nothing(tmp_path: Path) -> None:
     script = KEEP + "fill_disk_everywhere(put, check, range(0, 2000, 400)); fill_disk_everywhere(put, check, range(1))"
     run(script, tmp_path)
@@ -150,6 +152,7 @@ def test_what_others_put_into_the_directory_does_not_keep_it_from_being_swept(tm
     assert (tmp_path / ".DS_Store").exists()
 
 
+@pytest.mark.processes
 def test_many_processes_that_keep_the_same_footers_see_whole_ones_only(tmp_path: Path) -> None:
     script = (
         KEEP
@@ -195,6 +198,7 @@ def save():
 """
 
 
+@pytest.mark.processes
 def test_a_crash_at_any_point_of_saving_leaves_the_old_inventory_or_the_new_one(tmp_path: Path) -> None:
     root = tmp_path / "crash-here"
     steps, last = run(SAVE + "print(crash_everywhere(save, check), seen[-1])", root).split()
@@ -203,6 +207,7 @@ def test_a_crash_at_any_point_of_saving_leaves_the_old_inventory_or_the_new_one(
     assert [path.name for path in files(root)] == ["i"]  # the last one swept what the others had left
 
 
+@pytest.mark.processes
 def test_a_full_disk_leaves_the_old_inventory_and_is_told(tmp_path: Path) -> None:
     root = tmp_path / "full"
     run(SAVE + "fill_disk_everywhere(save, check, range(0, 2000, 500)); assert not any(seen)", root)

@@ -13,7 +13,7 @@ from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigTypeError, StoreError
 
 
-@pytest.mark.waits
+@pytest.mark.full
 def test_saving_is_tried_again_and_a_store_that_fails_for_good_is_a_store_error(
     s3: MotoS3, s3_access: StoreAccess, tmp_path: Path
 ) -> None:

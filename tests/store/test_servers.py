@@ -160,6 +160,7 @@ def test_files_of_a_server_are_read(scheme: str, tmp_path: Path, path: str, expe
     assert rows(f"{scheme}://{path}", tmp_path) == list(expected)
 
 
+@pytest.mark.processes
 def test_worker_processes_read_files_of_several_servers_with_the_same_names(scheme: str, tmp_path: Path) -> None:
     paths = [f"{scheme}://one/d", f"{scheme}://two/d"]
     expected = [*range(20), *range(1000, 1020)]
@@ -242,6 +243,7 @@ def test_archives_of_a_list_are_read_each(tmp_path: Path) -> None:
     assert sorted(value for batch in loader for value in batch["x"].tolist()) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.processes
 def test_accounts_of_azure_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(_registry, "abfs", Azure)
     folders = [f"abfs://box@{account}.dfs.core.windows.net/d" for account in ("one", "two")]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils._store import SparseFile
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.read.source import _FetchingFile
@@ -17,7 +17,7 @@ from torch_dataloader_utils.read.source import _FetchingFile
 DATA = bytes(range(100))
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 100), max_size=5),
     moves=st.lists(st.tuples(st.integers(0, 110), st.integers(-1, 110)), max_size=8),
@@ -50,7 +50,7 @@ def test_a_byte_that_was_not_fetched_is_an_internal_error():
 spans = st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda span: (span[0], min(span[1], 40 - span[0])))
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 @given(fetched=st.lists(spans, max_size=5), wanted=st.tuples(st.integers(0, 45), st.integers(0, 45)))
 def test_a_file_covers_what_it_can_read(fetched, wanted):
     start, length = wanted

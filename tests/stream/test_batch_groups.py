@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.stream.tables import check_batch, check_same_passes, write_table
 from torch_dataloader_utils import Lanes, Ragged, StructuredDataset, TensorBatch
 from torch_dataloader_utils.stream.transport.receiver import group_length
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:User
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 def test_cut_batches_are_the_rows_in_turn(rows):
     total = sum(rows)
     lengths = torch.arange(total) % 3
@@ -80,6 +80,8 @@ def table(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_rows": 50}, {"lanes": Lanes(36, rows=1)}])
 def test_batches_states_and_counts_are_the_same_one_by_one_and_in_groups(table, num_workers, options):
@@ -90,6 +92,8 @@ def test_batches_states_and_counts_are_the_same_one_by_one_and_in_groups(table, 
     check_same_passes(loader, single)
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stop", [1, 7, 24, 25, 66])
 def test_a_resumed_pass_in_groups_gives_the_rest(table, stop):
     options = {"batch_size": 6, "num_workers": 2}

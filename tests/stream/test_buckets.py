@@ -15,9 +15,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.stream.tables import files
-from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import (
     Lanes,
     PadRagged,
@@ -108,7 +107,7 @@ class TestOrder:
         seed=st.integers(0, 2**64 - 1),
         index=st.integers(0, 2**40),
     )
-    @settings(max_examples=100 * EFFORT, deadline=None)
+    @settings(max_examples=effort(100), deadline=None)
     def test_buckets_are_runs_of_the_sorted_lengths(self, lengths, bucket_rows, seed, index):
         lengths = np.array(lengths)
         order = EqualBuckets(bucket_rows=bucket_rows).order(lengths, seed=seed, epoch=3, index=index)
@@ -150,7 +149,7 @@ class TestLoader:
         token_batches=st.sampled_from([TokenBatches(column) for column in ("tokens", "length", "text")]),
         filtered=st.booleans(),
     )
-    @settings(max_examples=50 * EFFORT, deadline=None)
+    @settings(max_examples=effort(50), deadline=None)
     def test_every_row_once_and_every_batch_one_bucket(
         self, files, num_ranks, batch_size, shuffle_rows, filtered, **options
     ):
@@ -210,6 +209,7 @@ class TestLoader:
             assert [list(np.asarray(batch["row"])) for batch in batches] == whole
         assert list(next(iter(load(texts[0])))) == ["row"]
 
+    @pytest.mark.processes
     def test_worker_processes_and_persistent_epochs(self, texts):
         loader = load(texts[0], num_workers=2, persistent_workers=True)
         orders = []
@@ -230,31 +230,6 @@ class TestLoader:
             resumed = load(texts[0], **options)
             resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
             assert [rows_of(batch) for batch in resumed] == whole[step:]
-
-    @given(
-        step=st.integers(0, 40),
-        ranks=st.tuples(st.integers(1, 3), st.integers(1, 4)),
-        batch_sizes=st.tuples(st.integers(2, 12), st.integers(2, 20)),
-        shuffle_rows=st.integers(1, 200),
-    )
-    @settings(max_examples=20 * EFFORT, deadline=None)
-    def test_resume_on_another_topology_gives_the_other_rows(self, texts, step, ranks, batch_sizes, shuffle_rows):
-        folder, total = texts
-        options = {"shuffle": True, "shuffle_rows": shuffle_rows}
-        received, state, repeated = [], None, 0
-        for rank in range(ranks[0]):
-            loader = load(folder, num_ranks=ranks[0], rank=rank, batch_size=batch_sizes[0], **options)
-            batches = iter(loader)
-            received += [row for _ in range(min(step, len(loader))) for row in rows_of(next(batches))]
-            state = loader.state_dict()
-        for rank in range(ranks[1]):
-            loader = load(folder, num_ranks=ranks[1], rank=rank, batch_size=batch_sizes[1], **options)
-            loader.load_state_dict(state)
-            if loader.epoch == 0:
-                repeated = loader.plan.repeated_rows
-                received += [row for batch in loader for row in rows_of(batch)]
-        assert set(received) == set(range(total))
-        assert len(received) == total + repeated
 
     def test_batches_of_a_resumed_job_lie_in_few_buckets(self, texts):
         """On other ranks the cuts fall anywhere, so a batch may lie in two buckets, or three at a short one."""
@@ -336,18 +311,6 @@ class TestLoader:
             load(texts[0], filters=pc.field("row") > 3, count_rows=False).plan.worker_inputs(0)
 
 
-class BucketMachine(LoaderMachine):
-    """Crashes and restarts on any topology, with windows ordered by the values of a column."""
-
-    def start(self, topology, state):
-        self.options |= {"token_batches": TokenBatches("payload"), "shuffle_rows": self.options["shuffle_rows"] or 16}
-        super().start(topology, state)
-
-
-BucketMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
-TestBucketMachine = pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning")(BucketMachine.TestCase)
-
-
 def merge_tail(batches, batch_size):
     """A rank short of a step ends with B - 1 rows and 1: together its last bucket."""
     if len(batches) > 1 and len(batches[-2]) == batch_size - 1:
@@ -362,7 +325,7 @@ class TestPadRagged:
         multiple=st.integers(1, 5),
         value=st.integers(-3, 0),
     )
-    @settings(max_examples=60 * EFFORT, deadline=None)
+    @settings(max_examples=effort(60), deadline=None)
     def test_pads_as_a_loop_would(self, rows, side, multiple, value):
         values = torch.tensor([item for row in rows for item in row], dtype=torch.int32)
         offsets = torch.tensor(np.cumsum([0, *map(len, rows)]))
@@ -378,6 +341,7 @@ class TestPadRagged:
         assert padded["y"] is batch["y"]
         assert padded.num_rows == len(rows)
 
+    @pytest.mark.processes
     def test_as_collate_function_of_a_loader(self, texts):
         collate = PadRagged(pad_to_multiple_of=16, padding_value={"tokens": -1})
         for batch in load(texts[0], columns=["row", "tokens"], collate_fn=collate, num_workers=1):

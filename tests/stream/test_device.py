@@ -89,6 +89,7 @@ def with_row_20_immovable(batch):
     return {"row": batch["row"], "more": [Immovable()] if 20 in batch["row"] else []}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_that_cannot_be_placed_is_not_counted_as_received(table, num_workers):
     pytest.importorskip("accelerate", reason="a loader places batches where Accelerate has prepared it")

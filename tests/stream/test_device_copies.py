@@ -82,6 +82,7 @@ def test_the_host_runs_ahead_of_the_device_by_few_steps(table):
             device.stream.add(lambda step=step: done.append(step))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_state_is_that_of_the_batches_given_out(table, num_workers):
     expected = [check_batch(batch) for batch in load(table, num_workers=num_workers)]
@@ -139,6 +140,7 @@ def tensors_of(batch):
     return [*dense, batch["ragged"]["r"].values, batch["own"].x, batch["in place"].x]
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's, where a sparse tensor is unpickled
 @pytest.mark.parametrize("name", [CUDA, "meta", "cpu"])
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -30,6 +30,8 @@ def fork():
     return left
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole pass", "broken off"])
 def test_the_threads_of_a_pass_that_ended_are_gone(tmp_path, is_whole):
     write_table(tmp_path, [[40] * 8])
@@ -47,6 +49,7 @@ def test_the_threads_of_a_pass_that_ended_are_gone(tmp_path, is_whole):
         assert ended.isdisjoint(fork())
 
 
+@pytest.mark.processes
 def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
     pool, may_end = ThreadPool(1, "late"), threading.Event()
     job = pool.submit(may_end.wait)
@@ -57,6 +60,7 @@ def test_a_job_that_takes_long_delays_one_fork_only_by_a_second():
     assert job.result()
 
 
+@pytest.mark.processes
 def test_a_thread_that_leaves_after_the_second_is_gone_at_the_next_fork(monkeypatch):
     pool, may_end = ThreadPool(1, "leaves"), threading.Event()
     job = pool.submit(may_end.wait)
@@ -89,6 +93,7 @@ def test_a_pool_whose_threads_are_gone_is_forgotten_when_the_next_one_is_shut_do
     assert native_id not in known
 
 
+@pytest.mark.processes
 def test_a_job_of_an_ended_pool_may_fork():
     pool, is_shut_down = ThreadPool(1, "late"), threading.Event()
     job = pool.submit(lambda: is_shut_down.wait() and threading.get_native_id() in fork())

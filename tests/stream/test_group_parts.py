@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.stream.batch_groups import LEAST_PART_BYTES, BlockSlice, group_parts
 
@@ -32,7 +32,7 @@ def slices_and_rows(draw):
     return slices, (batch,) * full + ((left,) if left else ())
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(slices_and_rows())
 def test_every_row_is_in_its_batch_and_large_blocks_are_not_copied(case):
     slices, rows = case

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -12,7 +13,8 @@ import psutil
 import pytest
 
 from tests.stream.tables import write_table
-from tests.warm_python import WITH_LOADER, warm_python
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 def start(folder, table, run, topology, last_step):
     ranks, workers, batch_size = topology
     return subprocess.Popen(
-        [warm_python(*WITH_LOADER), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         + [str(Path(__file__).with_name("killed_job.py")), str(folder), str(table)]
         + [str(value) for value in (run, workers, batch_size, last_step)],
         cwd=ROOT,
@@ -55,6 +57,7 @@ def received(folder, run, upto):
     return rows
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "topologies", [[(3, 1, 7), (2, 0, 16), (4, 0, 5)], [(1, 2, 9), (2, 1, 8)]], ids=["3x1-2x0-4x0", "1x2-2x1"]
 )

@@ -73,6 +73,7 @@ def test_they_are_refused_before_anything_is_read(tmp_path, name):
         load(tmp_path / "nothing there", **{name: "x"})
 
 
+@pytest.mark.processes
 def test_no_callbacks_and_numpy_values_are_taken(table):
     watch = Count()
     assert len(list(load(table, callbacks=None, pin_memory=np.False_, in_order=1, timeout=np.int64(0)))) == 3
@@ -106,6 +107,7 @@ def test_a_depth_is_a_whole_number(table, depth):
         DevicePrefetcher(load(table), "cpu", depth=depth)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("made_for", "asked"), [(2, 0), (2, 1), (0, 2), (1, 2)])
 def test_a_loader_has_the_workers_that_its_data_set_is_planned_for(table, made_for, asked):
     dataset = StructuredDataset(table, batch_size=8, num_workers=made_for)

@@ -44,7 +44,7 @@ def large_groups(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("threads", "budget"), [(1, 0), (2, 512 << 20)])
 def test_peak_memory_stays_below_the_formula(large_groups, threads, budget):
     """The budget, or the row group that is needed now; the one being delivered, and the one before it, which the

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.lines_run import lines_run
 from tests.stream.tables import check_batch, dataset_of_rank, files, write_table
 from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states, scan_files
@@ -125,7 +125,7 @@ modes = st.sampled_from([{}, {"rank_sharding": "chunks"}, {"split_strategy": Rou
     shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
     split_rows=st.integers(1, 60),
 )
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_chains_of_merged_states_deliver_every_row_once(files, is_exact, mode, chain, last, shuffle_rows, split_rows):
     """Under topology after topology ranks stop anywhere or at their end; None goes on with the last one."""
     with TemporaryDirectory() as folder:
@@ -199,6 +199,7 @@ def test_a_rank_may_have_finished_the_epoch_before_others(table, options, num_ra
     assert merge_states([loader.state_dict() for loader in loaders])["epoch"] == 1
 
 
+@pytest.mark.processes
 def test_worker_processes_finish_an_epoch_before_other_ranks_do(table):
     received, states = stop_ranks(table, [1000, 3], num_workers=2, **CHUNKS)
     assert [state["epoch"] for state in states] == [1, 0]

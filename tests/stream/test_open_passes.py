@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import psutil
 import pytest
 
 from tests.stream.tables import TABLE, write_table
-from tests.warm_python import warm_python
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +57,7 @@ def run(tmp_path, table, *statements, first=""):
     script.write_text(BEFORE.format(first=first) + "".join(f"    {line}\n" for line in statements))
     scratch.mkdir()
     job = subprocess.Popen(
-        [warm_python(), "-W", "ignore", str(script), str(table)],
+        [sys.executable, "-W", "ignore", str(script), str(table)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}/src", "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -78,6 +80,7 @@ def processes_of_session(session):
     return found
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("passes", "count"),
     [
@@ -94,6 +97,7 @@ def test_passes_that_are_open_at_the_end_of_a_program_are_closed(tmp_path, table
     assert run(tmp_path, table, f"passes = {passes}") == count * ["broken off"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("method", "persistent"), [("fork", False), ("fork", True), ("forkserver", False), ("spawn", True)]
 )
@@ -109,6 +113,7 @@ def test_worker_processes_end_with_the_pass_that_a_program_leaves_open(tmp_path,
     assert [name for name in left if name.split("_")[1] in workers.split()] == []
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("moment", ["before", "after_in_parent"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_while_workers_are_forked_is_neither_lost_nor_leaves_one_of_them(tmp_path, table, name, moment):
@@ -166,6 +171,7 @@ def test_a_pass_of_a_daemon_thread_goes_on_as_long_as_the_thread(tmp_path, table
     assert lines == ["8"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("options", "leave"),  # multiprocessing's own end of a process does not know of os.fork
     [("", "sys.exit()"), ("num_workers=2, multiprocessing_context='fork'", "os._exit(0)")],

@@ -3,22 +3,15 @@
 import gc
 import json
 import threading
-import warnings
-from collections import Counter
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import psutil
 import pyarrow.compute as pc
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from tests.effort import EFFORT
-from tests.stream.tables import TABLE, check_batch, files, write_table
+from tests.stream.tables import TABLE, check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
@@ -48,70 +41,6 @@ def test_nothing_of_a_finished_pass_waits_for_the_garbage_collector(table):
         assert [each for each in gc.get_objects() if type(each) is Decoder] == []
     finally:
         gc.enable()
-
-
-@given(
-    files=files,
-    num_ranks=st.integers(1, 5),
-    batch_size=st.integers(1, 50),
-    drop_last=st.booleans(),
-    shuffle=st.booleans(),
-    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
-    split_rows=st.integers(1, 50),
-    filtered=st.booleans(),
-)
-@settings(max_examples=60 * EFFORT, deadline=None)
-def test_every_row_once_over_all_ranks(files, num_ranks, batch_size, drop_last, filtered, **options):
-    assume(sum(map(sum, files)) > 0)
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        total = write_table(Path(folder), files)
-        expected = {row for row in range(total) if not filtered or row % 3 != 0}
-        if filtered:
-            options["filters"] = pc.field("row") != pc.multiply(pc.divide(pc.field("row"), 3), 3)
-        counts, steps, plan = Counter(), set(), None
-        for rank in range(num_ranks):
-            loader, _ = load(
-                folder, num_ranks=num_ranks, rank=rank, batch_size=batch_size, drop_last=drop_last, **options
-            )
-            plan = loader.plan
-            batches = [check_batch(batch) for batch in loader]
-            assert len(batches) == len(loader)
-            steps.add(len(batches))
-            counts.update(row for batch in batches for row in batch)
-    assert len(steps) == 1
-    assert set(counts) <= expected
-    assert len(expected - set(counts)) == plan.dropped_rows
-    assert sum(counts.values()) - len(counts) == plan.repeated_rows
-
-
-@given(
-    step=st.integers(0, 6),
-    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
-    num_ranks=st.integers(1, 3),
-    data=st.data(),
-)
-@settings(max_examples=40 * EFFORT, deadline=None)
-def test_state_at_any_step_continues_exactly(table, step, shuffle_rows, num_ranks, data):
-    folder, total = table
-    options = {"shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": 20, "num_ranks": num_ranks}
-    received, states = [], []
-    for rank in range(num_ranks):
-        loader, _ = load(folder, rank=rank, **options)
-        batches = iter(loader)
-        received += [row for _ in range(min(step, len(loader))) for row in check_batch(next(batches))]
-        states.append(json.dumps(loader.state_dict()))
-    assert len(set(states)) == 1
-    assert len(states[0]) < 1000
-    ranks, batch_size, repeated = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 30)), 0
-    for rank in range(ranks):
-        loader, _ = load(folder, rank=rank, **{**options, "num_ranks": ranks, "batch_size": batch_size})
-        loader.load_state_dict(json.loads(states[0]))
-        if loader.epoch == 0:
-            repeated = loader.plan.repeated_rows
-            received += [row for batch in loader for row in check_batch(batch)]
-    assert set(received) == set(range(total))
-    assert len(received) == total + repeated
 
 
 def test_a_pass_after_break_begins_the_epoch_again(table):

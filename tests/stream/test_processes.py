@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as worker_loop
 
 from tests.stream.tables import TABLE, check_batch, write_table
-from tests.warm_python import warm_python
 from torch_dataloader_utils import DevicePrefetcher, StructuredDataset, blend, merge_states
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, TransformError, WorkerDiedError
@@ -37,6 +36,7 @@ from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
 
 pytestmark = [
+    pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores, on purpose
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
@@ -53,7 +53,7 @@ def table(tmp_path_factory):
 
 def is_worker(process):
     """Whether a child is ours to end; the helpers of multiprocessing and of tests stay until this process ends."""
-    helpers = ("forkserver", "resource_tracker", "warm_python")
+    helpers = ("forkserver", "resource_tracker")
     try:
         return not any(name in " ".join(process.cmdline()) for name in helpers)
     except psutil.NoSuchProcess:
@@ -182,6 +182,7 @@ def test_workers_of_one_start_method_leave_those_of_another_alone(table):
         assert [check_batch(batch) for batch in load(table[0], multiprocessing_context=method)[0]] == expected
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_error_of_a_program_that_starts_itself_in_its_workers_says_what_to_do(table, tmp_path, method):
     program = tmp_path / "program.py"
@@ -192,12 +193,13 @@ def test_the_error_of_a_program_that_starts_itself_in_its_workers_says_what_to_d
         "for batch in loader:\n    pass\n"
     )
     done = subprocess.run(
-        [warm_python(), program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=300
+        [sys.executable, program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=300
     )
     assert done.returncode == 1
     assert 'belongs under `if __name__ == "__main__":`' in done.stderr.decode().splitlines()[-1]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("num_workers", [1, 3, 5])
 @pytest.mark.parametrize("shuffle_rows", [None, 30])
 def test_state_with_prefetching_workers_counts_what_was_received(table, num_workers, shuffle_rows):
@@ -317,6 +319,7 @@ def read_for_ever(loader):
         list(loader)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, PreemptedError])
 @pytest.mark.parametrize("place", ["_reset", "_recv"])  # when workers get the next pass, and inside a message
 def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_path, place, error):
@@ -643,6 +646,7 @@ def sorted_rows(loader):
     return sorted(row for batch in loader for row in check_batch(batch))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
 @pytest.mark.parametrize("steps", [0, 3, 11, 15, 16, 17, 18])
@@ -672,6 +676,7 @@ def test_torchdata_stateful_dataloader_resumes_exactly(table, num_workers, steps
     assert torch.is_tensor(next(iter(build()))["row"])
 
 
+@pytest.mark.cases(3)
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("num_workers", [0, 2, 4])
 @pytest.mark.parametrize("legs", [(5, 1), (5, 0), (3, 2, 1), (16, 1), (17, 1, 0)])
@@ -701,6 +706,7 @@ def test_torchdata_stateful_dataloader_resumes_again_before_every_worker_gave_a_
     assert [check_batch(batch) for batch in loader] == whole
 
 
+@pytest.mark.cases(3)
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("other", [{"batch_size": 4}, {"batch_size": 16}, {"drop_last": True}])

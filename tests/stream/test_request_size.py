@@ -12,6 +12,8 @@ from torch_dataloader_utils.stream.transport import requests
 from torch_dataloader_utils.stream.transport.processes import WorkerProcesses
 from torch_dataloader_utils.stream.transport.requests import ResponseSize
 
+pytestmark = pytest.mark.processes
+
 MILLISECOND = 1_000_000
 
 
@@ -74,6 +76,7 @@ def response_batches(monkeypatch):
     return lengths
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_batches_states_and_counts_are_those_of_one_process(table, num_workers, response_batches):
@@ -119,6 +122,7 @@ def test_a_timeout_is_one_for_every_batch(table, response_batches):
     assert set(response_batches) == {1}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("stop", [1, 7, 24, 25, 66])
 def test_a_resumed_pass_gives_the_rest(table, stop, monkeypatch):
     whole = [check_batch(batch) for batch in load(table, num_workers=2)[0]]

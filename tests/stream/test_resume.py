@@ -111,6 +111,8 @@ def global_batches(table, num_lanes, ranks, workers, batch, state=None, steps=No
     return [sorted(row for rank in by_rank for row in rank[step]) for step in range(len(by_rank[0]))], states[0]
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("num_lanes", [24, 48])
 def test_global_batches_are_the_same_rows_on_every_topology(table, num_lanes):
     expected, _ = global_batches(table, num_lanes, 1, 0, 24)
@@ -125,31 +127,13 @@ def test_global_batches_are_the_same_rows_on_every_topology(table, num_lanes):
             assert sorted(row for part in narrow for row in part) == rows
 
 
+@pytest.mark.processes
 def test_lanes_keep_their_sequence_over_a_change_of_topology(table):
     expected, _ = global_batches(table, 24, 1, 0, 24)
     first, state = global_batches(table, 24, 2, 2, 12, steps=3)
     second, state = global_batches(table, 24, 3, 0, 8, state=state, steps=4)
     rest, _ = global_batches(table, 24, 1, 0, 24, state=state)
     assert first + second + rest == expected
-
-
-def test_filtered_data_has_equal_steps_and_resumes_exactly(table):
-    keep = pc.field("payload") > 400_000
-    expected = [row for batch in load(table, filters=keep)[0] for row in check_batch(batch)]
-    assert 0 < len(expected) < TOTAL
-    received, lengths, states = [], set(), []
-    for rank in range(3):
-        loader, _ = load(table, filters=keep, num_ranks=3, rank=rank)
-        lengths.add(len(loader))
-        batches = iter(loader)
-        received += [row for _ in range(2) for row in check_batch(next(batches))]
-        states.append(loader.state_dict())
-    assert len(lengths) == 1
-    for rank in range(2):
-        loader, _ = load(table, filters=keep, num_ranks=2, rank=rank, batch_size=5)
-        loader.load_state_dict(states[rank])
-        received += [row for batch in loader for row in check_batch(batch)]
-    assert sorted(received) == sorted(expected)
 
 
 @pytest.mark.parametrize("shuffle_rows", [None, 40])

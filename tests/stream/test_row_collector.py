@@ -92,6 +92,8 @@ def table(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"shuffle_rows": 20}, {"output_format": "numpy"}, {"drop_last": True}])
 def test_batches_of_mixed_lanes_are_the_same_many_at_once_and_one_by_one(table, monkeypatch, num_workers, options):

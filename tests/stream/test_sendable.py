@@ -16,6 +16,8 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import ConfigError, TransformError
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
@@ -88,6 +90,7 @@ UNSENDABLE = {
 }
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("plain_loader", [False, True], ids=["our loader", "DataLoader"])
 @pytest.mark.parametrize("transform", UNSENDABLE)
 def test_a_batch_that_cannot_be_sent_is_an_error_with_its_place(table, transform, plain_loader):
@@ -130,6 +133,7 @@ def test_what_a_transform_gives_to_the_collate_function_does_not_travel(table):
     assert sorted(torch.cat(batches).tolist()) == list(range(60))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_travels_arrives(table, method):
     rows = []

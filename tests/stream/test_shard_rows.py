@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.stream.tables import TABLE, TOTAL, check_batch, files, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
@@ -48,7 +48,7 @@ def row_groups_read(dataset):
     filtered=st.booleans(),
     num_ranks=st.integers(1, 2),
 )
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_every_row_once_over_all_shards(files, nesting, shuffle, shuffle_rows, filtered, num_ranks):
     assume(sum(map(sum, files)) > 0)
     with TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -154,6 +154,7 @@ def test_a_shard_resumes_and_its_state_fits_no_other_data(table, contiguous):
             shard(0).load_state_dict(state)
 
 
+@pytest.mark.processes
 def test_a_shard_begins_at_the_present_epoch_with_workers_of_its_own(table):
     dataset = open_table(table, shuffle=True)
     dataset.set_epoch(4)

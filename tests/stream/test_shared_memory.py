@@ -22,6 +22,8 @@ def work(queue, answers, epoch, notes):
         answers.get()
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_both_sides_see_what_the_other_writes(method):
     context = multiprocessing.get_context(method)

@@ -3,6 +3,7 @@
 import gc
 import signal
 import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,9 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.stream.tables import check_batch, write_table
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import Lanes, StructuredDataset, TensorBatch
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.stream.transport.slabs import SlabMemory, SlabReader, SlabWriter
@@ -62,7 +62,7 @@ class Ends:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans(), st.booleans(), st.sets(st.integers(0, 5))), max_size=30))
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 def test_a_visible_slab_is_never_written_again(steps):
     """Each step hands over a batch of some rows, copied or where it lies, or loses it on the way with a pass that ends;
     keeps views of it, and drops some of those that were kept before."""
@@ -194,6 +194,7 @@ def test_memory_that_is_let_go_of_goes_though_nothing_travels_in_slabs():
     assert open_slabs() - before <= 4
 
 
+@pytest.mark.processes
 @has_proc
 def test_the_trainer_keeps_no_slab_of_a_pass_that_is_over(large_row_groups):
     loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), batch_size=1000, num_workers=2)
@@ -202,6 +203,7 @@ def test_the_trainer_keeps_no_slab_of_a_pass_that_is_over(large_row_groups):
     assert open_slabs() == before
 
 
+@pytest.mark.processes
 @has_proc
 def test_hundreds_of_shuffled_columns_are_few_open_files(tmp_path):
     rows = np.arange(60_000)
@@ -228,6 +230,7 @@ def test_slabs_of_a_worker_that_is_gone_are_forgotten_and_mistaken_for_no_other(
     assert len(new.reader.describe_held().slabs) == 1
 
 
+@pytest.mark.processes
 def test_a_trainer_that_keeps_every_batch_sees_them_unchanged(tmp_path):
     total = write_table(tmp_path, [[400, 300], [500]])
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), batch_size=16, num_workers=2)
@@ -256,6 +259,8 @@ def check_rows(batch):
     return rows.tolist()
 
 
+@pytest.mark.processes
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("batch_size", [1000, 4999, 20_000, 45_000])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_rows": 30_000}])
 def test_row_groups_that_lie_in_slabs_arrive_as_they_are(large_row_groups, batch_size, options):
@@ -264,12 +269,14 @@ def test_row_groups_that_lie_in_slabs_arrive_as_they_are(large_row_groups, batch
     assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
 
 
+@pytest.mark.processes
 def test_batches_of_several_lanes_arrive_as_they_are(large_row_groups):
     options = {"batch_size": 1000, "num_workers": 2, "lanes": Lanes(8, rows=500)}
     loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), **options)
     assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_they_do_under_every_start_method(large_row_groups, context):
     options = {"batch_size": 4999, "num_workers": 2, "multiprocessing_context": context}
@@ -285,6 +292,7 @@ def test_the_storage_of_a_batch_is_what_travelled_with_it_and_no_more():
     assert lying["x"].untyped_storage().nbytes() <= 8192 + 8000
 
 
+@pytest.mark.processes
 @has_proc
 def test_a_transform_that_returns_lists_opens_no_more_files_with_every_batch(tmp_path):
     lists = pa.table({"list": [[row] * (row % 5) for row in range(4000)]})
@@ -299,6 +307,7 @@ def count_files(batch):
     return batch
 
 
+@pytest.mark.processes
 def test_batches_of_earlier_passes_stay_what_they_are(large_row_groups):
     """Persistent workers go on with the slabs of the pass before: some batches are kept, and some never came."""
     loader, _ = StructuredDataset.create_dataloader(
@@ -331,12 +340,14 @@ while True:  # a signal that comes just before one waits is heard after the wait
 """
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm to look at")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_trainer_leaves_no_worker_and_no_shared_memory(tmp_path, how):
     write_table(tmp_path, [[400, 300], [500]])
     trainer = subprocess.Popen(
-        [warm_python(*WITH_LOADER), "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
         process = psutil.Process(int(trainer.stdout.readline()))

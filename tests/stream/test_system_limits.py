@@ -77,6 +77,7 @@ def test_threads_need_no_file_of_any_size(path: str) -> None:
         assert rows_of(path, 0) == 2 * ROWS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_limit_of_file_sizes_is_named(path: str, num_workers: int) -> None:
     with (
@@ -87,6 +88,7 @@ def test_a_limit_of_file_sizes_is_named(path: str, num_workers: int) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_limit_of_open_files_at_the_start_is_named_and_leaves_nothing(path: str, num_workers: int) -> None:
@@ -101,6 +103,8 @@ def test_a_limit_of_open_files_at_the_start_is_named_and_leaves_nothing(path: st
     assert open_files() <= before + 2  # of multiprocessing itself
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_no_number_of_open_files_makes_the_trainer_wait_for_a_lost_batch(path: str, num_workers: int) -> None:
@@ -156,6 +160,7 @@ def _set(epoch: SharedEpoch) -> None:
     epoch.value = 7
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_an_epoch_that_was_made_below_the_limit_reaches_processes(method: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._formats.ipc_messages import FlatTable, Message, metadata_length, stream_messages
@@ -60,7 +60,7 @@ def scanned_rows(path: Path) -> list[int]:
     return scan.groups[:, 0].tolist()
 
 
-@settings(max_examples=2 * EFFORT, deadline=None)
+@settings(max_examples=effort(2), deadline=None)
 @given(
     group_rows=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     categories=st.booleans(),

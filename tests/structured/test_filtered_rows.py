@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import ConfigError
 
@@ -130,7 +130,7 @@ def check(path: Path, file_format: str, written: pa.Table, row_filter: pc.Expres
     assert loaded(path, file_format, row_filter) == wanted
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(st.data())
 def test_filters_keep_of_parquet_files_the_rows_that_they_keep_of_a_table(data) -> None:
     table, groups, kinds = data.draw(tables(list(VALUES)))
@@ -146,7 +146,7 @@ def test_filters_keep_of_parquet_files_the_rows_that_they_keep_of_a_table(data) 
             check(path, "parquet", written, row_filter)
 
 
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 @given(st.data())
 def test_filters_keep_of_orc_files_the_rows_that_they_keep_of_a_table(data) -> None:
     table, _, kinds = data.draw(tables([kind for kind in VALUES if kind not in NOT_IN_ORC]))

@@ -108,6 +108,8 @@ def test_options_of_worker_processes_without_any_say_so(trips, option):
     assert len(load(trips, num_workers=1, transform=None, **option)) == ROWS // 4
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("is_stateful", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -122,6 +124,7 @@ def test_batches_of_batches_are_refused_with_the_recipe(trips, is_stateful, num_
     assert len(next(iter(loader_class(dataset, batch_size=None, num_workers=num_workers)))["row"]) == 4
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_torchdata_without_its_adapter_is_refused_with_the_recipe(trips, num_workers):
@@ -141,6 +144,8 @@ def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):
         StructuredDataset(trips)[0]
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", [TableDataLoader, BlendedLoader, DevicePrefetcher])
 def test_a_loader_in_a_loader_is_told_that_it_is_one(trips, kind, num_workers):

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.structured.test_filtered_rows import conditions
 from torch_dataloader_utils import RowDataset, StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
@@ -128,7 +128,7 @@ def loaded(path: str, file_format: str, **options: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize("file_format", list(FORMATS))
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(data=st.data())
 def test_the_rows_are_those_of_a_table_of_all_files(file_format: str, data) -> None:
     tables, wanted = data.draw(files(FORMATS[file_format]))
@@ -144,7 +144,7 @@ def test_the_rows_are_those_of_a_table_of_all_files(file_format: str, data) -> N
 
 
 @pytest.mark.parametrize("file_format", list(FORMATS))
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(data=st.data())
 def test_filters_keep_the_rows_that_they_keep_of_a_table_of_all_files(file_format: str, data) -> None:
     tables, wanted = data.draw(files(FORMATS[file_format]))
@@ -170,7 +170,7 @@ _COMPARED = {pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.s
 _COMPARED |= {pa.decimal128(30, 2), pa.date32(), pa.timestamp("ns")}
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 @given(data=st.data())
 def test_ranks_shuffles_and_resumes_give_every_row_once(data) -> None:
     tables, wanted = data.draw(files("ifsl"))
@@ -202,6 +202,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_tensors_of_missing_columns_are_what_nulls_are(folder: Path, num_workers: int) -> None:
     loader, _ = StructuredDataset.create_dataloader(folder, missing="null", num_workers=num_workers)

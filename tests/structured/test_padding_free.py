@@ -13,9 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.tables import TableWriter, field_of
-from tests.stream.test_state_machine import LoaderMachine
 from tests.structured.test_token_batches import BUDGET, OPTIONS, TOTAL, length_of, rows_of, write_texts
 from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, TokenBatches, pack_tokens, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
@@ -72,6 +71,7 @@ def test_every_row_once_and_batches_full(texts, num_ranks, column):
     assert len(batches) < len(load(texts, token_batches=replace(TOKENS, padding_free=False)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_rows_of_a_batch_lie_end_to_end(texts, num_workers):
     seen = []
@@ -83,6 +83,7 @@ def test_the_rows_of_a_batch_lie_end_to_end(texts, num_workers):
     assert sorted(seen) == list(range(TOTAL))
 
 
+@pytest.mark.processes
 def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
     (whole,) = drain(texts, 1)
     for options in (
@@ -98,6 +99,7 @@ def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
     assert by_two[::2] + by_two[1::2] == whole
 
 
+@pytest.mark.processes
 def test_epochs_have_as_many_steps_of_other_batches(texts):
     loader = load(texts, num_workers=2, persistent_workers=True)
     orders, steps = [], len(loader)
@@ -111,6 +113,7 @@ def test_epochs_have_as_many_steps_of_other_batches(texts):
     assert all(len(members[0] & other) < steps / 2 for other in members[1:])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (3, 0), (1, 2)])
 def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_workers):
     options = {"num_ranks": num_ranks, "rank": num_ranks - 1, "num_workers": num_workers}
@@ -132,7 +135,7 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
     drop_last=st.tuples(st.booleans(), st.booleans()),
     shuffle_rows=st.integers(1, 300),
 )
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=effort(15), deadline=None)
 def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
     inventory = scan_files(texts)
 
@@ -231,18 +234,3 @@ def test_functions_that_pad_are_refused(texts, padding):
 def test_packs_refuse_it(texts):
     with pytest.raises(ConfigError, match=re.escape("token_batches with pack=")):
         StructuredDataset(texts, token_batches=TOKENS, pack=pack_tokens("tokens", 8))
-
-
-class PaddingFreeMachine(LoaderMachine):
-    """Crashes and restarts on any topology, with batches limited by the sum of the values of a column."""
-
-    def start(self, topology, state):
-        more = {"token_batches": TokenBatches("row", max_tokens=3 * self.total + 8, padding_free=True)}
-        self.options |= {**more, "shuffle_rows": self.options["shuffle_rows"] or 16}
-        super().start(topology, state)
-
-
-PaddingFreeMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
-TestPaddingFreeMachine = pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning")(
-    PaddingFreeMachine.TestCase
-)

@@ -335,6 +335,8 @@ def test_the_constructor_takes_file_infos_and_any_dataloader(folder):
     assert all_rows(again) == list(range(ROWS))
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("engine", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_a_copy_of_a_loader_stands_where_it_stood_and_counts_for_itself(folder, copied, engine):

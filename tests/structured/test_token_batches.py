@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.iceberg.tables import TableWriter, field_of
-from tests.stream.test_state_machine import LoaderMachine
 from torch_dataloader_utils import (
     IcebergDataset,
     PadRagged,
@@ -135,6 +134,7 @@ def test_batches_are_full(texts):
     assert sum(map(length_of, range(TOTAL))) / sum(tokens) > 0.9
 
 
+@pytest.mark.processes
 def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
     (whole,) = drain(texts, 1)
     for options in (
@@ -151,6 +151,7 @@ def test_all_output_formats_lengths_and_workers_give_the_same_batches(texts):
     assert by_two[::2] + by_two[1::2] == whole
 
 
+@pytest.mark.processes
 def test_epochs_differ_and_reach_persistent_workers(texts):
     loader = load(texts, num_workers=2, persistent_workers=True)
     orders, steps = [], len(loader)
@@ -164,6 +165,8 @@ def test_epochs_differ_and_reach_persistent_workers(texts):
     assert {frozenset(rows) for rows in orders[0]} != {frozenset(rows) for rows in orders[1]}
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (3, 0), (1, 2)])
 def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_workers):
     options = {"num_ranks": num_ranks, "rank": num_ranks - 1, "num_workers": num_workers}
@@ -186,7 +189,7 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
     drop_last=st.tuples(st.booleans(), st.booleans()),
     shuffle_rows=st.integers(1, 300),
 )
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=effort(15), deadline=None)
 def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
     def start(job, rank, state=None):
         with warnings.catch_warnings():
@@ -235,6 +238,7 @@ def test_drop_last_leaves_out_batches_that_do_not_divide(texts):
     assert all(frozenset(rows) in whole for batches in ranks for rows in batches)
 
 
+@pytest.mark.processes
 def test_padded_tensors_and_masks_keep_the_budget(texts):
     """The multiple that counts is that of PadRagged, without being said twice."""
     collate = PadRagged(pad_to_multiple_of=16, padding_value=-1)
@@ -302,6 +306,7 @@ def test_shards_of_a_stream_share_its_batches(texts):
         assert sorted(rows) == list(range(TOTAL))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_in_a_plain_dataloader_and_a_stateful_one(texts, num_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
@@ -459,17 +464,3 @@ class TestLengths:
         load(texts, token_batches=replace(TOKENS, column="length"))
         load(texts, token_batches=replace(TOKENS, column="length"))
         assert len(reads) == 2 * sum(map(len, GROUPS))
-
-
-class TokenMachine(LoaderMachine):
-    """Crashes and restarts on any topology, with batches limited by the values of a column."""
-
-    def start(self, topology, state):
-        longest = self.total
-        more = {"token_batches": TokenBatches("row", max_tokens=2 * longest + 8)}
-        self.options |= {**more, "shuffle_rows": self.options["shuffle_rows"] or 16}
-        super().start(topology, state)
-
-
-TokenMachine.TestCase.settings = settings(max_examples=15 * EFFORT, stateful_step_count=20, deadline=None)
-TestTokenMachine = pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning")(TokenMachine.TestCase)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.corpora import pick_greatest_error
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import blend_by_weight, blend_exhaustively
@@ -37,7 +37,7 @@ _WEIGHTS = st.lists(
 )
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @given(weights=_WEIGHTS, size=st.integers(0, 300), block=st.integers(1, 120), segments=st.integers(1, 9))
 @example(weights=[0.7, 0.2, 0.1], size=300, block=100, segments=7)
 @example(weights=[1.0, 1e-6, 1e-6, 1e-6], size=300, block=120, segments=9)
@@ -51,7 +51,7 @@ def test_segments_side_by_side_equal_the_rule_step_by_step(
     _check_numbers(blend.dataset_index, blend.dataset_sample_index)
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6), block=st.integers(1, 120), segments=st.integers(1, 9)
 )
@@ -77,7 +77,7 @@ def test_default_segments_equal_the_rule(count: int) -> None:
     assert blend_by_weight(weights, 5_000).dataset_index.tolist() == pick_greatest_error(shares, 5_000)
 
 
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=effort(50))
 @given(weights=_WEIGHTS, before=st.integers(0, 200), count=st.integers(1, 100))
 def test_a_blend_goes_on_from_the_counts_of_what_was_given(weights: list[float], before: int, count: int) -> None:
     shares = normalize_weights(weights)

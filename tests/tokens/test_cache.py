@@ -140,6 +140,7 @@ def _build_in_process(directory: Path, log: Path) -> None:
     IndexCache(directory=directory).load_or_build("x", WHAT, build)
 
 
+@pytest.mark.processes
 def test_processes_build_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.corpora import read_corpus
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import (
@@ -90,6 +90,7 @@ EXECUTORS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_any_executor_gives_the_same_bytes(directory: Path, tmp_path: Path, kind: str) -> None:
     build_corpus(directory, tmp_path / "alone", column="tokens")
@@ -530,7 +531,7 @@ def test_remote_sources(directory: Path, tmp_path: Path) -> None:
     assert read_corpus(str(tmp_path / "out")) == ALL
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=12), data=st.data())
 def test_parts_are_divided_in_order_and_no_output_is_empty(sizes: list[int], data: st.DataObject) -> None:
     outputs = data.draw(st.integers(1, len(sizes)))

@@ -93,6 +93,7 @@ def test_parts_of_a_data_set_are_bound_to_its_fingerprint(folder: Path) -> None:
     assert all(part.describe()["version"] == fingerprint for part in parts)
 
 
+@pytest.mark.processes
 def test_a_data_set_gives_the_rows_of_its_filter_for_all_ranks(folder: Path, tmp_path: Path) -> None:
     dataset = StructuredDataset(str(folder), filters=pc.field("row") >= 13, columns=["row"], num_ranks=2, rank=1)
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as executor:

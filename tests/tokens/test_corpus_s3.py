@@ -49,6 +49,7 @@ def _documents(access: StoreAccess) -> list[list[int]]:
     return [sequence.tolist() for sequence in IndexedDataset(OUT, storage_options=access)]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_corpus_in_s3_is_that_of_a_local_disk(
     s3: MotoS3, s3_access: StoreAccess, data: str, tmp_path: Path, outputs: int
@@ -89,6 +90,7 @@ def test_requests_that_fail_on_either_side_are_sent_again(s3: MotoS3, s3_access:
     assert _documents(s3_access) == DOCUMENTS
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("broken", [r"parts/\w+\.bin", r"parts/\w+\.json", r"out\.bin", r"out\.idx"])
 def test_an_upload_that_fails_for_good_is_gone_on_with(
     s3: MotoS3, s3_access: StoreAccess, data: str, broken: str
@@ -125,6 +127,7 @@ def test_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
     assert _documents(s3_access) == DOCUMENTS
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("status", "kind"), [("404 Not Found", NoDataError), ("412 Precondition", FileChangedError)])
 def test_parts_that_are_gone_or_replaced_while_they_are_joined_say_what_to_do(
     s3: MotoS3, s3_access: StoreAccess, data: str, status: str, kind: type[Exception]
@@ -140,6 +143,7 @@ def test_parts_that_are_gone_or_replaced_while_they_are_joined_say_what_to_do(
     assert _build(data, s3_access).reused_parts == 9
 
 
+@pytest.mark.cases(1)
 def test_a_build_of_two_corpora_that_failed_at_the_second_is_gone_on_with(
     s3: MotoS3, s3_access: StoreAccess, data: str
 ) -> None:

@@ -243,6 +243,7 @@ def _run_rank(rank: int, corpora: list[str], directory: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_ranks_build_once_and_agree(corpora: list[str], tmp_path: Path) -> None:
     mp.start_processes(_run_rank, (corpora, tmp_path), nprocs=2, start_method="spawn")
     indices = [torch.load(tmp_path / f"{builder}-{rank}.pt") for builder in BUILDERS for rank in range(2)]

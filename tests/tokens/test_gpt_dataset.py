@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.corpora import write_corpus, write_lengths
 from torch_dataloader_utils.errors import ConfigError, NoDataError, SchemaError
 from torch_dataloader_utils.tokens import (
@@ -77,7 +77,7 @@ def test_samples_are_slices_of_the_shuffled_documents(corpus: str, mmap: bool) -
         ]
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any),
     length=st.integers(1, 6),
@@ -193,6 +193,7 @@ def test_samples_past_the_end_are_index_errors(corpus: str) -> None:
             dataset[index]
 
 
+@pytest.mark.processes
 def test_workers_give_the_same_samples(corpus: str) -> None:
     dataset = _open(corpus, num_samples=12)
     alone = [sample["tokens"].tolist() for sample in DataLoader(dataset, batch_size=2)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, SchemaError
 from torch_dataloader_utils.tokens import IndexedDataset, select_dtype
@@ -136,7 +136,7 @@ def test_header_only_trust_still_checks_each_access(example: str) -> None:
         dataset[2]
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(junk=st.binary(max_size=200))
 def test_junk_is_never_an_index(junk: bytes) -> None:
     with pytest.raises(CorruptFileError):

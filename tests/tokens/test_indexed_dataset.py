@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.corpora import EXAMPLE, write_corpus
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -162,7 +162,7 @@ def test_known_counts_open_nothing_and_are_held_to(tmp_path: Path, example: str)
 _DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_size=4), max_size=6)
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(documents=_DOCUMENTS, code=st.sampled_from(sorted(DTYPES)), mmap=st.booleans())
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[list[int]]], code: int, mmap: bool
@@ -268,6 +268,8 @@ except FileChangedError as error:
 """
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("use", "openings"), [("read", 1), ("merge", 1), ("merge", 3)])
 def test_a_corpus_that_is_replaced_as_it_is_opened_is_no_mixture(tmp_path: Path, use: str, openings: int) -> None:
     command = [sys.executable, "-c", REPLACED, str(tmp_path), str(openings), use]

@@ -129,6 +129,7 @@ _BLENDS = [
 ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("weights", "sizes"), _BLENDS)
 @pytest.mark.parametrize("extra", [True, False])
 @pytest.mark.parametrize("drop", [True, False])

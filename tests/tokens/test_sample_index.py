@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.corpora import walk_samples
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.tokens import parse_split, sample_index
@@ -61,7 +61,7 @@ def test_final_epoch_is_shuffled_apart_when_little_of_it_is_used() -> None:
     assert sorted(built.shuffle_index[9:]) == list(range(9, 19))
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     length=st.integers(1, 7),
@@ -154,7 +154,7 @@ def test_split_strings_that_mean_nothing(split: str) -> None:
         parse_split(split)
 
 
-@settings(max_examples=50 * EFFORT)
+@settings(max_examples=effort(50))
 @given(weights=st.lists(st.integers(0, 1000), min_size=1, max_size=3).filter(any), count=st.integers(0, 10_000))
 def test_splits_cover_every_element_once(weights: list[int], count: int) -> None:
     matrix = parse_split(",".join(map(str, weights)))

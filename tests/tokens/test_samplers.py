@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import (
     FullValidationSampler,
@@ -44,7 +44,7 @@ def test_random_orders_of_the_original(data_sharding: bool, orders: list[list[li
     assert _ranks(PretrainingRandomSampler, 10, 0, 2, data_sharding=data_sharding) == orders
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(
     total=st.integers(1, 60),
     micro_batch=st.integers(1, 4),
@@ -74,7 +74,7 @@ def test_random_epochs_are_equal_on_ranks_and_resume_anywhere(
     assert set(seen) <= set(range(total))
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(total=st.integers(1, 60), consumed=st.integers(0, 70), micro_batch=st.integers(1, 4), ranks=st.integers(1, 4))
 def test_ranks_take_every_sample_once_in_equal_numbers_of_full_batches(
     total: int, consumed: int, micro_batch: int, ranks: int

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.warm_python import warm_python
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens import IndexedDataset, TokenizerFile, build_corpus
 from torch_dataloader_utils.tokens.corpus_build.tokenizers import name_tokenizer, tokenizer_version
@@ -155,9 +155,10 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_a_function_of_a_script_has_one_name_in_all_processes(source: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)
-    command = [warm_python(), str(tmp_path / "script.py"), str(source), str(tmp_path / "out")]
+    command = [sys.executable, str(tmp_path / "script.py"), str(source), str(tmp_path / "out")]
     subprocess.run(command, check=True, timeout=300)
     assert [sequence.tolist() for sequence in IndexedDataset(str(tmp_path / "out"))] == [[2], [1]] * 4
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.wrappers import streaming_shard
 
 data_loader = pytest.importorskip("accelerate.data_loader", reason="needs accelerate")
@@ -22,7 +22,7 @@ class Sized(IterableDataset):
         return self.count
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.booleans())
 def test_items_are_those_of_iterable_dataset_shard(count, run_items, num_shards, drop_last, split_batches):
     batch_size = run_items * num_shards if split_batches else run_items
@@ -44,7 +44,7 @@ def test_items_are_those_of_iterable_dataset_shard(count, run_items, num_shards,
             assert len(ours) == len(theirs)
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(st.integers(0, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.booleans(), st.booleans())
 def test_even_batches_is_that_of_batch_sampler_shard(
     count, run_items, num_shards, drop_last, split_batches, even_batches

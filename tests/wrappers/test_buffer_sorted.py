@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers import (
     BufferSortedDataset,
@@ -50,7 +50,7 @@ def test_the_golden_order():
     assert orders == GOLDEN
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(lengths_with_ties, st.integers(1, 12), st.integers(1, 5), st.integers(0, 3))
 def test_packs_of_a_buffer_are_runs_of_its_sorted_lengths(lengths, buffer_size, pack_size, epoch):
     dataset = BufferSortedDataset(Lengths(lengths), buffer_size, pack_size, init_seed=7)
@@ -79,7 +79,7 @@ def split_into(packs, rest):
     return False
 
 
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 @given(lengths_with_ties, st.integers(1, 12), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_access_gives_the_order_of_one_pass(lengths, buffer_size, pack_size, chooser):
     dataset = BufferSortedDataset(Lengths(lengths), buffer_size, pack_size, init_seed=3)
@@ -98,6 +98,7 @@ def test_a_fresh_object_asked_for_a_later_buffer_first_agrees():
     assert [fresh[index] for index in range(4, 8)] == order[4:8]
 
 
+@pytest.mark.processes
 def test_workers_agree_and_persistent_ones_see_the_epoch():
     chooser = random.Random(1)
     lengths = [chooser.randrange(100) for _ in range(64)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.wrappers.streams import oracle_shard
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 from torch_dataloader_utils.wrappers import streaming_shard
@@ -178,7 +178,7 @@ def check_chain(source, sizes, num_shards, layout, steps, epoch, num_workers):
     return first
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=6),
     st.integers(1, 5),
@@ -198,7 +198,7 @@ def test_any_chain_after_the_cut_keeps_the_rows(sizes, num_shards, layout, befor
             assert sorted(given) == sorted(mine)
 
 
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 @given(
     st.integers(1, 5),
     layouts,
@@ -264,6 +264,8 @@ def test_a_shuffle_without_a_seed_before_the_cut_is_refused():
             streaming_shard(shuffled, 2, 0)
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("options", [{}, {"batch_size": 2, "drop_last": True}], ids=str)
 def test_real_workers_share_a_shuffled_shard(options):
     seen = collections.Counter()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.wrappers.streams import oracle_shard
 from torch_dataloader_utils.errors import CheckpointMismatchError, RowCountError
 from torch_dataloader_utils.wrappers import streaming_shard
@@ -104,7 +104,7 @@ def test_images_of_other_shards_are_not_decoded():
     assert ids(streaming_shard(stream, 2, 1)) == [1]
 
 
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=6),
     st.integers(1, 5),
@@ -119,7 +119,7 @@ def test_every_row_once_whatever_the_files_and_the_epoch(sizes, num_shards, epoc
     assert seen == collections.Counter(range(sum(sizes)))
 
 
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 @given(
     st.lists(st.integers(0, 8), min_size=1, max_size=4),
     st.integers(1, 4),
@@ -295,6 +295,8 @@ def test_a_state_of_other_options_is_refused():
             list(other)
 
 
+@pytest.mark.processes
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("num_shards", [2, 3])
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_ranks_times_workers_have_no_duplicates(num_shards, num_workers):

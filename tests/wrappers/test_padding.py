@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.wrappers import pad_stack_1d
 
 
-@settings(max_examples=80 * EFFORT, deadline=None)
+@settings(max_examples=effort(80), deadline=None)
 @given(
     st.lists(st.lists(st.integers(-5, 5), max_size=6), min_size=1, max_size=5),
     st.sampled_from(["left", "right"]),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers import ShardedDataset, ShardIndexingMode
 
@@ -67,7 +67,7 @@ def test_content_and_length(case, wanted):
     assert [[shard[index] for index in range(len(shard))] for shard in every_shard] == wanted
 
 
-@settings(max_examples=200 * EFFORT, deadline=None)
+@settings(max_examples=effort(200), deadline=None)
 @given(st.integers(0, 60), st.integers(1, 12), st.sampled_from(ShardIndexingMode), st.booleans())
 def test_every_item_once_and_lengths_that_add_up(count, total_shards, mode, is_padded):
     every_shard = [

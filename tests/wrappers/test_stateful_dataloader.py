@@ -16,6 +16,8 @@ def make_loader(kind, num_workers, **options):
     return stateful_dataloader.StatefulDataLoader(shard, batch_size=4, num_workers=num_workers)
 
 
+@pytest.mark.processes
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("kind", [PlainStream, StatefulStream])
 @pytest.mark.parametrize(("num_workers", "stops"), [(0, (0, 1, 2, 3, 4)), (2, (1, 2))])
 @pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_batches": False}], ids=str)
@@ -34,6 +36,8 @@ def test_resume_gives_the_remaining_batches(kind, num_workers, stops, options):
         assert part + [batch.tolist() for batch in resumed] == whole
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("persistent_workers", [False, True])
@@ -62,6 +66,8 @@ def rows_of(files):
         yield from ({"id": row} for row in range(*file))
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("files", [4, 5])
 def test_hugging_face_files_resume_in_workers(files):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.wrappers.streams import IteratorStateStream, PlainStream, StatefulStream
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.wrappers import streaming_shard
@@ -22,7 +22,7 @@ def take(shard, count):
     return taken, json.loads(json.dumps(shard.state_dict()))
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(
     st.sampled_from([PlainStream, StatefulStream, IteratorStateStream]),
     st.integers(0, 30),
@@ -218,6 +218,7 @@ def test_the_state_of_no_worker_is_refused():
         list(shard)
 
 
+@pytest.mark.processes
 def test_a_state_of_one_process_is_refused_by_two_workers():
     shard = streaming_shard(PlainStream(20), 2, 0)
     _, state = take(shard, 3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.wrappers.streams import PlainStream, oracle_shard
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, RowCountError
 from torch_dataloader_utils.wrappers import SupportsRowSharding, streaming_shard
@@ -98,7 +98,7 @@ options_of_a_cut = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150 * EFFORT, deadline=None)
+@settings(max_examples=effort(150), deadline=None)
 @given(st.integers(0, 40), st.integers(1, 7), options_of_a_cut, st.booleans())
 def test_shards_agree_with_the_oracle(count, num_shards, options, contiguous):
     run_items = options["batch_size"] or 1
@@ -124,7 +124,7 @@ def test_shards_agree_with_the_oracle(count, num_shards, options, contiguous):
         assert flat == sorted(flat)
 
 
-@settings(max_examples=80 * EFFORT, deadline=None)
+@settings(max_examples=effort(80), deadline=None)
 @given(st.integers(0, 40), st.integers(1, 4), options_of_a_cut)
 def test_split_batches_is_the_same_cut_with_a_smaller_run(count, num_shards, options):
     run_items = options.pop("batch_size") or 1
@@ -291,6 +291,7 @@ def test_a_dataset_that_shards_itself_is_asked_for_its_rows():
         streaming_shard(Rows(), 4, 3, batch_size=2)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("tail", [{}, {"even_batches": False}, {"drop_last": True}])
 def test_batches_of_workers_are_those_of_one_process(num_workers, tail):
@@ -300,6 +301,7 @@ def test_batches_of_workers_are_those_of_one_process(num_workers, tail):
         assert together == alone
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_ranks_times_workers_have_no_duplicates(is_nested):
     seen = collections.Counter()
@@ -311,6 +313,7 @@ def test_ranks_times_workers_have_no_duplicates(is_nested):
     assert seen == collections.Counter(range(50))
 
 
+@pytest.mark.processes
 def test_a_source_that_divides_among_workers_itself_is_not_divided_twice():
     class WorkerAware(IterableDataset):
         def __iter__(self):
@@ -322,6 +325,7 @@ def test_a_source_that_divides_among_workers_itself_is_not_divided_twice():
     assert sorted(seen) == list(range(20))
 
 
+@pytest.mark.processes
 def test_set_epoch_reaches_persistent_workers():
     shard = streaming_shard(PlainStream(8), 2, 0)
     loader = DataLoader(shard, batch_size=None, num_workers=2, persistent_workers=True)
@@ -340,6 +344,7 @@ def test_a_copy_has_an_epoch_of_its_own():
     assert [list(shard), list(twin)] == [[0, 1], [1000, 1001]]
 
 
+@pytest.mark.processes
 def test_a_stream_in_the_middle_of_a_pass_goes_to_spawned_workers_as_new():
     shard = streaming_shard(PlainStream(6), 2, 1)
     shard.set_epoch(1)

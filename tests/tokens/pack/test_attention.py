@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.pack.corpora import EOD, corpora, number_tokens, pack_corpus, walk_group, write_corpus
 from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import Ragged
@@ -49,7 +49,7 @@ def owners(row):
 
 
 @given(boundaries())
-@settings(max_examples=100 * EFFORT, deadline=None)
+@settings(max_examples=effort(100), deadline=None)
 def test_documents_places_and_arguments_are_those_of_the_boundaries(given_samples):
     length, rows = given_samples
     cu_seqlens = ragged(rows)
@@ -65,7 +65,7 @@ def test_documents_places_and_arguments_are_those_of_the_boundaries(given_sample
 
 
 @given(boundaries(), st.sampled_from([1, 2, 4, 16, 128]), st.booleans())
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(given_samples, block_size, causal):
     length, rows = given_samples
     ids = torch.tensor([owners(row) for row in rows])
@@ -82,7 +82,7 @@ def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(given_samples, 
 
 
 @given(boundaries(), st.booleans())
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 def test_flex_attention_with_the_mask_is_dense_attention_within_documents(given_samples, causal):
     length, rows = given_samples
     torch.manual_seed(0)
@@ -101,7 +101,7 @@ def test_flex_attention_with_the_mask_is_dense_attention_within_documents(given_
 
 
 @given(lengths=corpora, cp_size=st.sampled_from([1, 2, 4]), fill=st.sampled_from(["greedy", "best_fit"]))
-@settings(max_examples=30 * EFFORT, deadline=None)
+@settings(max_examples=effort(30), deadline=None)
 def test_padded_documents_divide_over_context_parallel_ranks(lengths, cp_size, fill):
     tokens = number_tokens(lengths)
     fields = ("tokens", "positions", "loss_mask", "cu_seqlens", "document_tokens")

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -18,10 +19,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.pack.corpora import corpora, number_tokens, packings, walk_group
 from tests.tokens.pack.test_packed_loader import load
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError
 from torch_dataloader_utils.tokens.pack import PerDocument, PerToken, pack_tokens
@@ -122,7 +122,7 @@ def samples(batch):
 
 
 @given(lengths=corpora, packing=packings(fields=FIELDS))
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_columns_are_cut_and_joined_as_the_tokens_are(lengths, packing):
     assume(any(map(len, lengths)))
     files = number_tokens(lengths)
@@ -136,7 +136,7 @@ def test_columns_are_cut_and_joined_as_the_tokens_are(lengths, packing):
 
 
 @given(lengths=corpora, packing=packings(fields=FIELDS), num_ranks=st.integers(1, 3), data=st.data())
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 def test_samples_keep_their_columns_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, data):
     files, state, received, repeated = number_tokens(lengths), None, Counter(), 0
     with TemporaryDirectory() as name, warnings.catch_warnings():
@@ -198,6 +198,7 @@ def test_a_column_with_the_name_of_a_field_needs_another_one(tmp_path):
     assert batch["is_answer"].tolist() == [[0, 1, 1, 0]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("output_format", ["torch", "numpy", "dict"])
 def test_other_output_formats_and_worker_processes(folder, workers, output_format):
@@ -321,11 +322,12 @@ for step, batch in enumerate(loader, 1):
 """
 
 
+@pytest.mark.processes
 def test_the_audit_of_a_killed_job_has_every_token_once(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("job")
 
     def run(rank, num_ranks, steps):
-        command = [warm_python(*WITH_LOADER), "-c", JOB, str(folder), str(place), str(rank), str(num_ranks), str(steps)]
+        command = [sys.executable, "-c", JOB, str(folder), str(place), str(rank), str(num_ranks), str(steps)]
         return subprocess.run(command, env=os.environ, check=False).returncode
 
     assert [run(rank, 2, 2) for rank in range(2)] == [-signal.SIGKILL] * 2

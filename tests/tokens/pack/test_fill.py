@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import DocumentPieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.tokens.pack.layout import count_greedy_samples
@@ -31,7 +31,7 @@ def test_greedy_pieces_of_the_small_corpus() -> None:
     assert rows == [[0, 0, 5, 0], [0, 4, 5, 1], [1, 0, 3, 1], [2, 0, 1, 1]]
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @given(lengths=_LENGTHS, length=st.integers(1, 9), extra_tokens=st.integers(0, 2), keep_tail=st.booleans())
 def test_greedy_samples_are_slices_of_all_tokens(
     lengths: list[int], length: int, extra_tokens: int, keep_tail: bool
@@ -45,7 +45,7 @@ def test_greedy_samples_are_slices_of_all_tokens(
     assert pieces.sample_count == count
 
 
-@settings(max_examples=100 * EFFORT)
+@settings(max_examples=effort(100))
 @given(lengths=_LENGTHS, capacity=st.integers(1, 9), window=st.integers(1, 30))
 def test_best_fit_holds_every_token_once_and_cuts_only_what_is_too_long(
     lengths: list[int], capacity: int, window: int
@@ -65,7 +65,7 @@ def test_best_fit_holds_every_token_once_and_cuts_only_what_is_too_long(
     assert first == sorted(first)
 
 
-@settings(max_examples=60 * EFFORT)
+@settings(max_examples=effort(60))
 @given(lengths=st.lists(st.integers(1, 9), max_size=25), window=st.integers(1, 30))
 def test_best_fit_is_never_worse_than_first_fit_in_its_window(lengths: list[int], window: int) -> None:
     needed = 0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils.tokens.pack import sample_batch
 from torch_dataloader_utils.tokens.pack.sample_batch import join_slices
 
@@ -21,7 +21,7 @@ slices = st.lists(
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
 @pytest.mark.parametrize(("buffer_bytes", "merged_items"), [(16, 10), (1 << 30, 1 << 28)])
 @given(slices=slices)
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_slices_of_any_source_order_and_size(dtype, buffer_bytes, merged_items, slices):
     sources = [(np.arange(size) + 50 * number).astype(dtype) for number, size in enumerate(SOURCES)]
     parts = [(source, min(a, b), abs(a - b)) for source, a, b in slices]

@@ -22,6 +22,7 @@ def corpus(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_is_the_data_set_of_a_packed_loader(corpus, workers):
     dataset = StructuredDataset(corpus, batch_size=3, columns=["row"]).pack_tokens("tokens", 16, eod=EOD)

@@ -1,7 +1,5 @@
 """Packed loaders on real files against a walk over lists: every token once, equal steps, exact resume."""
 
-import itertools
-import json
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -11,9 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.pack.corpora import EOD, corpora, number_tokens, pack_corpus, packings, samples_of, write_corpus
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset
 from torch_dataloader_utils.errors import CheckpointMismatchError
@@ -26,7 +23,7 @@ def load(folder, packing, **options):
 
 
 @given(lengths=corpora, packing=packings())
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     assume(any(map(len, lengths)))
     tokens = number_tokens(lengths)
@@ -40,45 +37,6 @@ def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     assert [sample for batch in batches for sample in batch] == expected
 
 
-@given(
-    lengths=corpora,
-    packing=packings(),
-    num_ranks=st.integers(1, 4),
-    shuffle_rows=st.one_of(st.none(), st.integers(1, 30)),
-    data=st.data(),
-)
-@settings(max_examples=40 * EFFORT, deadline=None)
-def test_every_sample_once_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, shuffle_rows, data):
-    tokens = number_tokens(lengths)
-    expected = pack_corpus(tokens, packing)
-    assume(expected)
-    options = {"shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": 5}
-    received, repeated, state = Counter(), 0, None
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        write_corpus(Path(folder), tokens)
-        while state is None or state["epoch"] == 0:
-            topology = {"num_ranks": num_ranks, "batch_size": data.draw(st.integers(2, 6))}
-            loaders = [load(folder, packing, rank=rank, **topology, **options) for rank in range(num_ranks)]
-            for loader in loaders:
-                if state is not None:
-                    loader.load_state_dict(state)
-            assert len({len(loader) for loader in loaders}) == 1
-            repeated = loaders[0].plan.repeated_rows
-            iterators = [iter(loader) for loader in loaders]
-            for _ in range(data.draw(st.integers(1, 6))):
-                for iterator in iterators:
-                    received.update(sample for batch in itertools.islice(iterator, 1) for sample in samples_of(batch))
-            for iterator in iterators:
-                iterator.close()
-            states = [loader.state_dict() for loader in loaders]
-            assert states[0] == states[-1]
-            state = json.loads(json.dumps(states[0]))
-            num_ranks = data.draw(st.integers(1, 4))
-    assert set(received) == set(expected)
-    assert sum(received.values()) == len(expected) + repeated
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
@@ -86,6 +44,7 @@ def corpus(tmp_path_factory):
     return folder
 
 
+@pytest.mark.processes
 def test_worker_processes_deliver_the_same_samples(corpus):
     packing = pack_tokens("tokens", 16, eod=EOD)
     expected = [samples_of(batch) for batch in load(corpus, packing)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.pack.corpora import corpora, number_tokens, packings, walk_group, write_corpus
 from tests.tokens.pack.test_fields import FIELDS, expected_sample, samples, write
 from tests.tokens.pack.test_packed_loader import load
@@ -37,7 +37,7 @@ def expected_of(folder, files, packing, epoch, seed=42):
 
 
 @given(lengths=corpora, packing=shuffled_packings, epoch=st.integers(0, 2**40), seed=st.integers(0, 2**64))
-@settings(max_examples=60 * EFFORT, deadline=None)
+@settings(max_examples=effort(60), deadline=None)
 def test_samples_are_those_of_a_walk_over_the_permuted_documents(lengths, packing, epoch, seed):
     assume(any(map(len, lengths)))
     files = number_tokens(lengths)
@@ -52,7 +52,7 @@ def test_samples_are_those_of_a_walk_over_the_permuted_documents(lengths, packin
 
 
 @given(lengths=corpora, packing=shuffled_packings, num_ranks=st.integers(1, 3), epoch=st.integers(0, 3), data=st.data())
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_samples_of_an_epoch_come_once_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, epoch, data):
     files, state, received, repeated = number_tokens(lengths), None, Counter(), 0
     with TemporaryDirectory() as name, warnings.catch_warnings():
@@ -111,6 +111,8 @@ def test_company_changes_with_the_epoch_and_the_number_of_samples_does_not(corpu
     assert len(set(map(frozenset, found[2:]))) == 4
 
 
+@pytest.mark.processes
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_worker_processes_and_a_foreign_loader_deliver_the_same_samples(corpus, workers):
     from torch.utils.data import DataLoader

@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.effort import EFFORT
+from tests.effort import effort
 from tests.tokens.pack.corpora import corpora, number_tokens, pack_corpus, packings, samples_of
 from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import scan_files
@@ -93,7 +93,7 @@ def hugging_face():
 
 
 @given(lengths=corpora, packing=packings(tokenizer=numbers))
-@settings(max_examples=40 * EFFORT, deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_samples_of_text_are_those_of_its_tokens(lengths, packing):
     assume(any(map(len, lengths)))
     files = number_tokens(lengths)
@@ -113,6 +113,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.processes
 def test_worker_processes_tokenize_too(folder):
     packing = pack_tokens("tokens", 16, eod=0, tokenizer=numbers)
     received = [sample for batch in load(folder, packing, num_workers=2) for sample in samples_of(batch)]
@@ -326,6 +327,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
             pack_tokens("text", 8, tokenizer=path)
 
 
+@pytest.mark.processes
 def test_packing_needs_no_tokenizer_package():
     code = (
         "import sys, torch_dataloader_utils.tokens.pack; assert not {'transformers', 'tokenizers'} & set(sys.modules)"
