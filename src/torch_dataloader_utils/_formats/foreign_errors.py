@@ -55,7 +55,9 @@ def no_damage(error: BaseException, where: str, text: str, way_round: Callable[[
         # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
         return StoreError(f"{where} cannot be read ({text}). Check the disk or mount and its permissions.")
     if isinstance(error, NotImplementedError) or _UNSUPPORTED.search(said):
-        return UnsupportedFeatureError(f"{where} uses what pyarrow {pa.__version__} cannot read ({text}). {way_round()}")
+        return UnsupportedFeatureError(
+            f"{where} uses what pyarrow {pa.__version__} cannot read ({text}). {way_round()}"
+        )
     if isinstance(error, pa.ArrowCapacityError) or _LIMIT.search(said):
         return UnsupportedFeatureError(
             f"{where} is beyond a limit of pyarrow {pa.__version__} ({text}). Write it with smaller or flatter parts, "
