@@ -14,9 +14,8 @@ from tests.faults.test_retries import LATER, PASSING, resize
 from tests.faults.test_retry_log import retries
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.counters import thread_counts
-from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
+from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store, pending_reads
 from torch_dataloader_utils._store import obstore as backend
-from torch_dataloader_utils._store import pending_reads
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("obstore") is None, reason="obstore is not installed")
@@ -184,5 +183,5 @@ def test_a_panic_while_a_file_is_read_is_an_error_of_the_store(
         raise PanicException("index out of bounds")
 
     monkeypatch.setitem(pending_reads._FETCHES, "obstore", panic)
-    with pytest.raises(StoreError, match="cannot read .*PanicError: index out of bounds"):
+    with pytest.raises(StoreError, match=r"cannot read .*PanicError: index out of bounds"):
         store.ranges(url, [(0, 4)])

@@ -1,7 +1,7 @@
 """Tells damage from everything else that keeps bytes from being decoded: memory, unknown features, limits, storage.
 
-pyarrow raises OSError and ArrowInvalid for all of them, so that only the text tells which. Texts of pyarrow 26: of files
-that use what it lacks, and the strings of its libraries (Parquet, ORC, IPC, codecs).
+pyarrow raises OSError and ArrowInvalid for all of them, so that only the text tells which. Texts are of pyarrow 26: its
+messages for files that use what it lacks, and the strings of its libraries (Parquet, ORC, IPC, codecs).
 """
 
 import re

@@ -36,8 +36,8 @@ from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 _log = logging.getLogger("torch_dataloader_utils.cache")
 
-# What the kernel raises for a disk or a directory, and Python and numpy for content that nobody foresaw. Nothing but the
-# cache's own work is caught: requests are made outside.
+# What the kernel raises for a disk or a directory, and Python and numpy for content that nobody foresaw. Nothing but
+# the cache's own work is guarded: requests are made outside.
 _FAULTS = (OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
 
 _FIRST_POLL_SECONDS = 0.002

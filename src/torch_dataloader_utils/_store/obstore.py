@@ -93,8 +93,8 @@ def _check_none_misplaced(options: Mapping[str, Any]) -> None:
     misplaced = sorted(_CLIENT_OPTIONS.intersection(options))
     if misplaced:
         raise ConfigError(
-            f'{", ".join(misplaced)} of storage_options: these are options of the HTTP client of backend="obstore". Pass '
-            f"storage_options={{'client_options': {{'{misplaced[0]}': ...}}, ...}}."
+            f'{", ".join(misplaced)} of storage_options: these are options of the HTTP client of backend="obstore". '
+            f"Pass storage_options={{'client_options': {{'{misplaced[0]}': ...}}, ...}}."
         )
 
 
