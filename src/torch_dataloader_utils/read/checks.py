@@ -91,7 +91,8 @@ def _translated(error: BaseException, task: RowGroupTask, refused_columns: Calla
         return UnsupportedFeatureError(
             f"{task.where} does not decode ({text}). Either its numbers are DELTA_BINARY_PACKED as DuckDB "
             "(PARQUET_VERSION v2) and arrow-go write them, which pyarrow cannot read and the compiled decoder can, in "
-            f"flat columns and lists (it may be off, or not built), or it is damaged. {_way_round(refused_columns())}"
+            "flat columns and lists (it may be off, or not built), or it is damaged. "
+            f"{_way_round(refused_columns())} Another encoding will do (in DuckDB PARQUET_VERSION v1)."
         )
     return no_damage(error, task.where, text, lambda: _way_round(refused_columns())) or CorruptFileError(
         f"{task.where} does not decode ({text}). The file is damaged or is not what its name says; write it "
