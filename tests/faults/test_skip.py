@@ -305,18 +305,18 @@ WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
 IN_LITTLE_MEMORY = """
 import os, resource, sys
 import pyarrow as pa
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset
 
 pa.set_memory_pool(pa.system_memory_pool())  # others keep memory that they had
 for name in sys.argv[2:]:
     child = os.fork()
     if child == 0:
         mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + (15 << 20), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (30 << 20), resource.RLIM_INFINITY))
         try:
-            loader, _ = StructuredDataset.create_dataloader(
-                f"{sys.argv[1]}/{name}", format=name, output_format="arrow", num_workers=0, on_error="skip"
-            )
+            options = {"num_workers": 0, "output_format": "arrow", "decoding": Decoding(threads=1)}
+            place = f"{sys.argv[1]}/{name}"
+            loader, _ = StructuredDataset.create_dataloader(place, format=name, on_error="skip", **options)
             said = sum(batch.num_rows for batch in loader)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
@@ -363,6 +363,9 @@ def test_a_host_that_lacks_memory_leaves_nothing_out(tmp_path: Path) -> None:
         (pa.ArrowNotImplementedError("Unknown compression codec 6"), UnsupportedFeatureError),
         (pa.ArrowInvalid("Unrecognized type: 27"), UnsupportedFeatureError),
         (PermissionError(13, "Permission denied"), StoreError),
+        (OSError(5, "Input/output error", "/data/out of memory"), StoreError),
+        (OSError(12, "Cannot allocate memory"), UnsupportedFeatureError),
+        (pa.ArrowInvalid("In CSV column #0: CSV conversion error to int64: invalid value 'not supported'"), None),
         (OSError(5, "Input/output error"), StoreError),
         (OSError("Unexpected end of stream"), None),
         (OSError("Allocation size too large (corrupt file?)"), None),

@@ -4,6 +4,7 @@ pyarrow raises OSError and ArrowInvalid for all of them, so that only the text t
 messages for files that use what it lacks, and the strings of its libraries (Parquet, ORC, IPC, codecs).
 """
 
+import errno
 import re
 from collections.abc import Callable
 
@@ -11,9 +12,9 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import LoaderError, StoreError, UnsupportedFeatureError
 
-# Damage, whatever else the text says: these quote rows or names of columns, or a codec's view of a damaged head.
+# No such thing, whatever else the text says: these quote rows or names of columns, or a codec's view of a damaged head.
 _DAMAGE = re.compile(
-    r"(?:CSV|JSON) parse error|Column \d+ named .* expected length|"
+    r"(?:CSV|JSON) parse error|In CSV column #|Failed to convert JSON|Column \d+ named .* expected length|"
     r"decompress\w* failed: (?:Unsupported frame parameter|Version not supported)"
 )
 _NO_MEMORY = re.compile(
@@ -46,12 +47,13 @@ def no_damage(error: BaseException, where: str, text: str, way_round: Callable[[
         OSError("Unexpected end of stream")                    None
     """
     said = str(error) if isinstance(error, pa.ArrowException | OSError) and not _DAMAGE.search(str(error)) else ""
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(said):
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or (number is None and _NO_MEMORY.search(said)):
         return UnsupportedFeatureError(
             f"{where} needs more memory than there is ({text}). Read fewer columns (columns=), use fewer threads or "
             "processes, or write smaller row groups. If it asks for far too much, check the file: damage may do that."
         )
-    if isinstance(error, OSError) and error.errno is not None:
+    if number is not None:
         # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
         return StoreError(f"{where} cannot be read ({text}). Check the disk or mount and its permissions.")
     if isinstance(error, NotImplementedError) or _UNSUPPORTED.search(said):

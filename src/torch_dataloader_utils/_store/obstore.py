@@ -108,8 +108,8 @@ def _known_options(scheme: str, names: Iterable[Any]) -> Iterator[None]:
     except ConfigError:
         raise
     except (errors.BaseError, TypeError, ValueError, PanicError) as error:
-        is_of_use = isinstance(error, errors.BaseError) and "any configuration" not in str(error)
-        if is_of_use and not isinstance(error, errors.UnknownConfigurationKeyError):
+        is_own = isinstance(error, errors.BaseError) and not isinstance(error, errors.UnknownConfigurationKeyError)
+        if is_own and "not accept any configuration" not in str(error):
             return
         raise ConfigError(
             f'{scheme}://: backend="obstore" does not take one of the storage_options {", ".join(map(str, names))} '

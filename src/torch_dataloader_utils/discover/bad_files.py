@@ -25,7 +25,7 @@ class BadFile:
 
 
 def unless_bad(scan: Callable[[], R], on_error: OnError) -> R | BadFile:
-    """The result of `scan`; with "skip", a BadFile if the file's metadata is damaged or not supported."""
+    """The result of `scan`; with "skip", a BadFile if the file's metadata is damaged."""
     if on_error == "raise":
         return scan()
     try:

@@ -72,6 +72,9 @@ def foreign_errors(
 
 def _translated(error: BaseException, task: RowGroupTask, refused_columns: Callable[[], Sequence[str]]) -> LoaderError:
     text = f"{type(error).__name__}: {error}".replace(task.path, redact(task.path)).rstrip(". \n")
+    no_fault = no_damage(error, task.where, text, lambda: _way_round(refused_columns()))
+    if no_fault is not None:
+        return no_fault
     if _ARRAY in text:
         return UnsupportedFeatureError(
             f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "
@@ -94,7 +97,7 @@ def _translated(error: BaseException, task: RowGroupTask, refused_columns: Calla
             "flat columns and lists (it may be off, or not built), or it is damaged. "
             f"{_way_round(refused_columns())} Another encoding will do (in DuckDB PARQUET_VERSION v1)."
         )
-    return no_damage(error, task.where, text, lambda: _way_round(refused_columns())) or CorruptFileError(
+    return CorruptFileError(
         f"{task.where} does not decode ({text}). The file is damaged or is not what its name says; write it "
         "again or leave it out."
     )
