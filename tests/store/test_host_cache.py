@@ -4,7 +4,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,71 @@ def test_an_entry_under_another_name_and_a_link_are_not_used(tmp_path: Path) -> 
     read(cache, 1, origin)
     read(cache, 2, origin)
     assert len(origin.asked) == 4
+
+
+def _append(data: bytes) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        with (root / "journal").open("ab") as journal:
+            journal.write(data)
+
+    return spoil
+
+
+def _pipe(name: str) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        (root / name).parent.mkdir(mode=0o700, exist_ok=True)
+        (root / name).unlink(missing_ok=True)
+        os.mkfifo(root / name)
+
+    return spoil
+
+
+def _sparse(name: str, size: int = 1 << 43) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        (root / name).parent.mkdir(mode=0o700, exist_ok=True)
+        with (root / name).open("ab") as file:
+            os.truncate(file.fileno(), size)
+
+    return spoil
+
+
+LATER = key(12).entry_name(SPAN)
+NAME = LATER.encode()
+STRAY = {
+    "zeros in the journal": _append(bytes(48)),
+    "letters in the journal": _append(b"z" * 48),
+    "an entry of too many bytes in the journal": _append(NAME + (1 << 60).to_bytes(8, "little")),
+    "half of a record in the journal": _append(NAME),
+    "a journal of a terabyte": _sparse("journal"),
+    "a pipe as journal": _pipe("journal"),
+    "a file of 40 letters": _sparse("entries/zz/" + "z" * 40, 0),
+    "a large file of 40 digits in another folder": _sparse(f"entries/zz/{LATER}"),
+    "a large file of 40 digits": _sparse(f"entries/{LATER[:2]}/{LATER}"),
+    "a pipe as entry": _pipe(f"entries/{LATER[:2]}/{LATER}"),
+    "a directory as entry": lambda root: (root / f"entries/{LATER[:2]}/{LATER}").mkdir(parents=True),
+    "a pipe where an entry is fetched": _pipe(f"pending/{LATER}"),
+    "a pipe among the schedules": _pipe("schedules/t-1"),
+    "a schedule of a terabyte": _sparse("schedules/t-1"),
+}
+
+
+@pytest.mark.parametrize("spoil", STRAY.values(), ids=STRAY)
+@pytest.mark.parametrize("opens_anew", [False, True])
+def test_whatever_lies_in_the_directory_costs_requests_alone(
+    tmp_path: Path, spoil: Callable[[Path], None], opens_anew: bool
+) -> None:
+    cache, origin = open_cache(tmp_path, 4), Origin()
+    for group in range(3):
+        read(cache, group, origin)
+    spoil(HostCache(tmp_path, max_bytes=1).root)
+    cache = open_cache(tmp_path, 4) if opens_anew else cache
+    for group in range(20):
+        read(cache, group, origin)
+    origin.asked.clear()
+    for _ in range(5):
+        read(cache, 30, origin)
+    assert len(origin.asked) == 1
+    assert sum(path.stat().st_size for path in files(tmp_path) if path.stat().st_size < 1 << 30) <= 4 * 1080
 
 
 def test_threads_that_want_a_range_at_once_fetch_it_once(tmp_path: Path) -> None:

@@ -57,6 +57,48 @@ def test_a_footer_that_is_cut_or_flipped_anywhere_is_not_used(tmp_path: Path) ->
         assert tails.get("a", "one") is None
 
 
+def test_a_footer_in_the_place_of_another_one_is_not_used(tmp_path: Path) -> None:
+    tails = KeptFiles(tmp_path / "footers")
+    tails.put("a", "one", FOOTER)
+    (first,) = (tmp_path / "footers").glob("*/*")
+    tails.put("b", "one", FOOTER)
+    (second,) = set((tmp_path / "footers").glob("*/*")) - {first}
+    second.replace(first)
+    assert KeptFiles(tmp_path / "footers").get("a", "one") is None
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+def test_a_directory_that_others_can_enter_is_not_used(tmp_path: Path, mode: int) -> None:
+    place, private = tmp_path / "footers", tmp_path / "held" / "footers"
+    KeptFiles(place).put("a", "one", FOOTER)
+    KeptFiles(private, private=private.parent).put("a", "one", FOOTER)
+    for opened, checked in ((place, place), (private, private.parent)):
+        checked.chmod(mode)
+        tails = KeptFiles(opened, private=checked)
+        assert tails.get("a", "one") is None
+        tails.put("b", "one", FOOTER)
+        assert len(list(opened.glob("*/*"))) == 1
+        checked.chmod(0o700)
+        assert tails.get("a", "one") == FOOTER
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    assert KeptFiles(place).get("a", "one") is None
+
+
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_a_pipe_or_a_huge_file_in_the_place_of_a_footer_is_not_read(tmp_path: Path, is_pipe: bool) -> None:
+    tails = KeptFiles(tmp_path / "footers")
+    tails.put("a", "one", FOOTER)
+    (kept,) = (tmp_path / "footers").glob("*/*")
+    kept.unlink()
+    if is_pipe:
+        os.mkfifo(kept)
+    else:
+        kept.touch()
+        os.truncate(kept, 1 << 43)
+    assert tails.get("a", "one") is None
+
+
 def test_a_link_in_the_place_of_a_footer_is_not_followed(tmp_path: Path) -> None:
     tails = KeptFiles(tmp_path / "footers")
     tails.put("a", "one", FOOTER)

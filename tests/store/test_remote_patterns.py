@@ -108,13 +108,28 @@ def test_a_bucket_is_a_directory(s3: MotoS3, access: StoreAccess, slash: str) ->
     assert [entry.path for entry in listing.entries] == ["s3://bucket/d/x.p", "s3://bucket/top.p"]
 
 
-@pytest.mark.parametrize("key", ["d/x#y.p", "d/q?z.p", "d/100%/x.p", "d#1/x.p"])
+@pytest.mark.parametrize(
+    "key", ["d/x#y.p", "d/q?z.p", "d/100%/x.p", "d#1/x.p", "d/x::y.p", "d::1/x.p", "d/x::zip", "d/x::file:/y.p"]
+)
 def test_objects_whose_names_have_characters_of_urls_are_read(s3: MotoS3, access: StoreAccess, key: str) -> None:
     url = s3.put(key, b"content")
     store = open_store(url, access)
     assert names("**", access) == [key]
     assert bytes(store.tail(url, 4).data) == b"tent"
     assert bytes(store.ranges(url, [(0, 3)], store.stat(url).identity)[0]) == b"con"
+
+
+def test_a_file_whose_name_looks_like_a_chain_of_clients_is_one_of_its_directory(
+    s3: MotoS3, access: StoreAccess
+) -> None:
+    for name in ("x::y", "x", "zip::x"):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"name": [name]}), sink)
+        s3.put(f"d/{name}.parquet", sink.getvalue().to_pybytes())
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/d", num_workers=0, output_format="dict", storage_options=access
+    )
+    assert sorted(name for batch in loader for name in batch["name"]) == ["x", "x::y", "zip::x"]
 
 
 @pytest.mark.parametrize("pattern", ["d/*", "d/day*", "*/*", "d/**", "**/day*"])
@@ -128,9 +143,10 @@ def test_an_empty_part_is_one_of_the_key(s3: MotoS3, s3_access: StoreAccess) -> 
     s3.put("d/x.p", b"1")
     with pytest.raises(NoDataError):
         names("d//*.p", s3_access)
-    for key in ("d//x.p", "d//s/x.p", "d/s//x.p"):
+    for key in ("d//x.p", "d//s/x.p", "d/s//x.p", "d/a::file://x"):
         s3.put(key, b"1")
     assert names("d//*.p", s3_access) == ["d//x.p"]
+    assert names("d/a*//*", s3_access) == ["d/a::file://x"]
     assert names("d//**/*.p", s3_access) == ["d//s/x.p", "d//x.p"]
     assert names("d/*//x.p", s3_access) == ["d/s//x.p"]
     assert names("d/**/x.p", s3_access) == ["d//s/x.p", "d//x.p", "d/s//x.p", "d/x.p"]

@@ -8,6 +8,11 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 _WEB_SCHEMES = ("http", "https")
 
+# Clients of these reach their storage by themselves, so that nothing is chained behind their URLs.
+_ENDS_OF_CHAINS = tuple(
+    f"{scheme}://" for scheme in (*_WEB_SCHEMES, "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "hf", "memory")
+)
+
 # A password may hold slashes, as S3 keys do. No password: "host:9000/a@b", "arn:aws:s3:eu-1:1:accesspoint/p/a@b".
 _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
 
@@ -54,6 +59,17 @@ def redact(path: str) -> str:
     az://c/a.parquet?sv=1&sig=x             az://c/a.parquet
     """
     return printable(_without_credentials(path))
+
+
+def split_chain(path: str) -> list[str]:
+    """The links of a chained URL. A key of a bucket or a path of a web server is no chain, whatever it holds.
+
+    simplecache::s3://bucket/a::b.csv       simplecache      s3://bucket/a::b.csv
+    zip://d/a.csv::s3://bucket/z.zip        zip://d/a.csv    s3://bucket/z.zip
+    """
+    links = path.split("::")
+    last = next((i for i, link in enumerate(links) if link.startswith(_ENDS_OF_CHAINS)), len(links))
+    return [*links[:last], "::".join(links[last:])] if last < len(links) else links
 
 
 def has_credentials(path: str) -> bool:

@@ -11,13 +11,13 @@ from torch_dataloader_utils.errors import (
     CorruptFileError,
     DataError,
     RowCountError,
-    UnsupportedFeatureError,
 )
 
 OnError = Literal["raise", "skip"]
 
-# Not among them: a file that changed or does not fit the schema, and storage that fails.
-BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError, UnsupportedFeatureError)
+# Not among them: a file that changed, does not fit the schema or uses what is not supported, a lack of memory, and
+# storage that fails. Those are not damage.
+BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError)
 """Errors for which a row group is left out, or (except RowCountError) a file whose metadata is read."""
 
 _MOST_NAMED = 20

@@ -9,6 +9,7 @@ that dies: another one takes the file over, or removes it.
 
 import fcntl
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -27,9 +28,10 @@ HEAD_BYTES = _HEAD.size
 # One call of the kernel reads or writes a little less than 2 GiB.
 MOST_ENTRY_BYTES = 1 << 30
 _KEY_DIGITS = 16
-_NAME_DIGITS = 40
+_NAME = re.compile(r"[0-9a-f]{40}")
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Without waiting: to open a pipe would wait for ever for a writer.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CLAIM = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -54,6 +56,11 @@ class GroupKey(NamedTuple):
     @property
     def _text(self) -> str:
         return f"{self.scope}\0{self.path}\0{self.identity}\0{self.row_group}"
+
+
+def is_entry(name: str, size: int) -> bool:
+    """Whether a file of this name and size (head included) may be an entry; a size below 0 is of one that is gone."""
+    return bool(_NAME.fullmatch(name)) and size <= HEAD_BYTES + MOST_ENTRY_BYTES
 
 
 def key_number(name: str) -> int:
@@ -112,7 +119,7 @@ class EntryFiles:
         return True
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Name and bytes (head included) of every entry, the oldest first."""
+        """Name and bytes (head included) of every entry, the oldest first; other files are not seen."""
         found = []
         with suppress(FileNotFoundError), os.scandir(self.root / "entries") as folders:
             for folder in folders:
@@ -121,7 +128,8 @@ class EntryFiles:
                         # An entry may be removed meanwhile.
                         with suppress(OSError):
                             status = each.stat(follow_symlinks=False)
-                            if len(each.name) == _NAME_DIGITS:
+                            is_here = each.is_file(follow_symlinks=False) and each.name.startswith(folder.name)
+                            if is_here and is_entry(each.name, status.st_size):
                                 found.append((status.st_mtime_ns, each.name, status.st_size))
         yield from ((name, size) for _, name, size in sorted(found))
 

@@ -3,7 +3,7 @@
     journal     what was added and removed, in records of one length; its lock is the lock of the directory
 
 The files are the truth. A process lists them once, and then reads what others append to the journal. Where that was
-cut, replaced or deleted, it lists them again.
+cut, replaced, deleted or damaged, it lists them again.
 """
 
 import fcntl
@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_ISREG
 from threading import Lock
 
 import numpy as np
 
-from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, EntryFiles, key_number
+from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, EntryFiles, is_entry, key_number
 from torch_dataloader_utils._store.cache_schedule import Schedules
 from torch_dataloader_utils._store.cancellation import pause
 
@@ -107,13 +108,16 @@ class CacheIndex:
                 os.close(journal)
 
     def _open_journal(self) -> int:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         deadline = time.monotonic() + _MOST_WAIT_SECONDS
         while True:
             journal = os.open(self._journal, flags, 0o600)
             try:
                 fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(journal), self._journal.lstat()):
+                status = os.fstat(journal)
+                if not S_ISREG(status.st_mode):
+                    self._journal.unlink()
+                elif os.path.samestat(status, self._journal.lstat()):
                     return journal
             except (BlockingIOError, FileNotFoundError):
                 if time.monotonic() > deadline:
@@ -130,16 +134,24 @@ class CacheIndex:
         rest = status.st_size % _RECORD.size
         if rest:  # a full disk took a part of a record
             os.ftruncate(journal, status.st_size - rest)
-        seen = (status.st_dev, status.st_ino)
-        if rest or seen != self._seen or status.st_size < self._offset:
+        seen, stop = (status.st_dev, status.st_ino), status.st_size - rest
+        if rest or seen != self._seen or not self._follow(journal, stop):
             self._sizes = dict(self.files.sizes())
             self._num_bytes = sum(self._sizes.values())
             self._changes += len(self._sizes)
-            self._seen, self._offset = seen, status.st_size - rest
-            return
-        for name, size in _RECORD.iter_unpack(os.pread(journal, status.st_size - self._offset, self._offset)):
-            self._apply(name.decode("ascii", "replace"), size)
-        self._offset = status.st_size
+        self._seen, self._offset = seen, stop
+
+    def _follow(self, journal: int, stop: int) -> bool:
+        """Apply the records up to `stop`; False, and nothing is applied, if they cannot be followed from here on."""
+        if not 0 <= stop - self._offset <= 2 * _MOST_JOURNAL_BYTES:
+            return False
+        records = os.pread(journal, stop - self._offset, self._offset)
+        changes = [(name.decode("ascii", "replace"), size) for name, size in _RECORD.iter_unpack(records)]
+        if not all(is_entry(name, size) for name, size in changes):
+            return False
+        for name, size in changes:
+            self._apply(name, size)
+        return True
 
     def _victims(self, name: str, size: int) -> list[str] | None:
         """The entries to remove before one of `size` bytes is added; None if entries with earlier reads had to go too.

@@ -9,13 +9,13 @@ If the directory fails, bytes are fetched as without a cache: that costs request
 
 import logging
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from stat import S_ISDIR
 from types import MappingProxyType
 
 from torch_dataloader_utils._core.arguments import parse_bytes
@@ -31,10 +31,14 @@ from torch_dataloader_utils._store.cache_index import CacheIndex
 from torch_dataloader_utils._store.cache_schedule import Schedule
 from torch_dataloader_utils._store.cancellation import pause
 from torch_dataloader_utils._store.interface import Buffer, Span
-from torch_dataloader_utils._store.kept_files import KeptFiles, make_private
+from torch_dataloader_utils._store.kept_files import KeptFiles, check_private, make_private
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 _log = logging.getLogger("torch_dataloader_utils.cache")
+
+# What the kernel raises for a disk or a directory, and Python and numpy for content that nobody foresaw. Nothing but
+# the cache's own work is guarded: requests are made outside.
+_FAULTS = (OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
 
 _FIRST_POLL_SECONDS = 0.002
 _MOST_POLL_SECONDS = 0.05
@@ -80,7 +84,7 @@ class OpenCache:
 
     def __init__(self, options: HostCache) -> None:
         for_footers = footer_bytes(options.most_bytes)
-        self.footers = KeptFiles(options.root / "footers", for_footers)
+        self.footers = KeptFiles(options.root / "footers", for_footers, options.root)
         self._root = options.root
         self._index = CacheIndex(options.root, options.most_bytes - for_footers)
         self._files = self._index.files
@@ -127,18 +131,18 @@ class OpenCache:
 
     def mark(self, token: str, key: GroupKey) -> None:
         """A row group is being read."""
-        with self._tolerating_disk_errors():
+        with self._tolerating_faults():
             self._index.schedules.mark(token, key.number)
 
     def foresee(self, token: str, schedule: Schedule) -> None:
         """Tell all processes of this host what this one reads from now on."""
-        with self._tolerating_disk_errors():
+        with self._tolerating_faults():
             self._make()
             self._index.schedules.publish(token, schedule)
 
     def withdraw(self, token: str) -> None:
         """Take back what `foresee` published."""
-        with self._tolerating_disk_errors():
+        with self._tolerating_faults():
             self._index.schedules.withdraw(token)
 
     def _read_all(self, names: Mapping[Span, str], into: Mapping[Span, memoryview]) -> dict[Span, Buffer]:
@@ -146,7 +150,7 @@ class OpenCache:
         found: dict[Span, Buffer] = {}
         counts = thread_counts()
         for span, name in names.items():
-            with self._tolerating_disk_errors():
+            with self._tolerating_faults():
                 self._make()
                 try:
                     data = self._files.read(name, span[1], into.get(span))
@@ -168,7 +172,7 @@ class OpenCache:
             for span, name in names.items():
                 claims[span] = None
                 if 0 < span[1] <= MOST_ENTRY_BYTES:
-                    with self._tolerating_disk_errors():
+                    with self._tolerating_faults():
                         claims[span] = self._files.claim(name)
                         if claims[span] is None:
                             del claims[span]
@@ -176,13 +180,13 @@ class OpenCache:
         finally:
             for claim in claims.values():
                 if claim is not None:
-                    with self._tolerating_disk_errors():
+                    with self._tolerating_faults():
                         claim.release()
 
     def _keep(self, claim: Claim | None, data: Buffer) -> None:
         if claim is None:
             return
-        with self._tolerating_disk_errors():
+        with self._tolerating_faults():
             if self._index.admits(claim.name, len(data)):
                 claim.write(data)
                 evicted = self._index.add(claim.name, len(data), claim.publish)
@@ -193,23 +197,21 @@ class OpenCache:
         if self._is_ready:
             return
         make_private(self._root)
-        status = self._root.lstat()
-        if not S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PermissionError(f"{self._root} is not a directory of this user alone")
+        check_private(self._root)
         self._files.make()
         self._files.sweep()
         self._is_ready = True
 
     @contextmanager
-    def _tolerating_disk_errors(self) -> Iterator[None]:
-        """An error of the disk ends the block, and is only logged."""
+    def _tolerating_faults(self) -> Iterator[None]:
+        """A fault of the disk or of what lies there ends the block, and is only logged."""
         try:
             yield
-        except OSError as error:
+        except _FAULTS as error:
             # Somebody may have deleted the directory.
             self._is_ready = False
             level = logging.DEBUG if self._warned else logging.WARNING
-            _log.log(level, "the cache in %s is not used for some bytes: %s", self._root, error)
+            _log.log(level, "the cache in %s is not used for some bytes: %r", self._root, error)
             self._warned = True
 
 

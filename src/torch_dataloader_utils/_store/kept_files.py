@@ -1,7 +1,8 @@
 """A cache on this host of footers, row lengths and line counts, for other processes and the next job.
 
 Each is one file, named by a hash of (path, identity), so that a replaced data file never gets an old footer. Only this
-user can read them. They appear whole or not at all and have a checksum. A fault here costs a request, never a row.
+user can read them: a directory that others can enter is not used. They appear whole or not at all, and have a checksum
+over name and bytes. A fault here costs a request, never a row.
 """
 
 import logging
@@ -13,6 +14,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from torch_dataloader_utils._store.interface import Buffer
 
@@ -21,7 +23,7 @@ _log = logging.getLogger(__name__)
 VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
 """Environment variable: the directory, or "off"."""
 
-_MAGIC = b"TDUTAIL1"
+_MAGIC = b"TDUTAIL2"
 _DIGEST_BYTES = 16
 # 40,000 footers of 26 KB (50 columns, 4 row groups).
 _MOST_BYTES = 1 << 30
@@ -32,36 +34,44 @@ _numbers = count()
 
 
 class KeptFiles:
-    """The footers below one directory, which is made on the first `put`."""
+    """The footers below one directory, which is made on the first `put`.
 
-    def __init__(self, root: Path, most_bytes: int = _MOST_BYTES) -> None:
+    private: the directory that must be this user's alone: `root`, or one that holds it.
+    """
+
+    def __init__(self, root: Path, most_bytes: int = _MOST_BYTES, private: Path | None = None) -> None:
         self._root = root
+        self._private = private or root
         self._most_bytes = most_bytes
         # Some short jobs should sweep too, but not all: to list a million files takes seconds.
         self._puts = random.SystemRandom().randrange(_PUTS_BETWEEN_SWEEPS)
 
     def get(self, path: str, identity: str) -> bytes | None:
         """The footer of this version of the file, if it is here and whole."""
+        place = self._place(path, identity)
         try:
-            descriptor = os.open(self._place(path, identity), os.O_RDONLY | os.O_NOFOLLOW)
-            with os.fdopen(descriptor, "rb") as file:
-                # If others may write to the directory, its content cannot be trusted.
-                if os.fstat(file.fileno()).st_uid != os.geteuid():
+            check_private(self._private)
+            # Without waiting: to open a pipe would wait for ever for a writer.
+            with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > self._most_bytes:
                     return None
                 content = file.read()
         except OSError:
             return None
         data = content[len(_MAGIC) + _DIGEST_BYTES :]
-        return data if content == _sealed(data) else None
+        return data if content == _sealed(place, data) else None
 
     def put(self, path: str, identity: str, data: Buffer) -> None:
         """Keep a footer; one that cannot be written is not kept."""
         place = self._place(path, identity)
         try:
+            make_private(self._private)
+            check_private(self._private)
             descriptor, name = self._created(place)
             try:
                 try:
-                    _write_all(descriptor, _sealed(bytes(data)))
+                    _write_all(descriptor, _sealed(place, bytes(data)))
                 finally:
                     os.close(descriptor)
                 os.replace(name, place)  # noqa: PTH105 - one call a footer; Path is slower
@@ -119,6 +129,13 @@ def make_private(directory: Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
 
 
+def check_private(directory: Path) -> None:
+    """Raises PermissionError for what is no directory of this user alone: others could exchange what lies in it."""
+    status = directory.lstat()
+    if not S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{directory} is not a directory of this user alone")
+
+
 def footer_cache() -> KeptFiles | None:
     """This user's cache of footers on this host; None if it is switched off."""
     return _kept("footers")
@@ -156,8 +173,10 @@ def _kept(kind: str) -> KeptFiles | None:
     return _opened.setdefault((root, kind), KeptFiles(Path(root) / kind))
 
 
-def _sealed(data: bytes) -> bytes:
-    return _MAGIC + blake2b(data, digest_size=_DIGEST_BYTES).digest() + data
+def _sealed(place: Path, data: bytes) -> bytes:
+    digest = blake2b(f"{place.parent.name}{place.name}".encode(), digest_size=_DIGEST_BYTES)
+    digest.update(data)
+    return _MAGIC + digest.digest() + data
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

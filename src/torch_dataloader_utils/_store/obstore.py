@@ -5,18 +5,47 @@ hangs, and the parent may hang too. So in a forked child this raises ConfigError
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
+from torch_dataloader_utils._store.censor import censored_text
 from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply, reply_within
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 # s3fs's names, so that one set of storage options serves both.
 _S3_NAMES = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
+
+# Of obstore's HTTP client: it panics if one is among the options of a store.
+_CLIENT_OPTIONS = frozenset(
+    {
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "default_headers",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_max_frame_size",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "proxy_url",
+        "randomize_addresses",
+        "read_timeout",
+        "root_certificate",
+        "timeout",
+        "user_agent",
+    }
+)
 
 # Of the pieces of a body that obstore hands over.
 _PIECE_BYTES = 64 << 10
@@ -31,7 +60,8 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
 
     Raises:
         MissingDependencyError: obstore is not installed.
-        ConfigError: this process was forked from one that had used obstore.
+        ConfigError: an option that obstore does not know, or a value that it does not take; or this process was forked
+            from one that had used obstore.
     """
     if _state["was_inherited"]:
         raise ConfigError(
@@ -43,15 +73,65 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     except ImportError as error:
         raise MissingDependencyError('backend="obstore" needs obstore. Run: pip install obstore') from error
     _state["was_used"] = True
-    options = _translated(options)
     # Its own time for a request is 30 s, the body included; ours look at what comes in.
     times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=4 * remote.retry.progress_seconds)}
-    return fsspec_store(
-        "s3" if scheme == "s3a" else scheme,
-        **options | {"client_options": times | options.get("client_options", {})},
-        retry_config={"max_retries": 0},
-        skip_instance_cache=True,
-    )
+    with _known_options(scheme, options):
+        options = _translated(options)
+        _check_none_misplaced(options)
+        filesystem = fsspec_store(
+            "s3" if scheme == "s3a" else scheme,
+            **options | {"client_options": times | options.get("client_options", {})},
+            retry_config={"max_retries": 0},
+            skip_instance_cache=True,
+        )
+        # It looks at options when a bucket is used first: any name will do.
+        filesystem._construct_store("bucket")
+    return filesystem
+
+
+def _check_none_misplaced(options: Mapping[str, Any]) -> None:
+    misplaced = sorted(_CLIENT_OPTIONS.intersection(options))
+    if misplaced:
+        raise ConfigError(
+            f'{", ".join(misplaced)} of storage_options: these are options of the HTTP client of backend="obstore". '
+            f"Pass storage_options={{'client_options': {{'{misplaced[0]}': ...}}, ...}}."
+        )
+
+
+@contextmanager
+def _known_options(scheme: str, names: Iterable[Any]) -> Iterator[None]:
+    """Turns what obstore says of options into ConfigError; what else it lacks, it says again when it is used."""
+    errors: Any = import_module("obstore.exceptions")
+    try:
+        with no_panic():
+            yield
+    except ConfigError:
+        raise
+    except (errors.BaseError, TypeError, ValueError, PanicError) as error:
+        is_own = isinstance(error, errors.BaseError) and not isinstance(error, errors.UnknownConfigurationKeyError)
+        if is_own and "not accept any configuration" not in str(error):
+            return
+        raise ConfigError(
+            f'{scheme}://: backend="obstore" does not take one of the storage_options {", ".join(map(str, names))} '
+            f"({censored_text(str(error)).rstrip('.')}). Pass key, secret, token, endpoint_url and anon as for s3fs, "
+            "options of obstore's store for this scheme, and options of its HTTP client as client_options={...}."
+        ) from error
+
+
+class PanicError(Exception):
+    """A client written in Rust has panicked; the message is its own."""
+
+
+@contextmanager
+def no_panic() -> Iterator[None]:
+    """Turns a panic of Rust, which is no Exception, into a PanicError: it is not to end what catches errors."""
+    try:
+        yield
+    except BaseException as error:
+        # Each extension module has a class of its own, which cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise PanicError(str(error)) from error
 
 
 async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
@@ -82,7 +162,7 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
             found[ours] = found.pop(theirs)
     if "endpoint_url" in found:
         found["endpoint"] = found.pop("endpoint_url")
-        if found["endpoint"].startswith("http://"):
+        if str(found["endpoint"]).startswith("http://"):
             found["client_options"] = {**found.get("client_options", {}), "allow_http": True}
     if "region_name" in found:
         found["region"] = found.pop("region_name")

@@ -23,6 +23,7 @@ from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
 from torch_dataloader_utils._store.kept_files import KeptFiles, footer_cache
+from torch_dataloader_utils._store.obstore import no_panic
 from torch_dataloader_utils._store.pending_reads import PendingReads
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
@@ -286,7 +287,7 @@ class FsspecStore:
                     is_expired = False
                 else:
                     filesystem = local.get(connect)
-                with exclusive_use(filesystem):
+                with exclusive_use(filesystem), no_panic():
                     return call(filesystem, url.key(filesystem))
             except LoaderError:
                 raise

@@ -5,6 +5,7 @@ from typing import Any
 
 import fsspec
 
+from torch_dataloader_utils._core.paths import split_chain
 from torch_dataloader_utils._store.wildcards import is_web
 
 # Behind a cache of fsspec's: "simplecache::file:///data".
@@ -22,6 +23,7 @@ class RemoteUrl:
     the part after the container, which names do not have.
 
         zip://d/a.csv::s3://bucket/z.zip      own="zip://d/a.csv"   after="::s3://bucket/z.zip"   server=None
+        s3://bucket/a::b.csv                  own="s3://bucket/a::b.csv"
         simplecache::s3://bucket/a.csv        own="s3://bucket/a.csv"   before="simplecache::"    server=None
         ftp://me@host:2121/d/a.csv            server="me@host:2121"   root="/"
         abfs://container@account/d/a.csv      account="account"
@@ -38,7 +40,7 @@ class RemoteUrl:
     @classmethod
     def of(cls, url: str, *, backend: str = "fsspec") -> "RemoteUrl":
         """`backend`: obstore's clients know files by their buckets, and fsspec's own need not be installed for them."""
-        parts = url.split("::")
+        parts = split_chain(url)
         index = next(i for i, part in enumerate(parts) if "://" in part)
         scheme, _, rest = parts[index].partition("://")
         authority = rest.partition("/")[0]
@@ -62,8 +64,10 @@ class RemoteUrl:
     @property
     def address(self) -> str:
         """The URL to open the client with."""
-        # Some clients take what looks like a query for an option, and "?" is a wildcard or a letter here.
-        own = self.own if self.server is None else f"{self.scheme}://{self.server}/"
+        # Some clients take what looks like a query for an option, and "?" is a wildcard or a letter here; fsspec takes
+        # a "::" for a chain.
+        server = self.own.partition("://")[2].partition("/")[0] if "::" in self.own else self.server
+        own = self.own if server is None else f"{self.scheme}://{server}/"
         return f"{self.before}{own}{self.after}"
 
     def key(self, filesystem: Any) -> str:
@@ -76,7 +80,7 @@ class RemoteUrl:
 
     def of_key(self, key: str) -> str:
         """The URL of what the same client calls `key`."""
-        if "://" in key:  # of a web server
+        if is_web(key):
             return f"{self.before}{key}{self.after}"
         # Clients disagree on a slash before the first name, which only local paths need.
         name = key if self.scheme in _LOCAL_SCHEMES else key.lstrip("/")

@@ -98,7 +98,7 @@ def store_error(
             )
         case _ if diagnosis is not None and (diagnosis.status == 301 or diagnosis.code == "PermanentRedirect"):
             return _elsewhere(path, action, cause, diagnosis.region)
-        case PermissionError():
+        case _ if isinstance(error, PermissionError) or (diagnosis is not None and diagnosis.status == 403):
             return StoreError(
                 f"{redact(path)}: no permission to {action} ({cause}). Check storage_options and the rights of the "
                 "account that runs this job."

@@ -17,7 +17,7 @@ from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._runtime.threads import available_cpus
-from torch_dataloader_utils._store import StoreAccess
+from torch_dataloader_utils._store import StoreAccess, redact
 from torch_dataloader_utils._store.identity import any_names_no_version
 from torch_dataloader_utils._store.kept_files import KeptFiles, row_length_cache
 from torch_dataloader_utils.discover import with_live_rows
@@ -110,8 +110,8 @@ def leave_out_bad_groups(
     on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
 
     Raises:
-        NoDataError: nothing is left. StoreError, FileChangedError, SchemaError: these are never skipped; all processes
-            of the share raise them. DataError: see Share.check_alike.
+        NoDataError: nothing is left. DataError, StoreError: what is not damage (see BAD_DATA) is never skipped, nor is
+            damage in a file of deletes; all processes of the share raise it. DataError: see Share.check_alike too.
     """
     share.check_alike(inventory)
     mine = share.of(inventory.num_groups)
@@ -139,9 +139,12 @@ def leave_out_bad_groups(
 
 def _check(inventory: Inventory, reader: Reader, group: int) -> tuple[int, int]:
     """(live rows, 0), or (0, number of the fault)."""
+    task = inventory.task(group)
     try:
-        return reader.read(inventory.task(group)).num_rows, 0
+        return reader.read(task).num_rows, 0
     except BAD_DATA as error:
+        if redact(task.path) not in str(error):
+            raise  # it is about a file of deletes, without which nobody knows which of these good rows live
         log_left_out(error)
         return 0, next(i for i, kind in enumerate(BAD_DATA, start=1) if isinstance(error, kind))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from torch_dataloader_utils._core.paths import split_chain
 from torch_dataloader_utils._core.skipping import BAD_DATA, OnError, log_left_out, report_left_out
 from torch_dataloader_utils._store import LocalStore, is_local, redact
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
@@ -24,7 +25,7 @@ class BadFile:
 
 
 def unless_bad(scan: Callable[[], R], on_error: OnError) -> R | BadFile:
-    """The result of `scan`; with "skip", a BadFile if the file's metadata is damaged or not supported."""
+    """The result of `scan`; with "skip", a BadFile if the file's metadata is damaged."""
     if on_error == "raise":
         return scan()
     try:
@@ -83,7 +84,7 @@ def _place(path: str) -> str:
         place = os.path.abspath(os.path.expanduser(LocalStore().local_path(path)))  # noqa: PTH100, PTH111 - as listings
         is_expanded = is_pattern(place) and not os.path.lexists(place)
         return (before_wildcard(place) if is_expanded else place).rstrip("/")
-    own = next(part for part in redact(path).split("::") if "://" in part)
+    own = next(part for part in split_chain(redact(path)) if "://" in part)
     key = (before_wildcard(own) if is_pattern(own) else own).partition("://")[2]
     return f"/{key.lstrip('/')}".rstrip("/")
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
+from torch_dataloader_utils._formats.foreign_errors import no_damage
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.file_scan import FileScan
-from torch_dataloader_utils.errors import CorruptFileError, LoaderError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import CorruptFileError, LoaderError
 
 # Seen over 501 foreign files: OSError, ArrowInvalid, UnicodeDecodeError (a ValueError), ArrowNotImplementedError.
 _DECODING_ERRORS = (
@@ -19,24 +20,23 @@ _DECODING_ERRORS = (
     OverflowError,
     IndexError,
     MemoryError,
+    NotImplementedError,
     struct.error,
 )
+_WAY_ROUND = "Write the file again without it, or leave the file out."
 
 
 @contextmanager
 def decoding(path: str, what: str) -> Iterator[None]:
-    """Turns errors of decoding `what` (a footer, a stripe list) into a DataError with the path."""
+    """Turns errors of decoding `what` (a footer, a stripe list) into errors of ours with the path; see `no_damage`."""
     try:
         yield
     except LoaderError:
         raise
-    except NotImplementedError as error:
-        raise UnsupportedFeatureError(
-            f"{redact(path)}: the {what} uses what Arrow cannot read ({error}). Write the file again without it, or "
-            "leave it out."
-        ) from error
     except _DECODING_ERRORS as error:
-        raise corrupt(path, f"the {what} does not decode ({type(error).__name__}: {error})") from error
+        text = f"{type(error).__name__}: {error}".rstrip(". \n")
+        no_fault = no_damage(error, f"{redact(path)}: the {what}", text, lambda: _WAY_ROUND)
+        raise no_fault or corrupt(path, f"the {what} does not decode ({text})") from error
 
 
 def corrupt(path: str, what: str) -> CorruptFileError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch_dataloader_utils._core.arguments import check_flag
 from torch_dataloader_utils._core.inventory import FileFormat
-from torch_dataloader_utils._core.paths import codec_of
+from torch_dataloader_utils._core.paths import codec_of, split_chain
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
     FileEntry,
@@ -139,7 +139,7 @@ def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
 def _place(path: str) -> str:
     if is_local(path):
         return "local files"
-    target = path.rpartition("::")[2]
+    target = split_chain(path)[-1]
     return "local files behind chained URLs" if is_local(target) else target.partition("://")[0]
 
 

@@ -44,7 +44,7 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.table_paths import Roots
-from torch_dataloader_utils.errors import ConfigError, InternalError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError, StoreError, UnsupportedFeatureError
 
 _DIGEST_KEY = b"torch_dataloader_utils.seal"
 _METHOD = b"blake2b-128:"
@@ -374,11 +374,16 @@ def _about(schema: pa.Schema, path: str) -> Mapping[str, Any]:
 
 @contextmanager
 def _fitting(path: str) -> Iterator[None]:
-    """Turns errors of decoding into CorruptFileError, also those for parts that are missing or of a wrong type."""
+    """Turns errors of decoding into CorruptFileError, also those for parts that are missing or of a wrong type.
+
+    What Arrow does not support is damage too: no inventory has it.
+    """
     with decoding(path, "saved inventory"):
         try:
             yield
-        except (LookupError, TypeError, AttributeError, NotImplementedError) as error:
+        except LoaderError:
+            raise
+        except (LookupError, TypeError, AttributeError, NotImplementedError, OSError, pa.ArrowInvalid) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 

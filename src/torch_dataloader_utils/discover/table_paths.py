@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._core.paths import check_path, split_chain
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -191,7 +191,7 @@ class Roots:
         tables = [extra for extra in inventory.files.extras if isinstance(extra, IcebergFile)]
         deletes = {file.path for extra in tables for file in extra.equality_deletes}
         for path in chain(inventory.files.paths, deletes):
-            if "::" in path:  # a chain of clients: only they know which storage it ends at
+            if len(split_chain(path)) > 1:  # a chain of clients: only they know which storage it ends at
                 raise self._outside(path, "the inventory")
             self.check(path, "the inventory")
 

@@ -1,6 +1,5 @@
 """Checks of row groups, and the one place where errors of pyarrow and the system become errors of ours."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
+from torch_dataloader_utils._formats.foreign_errors import no_damage
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     CorruptFileError,
@@ -17,7 +17,6 @@ from torch_dataloader_utils.errors import (
     NullValueError,
     RowCountError,
     SchemaError,
-    StoreError,
     UnsupportedFeatureError,
 )
 
@@ -26,9 +25,6 @@ FOREIGN = (pa.ArrowException, OSError, UnicodeError, MemoryError, OverflowError)
 
 A TypeError or KeyError of our own stays what it is.
 """
-
-# How pyarrow's Parquet reader names what is missing to read an encrypted file.
-_ENCRYPTED = re.compile(r"\bencrypted\b|\bdecrypt(ion|or)\b")
 
 # How pyarrow's CSV and JSON readers say that a value is not of the column's type.
 _MISFITS = ("In CSV column #", "Failed to convert JSON", "is not a valid decimal", "changed from")
@@ -43,9 +39,12 @@ _WIDE_DELTAS = ("InitBlock EOF", "InitHeader EOF")
 
 
 @contextmanager
-def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> Iterator[None]:
+def foreign_errors(
+    task: RowGroupTask, file_is_planned: Callable[[], bool], refused_columns: Callable[[], Sequence[str]] = tuple
+) -> Iterator[None]:
     """Turns the errors of decoding one row group into errors of ours, with the cause chained.
 
+    refused_columns: finds the columns that use what is not supported, for the message.
     `file_is_planned` looks the file up again: if it was replaced, bytes that do not decode and values that do not fit
     become a FileChangedError, not a CorruptFileError or SchemaError.
     """
@@ -68,56 +67,47 @@ def foreign_errors(task: RowGroupTask, file_is_planned: Callable[[], bool]) -> I
             raise _gone(task) from error
         if not file_is_planned():
             raise changed(task) from error
-        raise _translated(error, task) from error
+        raise _translated(error, task, refused_columns) from error
 
 
-def _translated(error: BaseException, task: RowGroupTask) -> LoaderError:
+def _translated(error: BaseException, task: RowGroupTask, refused_columns: Callable[[], Sequence[str]]) -> LoaderError:
     text = f"{type(error).__name__}: {error}".replace(task.path, redact(task.path)).rstrip(". \n")
-    match error:
-        case _ if task.file_format is FileFormat.PARQUET and _ENCRYPTED.search(text.replace(redact(task.path), "")):
-            return UnsupportedFeatureError(
-                f"{task.where} is encrypted ({text}). Encrypted files are not supported; decrypt them first."
-            )
-        case MemoryError():
-            return UnsupportedFeatureError(
-                f"{task.where} needs more memory than there is ({text}); its footer says {task.physical_rows} rows. "
-                "Write the file with smaller row groups, or check it."
-            )
-        case NotImplementedError():
-            return UnsupportedFeatureError(
-                f"{task.where} uses what pyarrow {pa.__version__} cannot read ({text}). Read other columns, or write "
-                "the file again without it."
-            )
-        case OSError(errno=int()):
-            # Arrow's own "IOError" has no errno: that one is about the bytes, not about the disk.
-            return StoreError(f"{task.where} cannot be read ({text}). Check the disk or mount and its permissions.")
-        case _ if _ARRAY in text:
-            return UnsupportedFeatureError(
-                f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "
-                "brackets around them and commas between them. Write the file again so, or leave it out."
-            )
-        case _ if _FAR_TIME in text:
-            return SchemaError(
-                f"{task.where} has timestamps outside of 1677 to 2262, and pyarrow reads those of ORC as nanoseconds, "
-                f"which hold no others ({text}). Leave the column out, or write the file again, as Parquet."
-            )
-        case _ if any(part in text for part in _MISFITS) and "UTF8" not in text:
-            return SchemaError(
-                f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
-                "its values: inventory=scan_files(..., schema=). Without it they are guessed from the first file."
-            )
-        case _ if any(part in text for part in _WIDE_DELTAS):
-            return CorruptFileError(
-                f"{task.where} does not decode ({text}). Either it is damaged, or its numbers are DELTA_BINARY_PACKED "
-                "as DuckDB (PARQUET_VERSION v2) and arrow-go write them, which pyarrow cannot read and the compiled "
-                "decoder can, in flat columns and lists (it may be off, or not built). Write it again with another "
-                "encoding (in DuckDB PARQUET_VERSION v1), or leave it out."
-            )
-        case _:
-            return CorruptFileError(
-                f"{task.where} does not decode ({text}). The file is damaged or is not what its name says; write it "
-                "again or leave it out."
-            )
+    no_fault = no_damage(error, task.where, text, lambda: _way_round(refused_columns()))
+    if no_fault is not None:
+        return no_fault
+    if _ARRAY in text:
+        return UnsupportedFeatureError(
+            f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "
+            "brackets around them and commas between them. Write the file again so, or leave it out."
+        )
+    if _FAR_TIME in text:
+        return SchemaError(
+            f"{task.where} has timestamps outside of 1677 to 2262, and pyarrow reads those of ORC as nanoseconds, "
+            f"which hold no others ({text}). Leave the column out, or write the file again, as Parquet."
+        )
+    if any(part in text for part in _MISFITS) and "UTF8" not in text:
+        return SchemaError(
+            f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
+            "its values: inventory=scan_files(..., schema=). Without it they are guessed from the first file."
+        )
+    if any(part in text for part in _WIDE_DELTAS):
+        return UnsupportedFeatureError(
+            f"{task.where} does not decode ({text}). Either its numbers are DELTA_BINARY_PACKED as DuckDB "
+            "(PARQUET_VERSION v2) and arrow-go write them, which pyarrow cannot read and the compiled decoder can, in "
+            "flat columns and lists (it may be off, or not built), or it is damaged. "
+            f"{_way_round(refused_columns())} Another encoding will do (in DuckDB PARQUET_VERSION v1)."
+        )
+    return CorruptFileError(
+        f"{task.where} does not decode ({text}). The file is damaged or is not what its name says; write it "
+        "again or leave it out."
+    )
+
+
+def _way_round(columns: Sequence[str]) -> str:
+    if not columns:
+        return "Read other columns (columns=), or write the file again without it."
+    are = "column is" if len(columns) == 1 else "columns are"
+    return f"The {are} {', '.join(columns)}: read others with columns=[...], or write the file again without it."
 
 
 def _gone(task: RowGroupTask) -> FileChangedError:

@@ -15,9 +15,10 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat
 from torch_dataloader_utils._formats.record_batches import for_take, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, DataError
 from torch_dataloader_utils.read.arrow import decode_arrow
 from torch_dataloader_utils.read.checks import (
+    FOREIGN,
     check_live_rows,
     check_stored_rows,
     foreign_errors,
@@ -141,7 +142,7 @@ class Reader:
         # Decoders of other formats give all rows.
         decoded = stored_range(rows, deleted) if is_placed and task.file_format is FileFormat.PARQUET else ALL_ROWS
         source = self._source(task)
-        with foreign_errors(task, source.file_is_planned):
+        with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, projection)):
             stored, deleted = self._decoded(source, projection, decoded, deleted)
             if decoded == ALL_ROWS:
                 check_stored_rows(task, stored.num_rows)
@@ -160,7 +161,7 @@ class Reader:
     def _stored_columns(self, task: RowGroupTask, rows: RowRange) -> Generator[pa.RecordBatch]:
         """All columns of a row group whose stored rows are the delivered ones."""
         source, num_rows = self._source(task), 0
-        with foreign_errors(task, source.file_is_planned):
+        with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
             stored = self.projection.stored
             for part in self._conformed(task, parquet_columns(source, stored, rows), stored):
                 num_rows = part.num_rows
@@ -168,6 +169,16 @@ class Reader:
         _check_planned(task)
         if self.projection.made:
             yield _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
+
+    def _refused_columns(self, source: TaskSource, projection: Projection) -> list[str]:
+        """The columns that do not decode by themselves, for a message; none where rows, not columns, are stored."""
+        refused = []
+        for each in projection.stored if source.task.file_format in (FileFormat.PARQUET, FileFormat.ORC) else ():
+            try:
+                self._decoded(source, replace(projection, stored=pa.schema([each])), ALL_ROWS, None)
+            except (*FOREIGN, DataError):
+                refused.append(each.name)
+        return refused
 
     def _conformed(
         self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema

@@ -10,18 +10,21 @@ from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedF
 
 # Texts of pyiceberg 0.12's errors for manifests whose Avro schema leaves out ids, as BigQuery's do.
 _NO_IDS = re.compile(r"missing (?:field-id|element-id|key-id|value-id)\b|(?:field|element|key|value)-id'?$")
+_CODEC = re.compile(r"Unsupported codec: [\w-]+")
 
 
 @contextmanager
 def parsing(path: str, what: str) -> Iterator[None]:
-    """Turns any error of parsing `what` (table metadata, a manifest) into one of ours; parse nothing else inside.
+    """Turns any error of parsing `what` (table metadata, a manifest) into one of ours, but a lack of memory.
+
+    Parse nothing else inside.
 
     pyiceberg, pydantic and four compression codecs raise their own errors, many of them plain Exceptions. Their texts
     quote the file, which may hold secrets, so the message names only the class of the error.
     """
     try:
         yield
-    except LoaderError:
+    except (LoaderError, MemoryError):
         raise
     except Exception as error:
         raise unparsed(path, what, error) from error
@@ -47,7 +50,10 @@ def unknown_feature(error: BaseException) -> str | None:
 
     found = error if isinstance(error, ValidationError) else error.__cause__
     if not isinstance(found, ValidationError):
-        return "fields, elements, keys or values without ids" if _NO_IDS.search(str(error)) else None
+        if _NO_IDS.search(str(error)):
+            return "fields, elements, keys or values without ids"
+        codec = _CODEC.search(str(error))
+        return codec and codec[0]
     for each in found.errors(include_input=False, include_url=False):
         if each["type"] == "union_tag_invalid":
             return f"format version {each['ctx']['tag']}"
