@@ -6,6 +6,7 @@ import logging
 import re
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -39,7 +40,6 @@ from tests.faults.hostile_files import (
 )
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import parquet_bytes, table, upload
-from tests.warm_python import WITH_LOADER, warm_python
 from torch_dataloader_utils import Decoding, StructuredDataset, pack_tokens, scan_files
 from torch_dataloader_utils._formats.foreign_errors import no_damage
 from torch_dataloader_utils._store import StoreAccess
@@ -327,6 +327,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.processes
 def test_a_host_that_lacks_memory_leaves_nothing_out(tmp_path: Path) -> None:
     rows = pa.table({"row": np.arange(40_000), "text": pa.array(["x" * 1000] * 40_000)})
     for name, write in WRITERS.items():
@@ -335,7 +336,7 @@ def test_a_host_that_lacks_memory_leaves_nothing_out(tmp_path: Path) -> None:
         write(rows.slice(0, 100), tmp_path / name / f"0.{ending}")
         write(rows, tmp_path / name / f"1.{ending}")
     child = subprocess.run(
-        [warm_python(*WITH_LOADER), "-W", "ignore", "-c", IN_LITTLE_MEMORY, str(tmp_path), *WRITERS],
+        [sys.executable, "-W", "ignore", "-c", IN_LITTLE_MEMORY, str(tmp_path), *WRITERS],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
