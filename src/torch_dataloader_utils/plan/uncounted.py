@@ -64,13 +64,14 @@ class UncountedAssignment:
         parts: list[Units] = []
         for rank, cursors in enumerate(received.cursors_of(range(self.topology.num_ranks))):
             if cursors is not None:  # None: the rank has received all its rows
-                parts.extend(after_cursor(*each) for each in zip(self._lanes(rank), cursors, strict=True))
+                parts.extend(after_cursor(*each) for each in zip(self._lanes(rank), cursors.workers, strict=True))
         return replace(self, units=Units.concat(parts), topology=topology, chosen=None)
 
     def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
         """See Assignment."""
         self.topology.check_rank(rank)
-        cursors = dict(received.cursors or ()).get(rank, ((0, 0),) * self.topology.num_workers)
+        known = dict(received.cursors or ()).get(rank)
+        cursors = ((0, 0),) * self.topology.num_workers if known is None else known.workers
         return tuple(
             WorkerProgram(
                 lanes=(after_cursor(lane, cursor),),

@@ -283,10 +283,9 @@ class TableDataset(IterableDataset[BatchT]):
             pipeline = self.pipeline
             if worker is not None:
                 pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
-            # A worker begins with a step of its own, so that the first batch of the pass is the worker's own.
-            index = (worker or 0) if work.num_batches is None else work.first_worker
-            stream = WorkerStream(work.inputs[index], pipeline, self.stages.decode)
-            return ThreadSource(stream, index)
+            # A worker begins at a place of its own, so that the first batch of the pass is the worker's own.
+            stream = WorkerStream(work.inputs[work.first_worker], pipeline, self.stages.decode)
+            return ThreadSource(stream, work.first_worker)
 
         return PassSetup(
             topology=replace(self.topology, num_workers=num_workers),
