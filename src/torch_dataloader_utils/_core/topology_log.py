@@ -35,6 +35,8 @@ _KEYS = {"earlier", *_COLUMNS, "cursors"}
 # More than so many topologies are packed, but no more than so many numbers: packing takes their square.
 _MOST_WRITTEN = 8
 _MOST_PACKED = 1 << 12
+# Of a packed number: 64 bits, and that it is new.
+_MOST_CHARACTERS = 16
 
 # Plans take memory for each worker of each rank of a log; no job has a million.
 _MOST_WORKERS = 1 << 20
@@ -174,6 +176,8 @@ def _unpacked(earlier: str) -> tuple[Entry, ...]:
     """
     if not earlier:
         return ()
+    if len(earlier) > _MOST_CHARACTERS * _MOST_PACKED:
+        raise ValueError(f"{len(earlier)} characters")
     columns = PackedColumns(earlier)
     (length,) = columns.column(1)
     if not 0 < length <= _MOST_PACKED:
