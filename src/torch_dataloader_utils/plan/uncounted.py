@@ -99,11 +99,12 @@ class UncountedAssignment:
         return group_windows(lane, self.inputs.space.group_start, options.shuffle_rows, options.interleave)
 
     def _weights(self, units: Units) -> Int64s:
-        space, windows = self.inputs.space, units.windows
+        space = self.inputs.space
         if units.is_plain.all():
             return space.bytes_between(units.start, units.stop)
+        windows = units.windows.take(units.window)
         pieces = space.bytes_between(windows.piece_start, windows.piece_stop)
-        weights: Int64s = np.add.reduceat(pieces, windows.offsets[:-1])[units.window]
+        weights: Int64s = np.add.reduceat(pieces, windows.offsets[:-1])
         return weights
 
 
