@@ -1,4 +1,4 @@
-"""The log of a state: exact for any log, in version 3 and in version 2, and below 1 kB for 200 topologies of an epoch."""
+"""The log of a state: exact, also from version 2, and below 1 kB for 200 topologies in one epoch."""
 
 import json
 from base64 import b85encode
@@ -164,7 +164,6 @@ def test_a_changed_text_of_earlier_topologies_is_a_log_or_refused(text):
     state["log"]["earlier"] = text
     try:
         position, _ = decode_state(sealed(state), IDENTITY, Topology())
-    except CheckpointMismatchError as error:
-        assert "no loader writes" in str(error)
-    else:
-        assert all(1 <= each.topology.num_ranks for each in position.segments)
+    except CheckpointMismatchError:
+        return
+    assert all(each.topology.num_ranks > 0 for each in position.segments)

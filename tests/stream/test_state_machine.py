@@ -138,8 +138,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def ranks_are_in_step_and_states_small(self):
         if self.ranks:
             assert len({rank.steps for rank in self.ranks}) == 1
-            state = json.dumps(self.ranks[0].dataset.state_dict())
-            assert len(state) < 1000 or len(json.loads(state)["log"]["steps"]) > 15
+            assert len(json.dumps(self.ranks[0].dataset.state_dict())) < 1000
 
     def teardown(self):
         if not self.ranks:

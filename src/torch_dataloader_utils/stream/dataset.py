@@ -130,8 +130,8 @@ class TableDataset(IterableDataset[BatchT]):
     def state_dict(self) -> dict[str, Any]:
         """The position as a JSON-able dict: see the page on resuming.
 
-        It is the same on every rank that has taken as many steps, and takes about 500 bytes, and 25 for each topology
-        that the epoch has seen. Where row counts are not known, it has the places of this rank alone.
+        It is the same on every rank that has taken as many steps. It takes about 500 bytes, and less than 1 kB for 200
+        topologies in one epoch. Where row counts are not known, it has the places of this rank alone.
 
         Raises:
             ConfigError: workers of a DataLoader read this data set, and only they know how far they are; or batches
