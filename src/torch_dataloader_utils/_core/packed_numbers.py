@@ -1,6 +1,6 @@
 """Columns of whole numbers as one short text, for logs that have to stay small.
 
-    packed([[8, 6, 8, 6, 8], [0, 0, 0, 0, 0]])      "0YJrE"
+    packed([[8, 6, 8, 6, 8], [0, 0, 0, 0, 0]])      "<nOE"
 
 An arithmetic code (range asymmetric numeral system, Duda 2013, arXiv:1311.2540): all numbers together become one large
 integer. A number that is expected f times in t multiplies it by t / f, so it costs log2(t / f) bits. Each column begins
@@ -43,11 +43,11 @@ class PackedColumns:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing is left after the last column, as in each text that `packed` returns."""
+        """Whether nothing is left: a text that `packed` returned ends with its last column."""
         return self._number == 0
 
     def column(self, length: int) -> list[int]:
-        """Return the next column, which has so many numbers."""
+        """Return the next column, of `length` numbers."""
         if length == 0:
             return []
         bits = self._even(_MOST_BITS + 1)

@@ -15,7 +15,7 @@ Cursor = tuple[int, int]
 class RankCursors:
     """Where one rank stands, where row counts are not known.
 
-    workers: every worker's cursor. next_worker: whose batch is next; the one after it, if it has ended.
+    workers: every worker's cursor. next_worker: gives the next batch; if it has ended, a later one does.
     """
 
     workers: tuple[Cursor, ...]
@@ -28,7 +28,7 @@ class Segment:
 
     steps: batches that every rank received; or one number for each rank, where ranks received different numbers. None:
         all steps of the topology; only the plan knows how many those are (see `counted`).
-    cursors: for plans without row counts, those by rank (all ranks, or only the one that saved it).
+    cursors: for plans without row counts, where each rank stands (all ranks, or only the one that saved it).
     """
 
     topology: Topology

@@ -52,12 +52,10 @@ def encode_log(segments: Sequence[Segment]) -> dict[str, Any]:
     """The log as a new JSON-able dict."""
     entries = [_entry(segment) for segment in segments]
     num_packed = _num_packed(entries)
-    columns = zip(*entries[num_packed:], strict=True) if entries else [()] * len(_COLUMNS)
+    written = [[list(value) if isinstance(value, tuple) else value for value in each] for each in entries[num_packed:]]
     return {
         "earlier": _packed(tuple(entries[:num_packed])),
-        **{
-            name: [list(v) if isinstance(v, tuple) else v for v in c] for name, c in zip(_COLUMNS, columns, strict=True)
-        },
+        **{name: [each[place] for each in written] for place, name in enumerate(_COLUMNS)},
         "cursors": _encode_cursors(segments),
     }
 
@@ -141,10 +139,10 @@ def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
 def _decode_cursors(
     rank: int, of_workers: Sequence[Any], next_worker: int | None = None, *, steps: Any, worker: int | None
 ) -> RankCursors:
-    """Version 2 has no next worker; without one that has ended, it follows from the steps."""
+    """Version 2 has no next worker: while no worker has ended, it follows from the steps."""
     if next_worker is None:
         done = steps[rank] if isinstance(steps, tuple) else steps
-        next_worker = (done or 0) % len(of_workers) if worker is None else worker
+        next_worker = ((done or 0) if worker is None else worker) % len(of_workers)
     return RankCursors(workers=tuple((units, rows) for units, rows in of_workers), next_worker=next_worker)
 
 

@@ -198,7 +198,7 @@ class RemainingRows:
         return RankRows(workers=tuple(workers), sizes=sizes, dropped=mine)
 
     def remaining(self, received: Segment) -> Units:
-        """See `remaining_units`; for all ranks at once, as ranks with equal rows and steps stand at equal places."""
+        """See `remaining_units`. Ranks with equal rows and steps have equal spans left, so these are found once."""
         ranks = [(rows, received.steps_of(rank)) for rank, rows in enumerate(self.rank_rows.tolist())]
         spans = {each: np.array(self._spans_left(*each)) for each in set(ranks)}
         begins = (np.cumsum(self.rank_rows) - self.rank_rows).tolist()
@@ -206,7 +206,7 @@ class RemainingRows:
         return self.units.spans(left[:, 0], left[:, 1])
 
     def _spans_left(self, rows: int, steps: int) -> list[tuple[int, int]]:
-        """Among the rows of a rank, those of each worker that are left after `steps` steps, then the dropped ones."""
+        """Return what a rank with `rows` rows has left: `spans_left` of its workers, then the rows that it drops."""
         sizes = step_sizes(rows, int(self.steps[0]), self.topology.batch_size)
         return [*spans_left(sizes, steps, self.topology.num_workers), (sizes.rows, rows)]
 

@@ -44,7 +44,7 @@ class StepSizes:
 
 
 def spans_left(sizes: StepSizes, steps: int, num_workers: int) -> list[tuple[int, int]]:
-    """[begin, stop) of the rows of each worker that are left after `steps` steps, among the rank's worker by worker."""
+    """Return [begin, stop) of each worker's rows after `steps` steps, numbered over all workers of the rank."""
     spans, begin = [], 0
     for worker in range(num_workers):
         mine = sizes.of_worker(worker, num_workers)

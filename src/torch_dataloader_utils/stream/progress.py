@@ -255,7 +255,7 @@ class Progress:
     def _own_place(self, position: Position, worker: int) -> Position:
         """The position at the next batch of `worker`, unless it is already the position of one worker.
 
-        The first batch is that of worker 0 here, whichever worker of the plan gives it.
+        A foreign DataLoader takes its first batch from its worker 0, whichever worker of the plan gives it.
         """
         segment = position.segment
         steps = segment.steps_of(self._rank)
