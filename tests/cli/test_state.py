@@ -48,6 +48,18 @@ def test_rows_done_and_to_come(table, tmp_path):
     assert "30 steps on 4 ranks" in text
 
 
+def test_topologies_that_are_packed_are_said_as_well(table, tmp_path):
+    sizes, state = [10, 20, 30] * 4, None
+    for batch_size in sizes:
+        state = state_after(table, 1, state, batch_size=batch_size)
+    assert state["log"]["batch_size"] == sizes[-1:]
+    path = saved(tmp_path, state)
+    (report,) = tdu_json("state", path, table)["states"]
+    assert [each["batch_size"] for each in report["topologies"]] == sizes
+    assert report["rows"]["done_rows"] == sum(sizes)
+    assert tdu("state", path).stdout.count("1 step on 1 rank × 1 worker") == len(sizes)
+
+
 def test_without_the_data_it_says_what_it_can(table, tmp_path):
     path = saved(tmp_path, state_after(table, 3))
     assert tdu_json("state", path)["states"][0]["rows"] is None

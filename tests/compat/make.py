@@ -1,5 +1,8 @@
 """Writes the files of this version; run once when a version is released: python -m tests.compat.make 1.0
 
+    1.0             states of version 2
+    1.0-state-3     states of version 3
+
 The table is made up of arrays alone, so that its fingerprint depends on no file system.
 """
 
@@ -12,7 +15,7 @@ import numpy as np
 from torch_dataloader_utils import Inventory, plan_epoch
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, StringColumn, planning_fingerprint
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, encode_state
 
 
@@ -45,14 +48,53 @@ def make_inventory() -> Inventory:
 
 
 OPTIONS = PlanOptions(shuffle=True, seed=7, shuffle_rows=16, split_rows=20, interleave=2)
-HISTORY = (Segment(topology=Topology(num_ranks=3, num_workers=2, batch_size=4), steps=5),)
 
 
-def make_state():
-    """A state of epoch 2 that has seen two topologies."""
+def _segment(num_ranks, num_workers, batch_size, steps, *, drop_last=False, cursors=None):
+    topology = Topology(num_ranks=num_ranks, num_workers=num_workers, batch_size=batch_size, drop_last=drop_last)
+    return Segment(topology=topology, steps=steps, cursors=cursors)
+
+
+def _cursors(*workers, next_worker=1):
+    return RankCursors(workers=workers, next_worker=next_worker)
+
+
+# Name: (the place, the worker that saved it for itself).
+STATES = {
+    "state": (Position(epoch=2, history=(_segment(3, 2, 4, 5),), segment=_segment(2, 1, 6, 3)), None),
+    "long": (
+        Position(
+            epoch=2,
+            history=(
+                *(_segment(1 + hop % 3, 1, 1, hop % 2, drop_last=hop % 5 == 0) for hop in range(30)),
+                _segment(3, 2, 4, (2, None, 1)),
+                _segment(2, 1, 1, 1),
+            ),
+            segment=_segment(2, 3, 2, 2),
+        ),
+        None,
+    ),
+    "cursors": (
+        Position(
+            epoch=1,
+            segment=_segment(
+                2, 2, 4, 5, cursors=((0, _cursors((1, 2), (0, 8))), (1, _cursors((3, 0), (2, 1), next_worker=1)))
+            ),
+        ),
+        None,
+    ),
+    "worker": (Position(epoch=0, segment=_segment(1, 2, 4, 4, cursors=((0, _cursors((0, 0), (1, 3))),))), 1),
+    "end": (
+        Position(epoch=3, before=(_segment(2, 1, 6, 1), _segment(2, 2, 4, None)), segment=Segment(topology=Topology())),
+        None,
+    ),
+}
+
+
+def make_state(name):
+    """A state of version 3."""
     identity = Identity(fingerprint=planning_fingerprint(make_inventory()), options=OPTIONS)
-    present = Segment(topology=Topology(num_ranks=2, num_workers=1, batch_size=6), steps=3)
-    return encode_state(identity, Position(epoch=2, history=HISTORY, segment=present))
+    return encode_state(identity, *STATES[name])
 
 
 def make_plan():
@@ -75,5 +117,6 @@ def make_plan():
 if __name__ == "__main__":
     folder = Path(__file__).parent / sys.argv[1]
     folder.mkdir(exist_ok=True)
-    (folder / "state.json").write_text(json.dumps(make_state(), indent=1) + "\n")
+    for name in STATES:
+        (folder / f"{name}.json").write_text(json.dumps(make_state(name), indent=1) + "\n")
     (folder / "plan.json").write_text(json.dumps(make_plan(), indent=1) + "\n")

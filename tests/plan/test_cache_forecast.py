@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from tests.effort import effort
 from torch_dataloader_utils import plan_epoch, scan_files
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.program import touched_groups
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, CacheForecast
 
 
@@ -23,6 +27,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = pa.table({"x": np.random.default_rng(number).random(8 * 64)})
         pq.write_table(table, directory / f"{number}.parquet", row_group_size=64, use_dictionary=False)
     return directory
+
+
+def test_after_a_resume_a_worker_of_a_foreign_loader_foresees_the_rows_that_it_reads(data: Path) -> None:
+    """Its worker 0 gives the next batch, step 4, which is one of worker 1 of the plan."""
+    planner = Planner(inventory=scan_files(data), options=PlanOptions(shuffle=True, split_rows=64))
+    position = Position(segment=Segment(topology=Topology(num_workers=3, batch_size=16), steps=4))
+    (lane,) = planner.plan(position).programs(0)[1].lanes
+    reads, num_present = planner.upcoming(position, 0, worker=0)
+    assert set(reads.group[:num_present].tolist()) == set(touched_groups(lane, planner.space).tolist())
 
 
 sizes_of_groups = st.lists(st.integers(1, 9), min_size=6, max_size=6)

@@ -14,10 +14,11 @@ from tests.effort import effort
 from tests.lines_run import lines_run
 from tests.plan.model import advance, make_plan, make_space, plans, rank_batches, resume, rows_of, topologies, under
 from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.program import touched_groups
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.plan.row_assignment import RemainingRows
+from torch_dataloader_utils.plan.row_assignment import RemainingRows, remaining_lanes, remaining_units
 
 
 def deliver(plan):
@@ -165,6 +166,38 @@ def test_one_more_rank_of_a_resumed_epoch_costs_that_rank_alone():
     assert [mine.sizes.rows for mine in ranks] == [10_000] * 3
     # A number for each unit would be 800,000 bytes; a rank has 1,000 of them.
     assert peak_bytes < 200_000
+
+
+@given(
+    rows=st.lists(st.integers(1, 12), max_size=8),
+    topology=st.builds(
+        Topology,
+        num_ranks=st.integers(1, 6),
+        num_workers=st.integers(1, 4),
+        batch_size=st.integers(1, 9),
+        drop_last=st.booleans(),
+    ),
+    steps=st.lists(st.integers(0, 9), min_size=6, max_size=6),
+)
+@settings(max_examples=effort(100), deadline=None)
+def test_what_remains_of_all_ranks_is_what_remains_of_each(rows, topology, steps):
+    starts = 2 * np.cumsum(np.array(rows, dtype=np.int64))
+    rest = RemainingRows(units=Units.plain(starts, starts + rows), topology=topology)
+    received = Segment(topology=topology, steps=tuple(steps[: topology.num_ranks]))
+    expected = []
+    for rank in range(topology.num_ranks):
+        mine = rest.rank(rank)
+        expected += [*remaining_lanes(mine, received.steps_of(rank)), mine.dropped]
+    found, expected = remaining_units(rest, received), Units.concat(expected)
+    assert (found.start.tolist(), found.stop.tolist()) == (expected.start.tolist(), expected.stop.tolist())
+
+
+def test_a_topology_of_many_ranks_in_a_long_log_costs_little():
+    starts = np.arange(1_000) * 1_000
+    topology = Topology(num_ranks=64, num_workers=4, batch_size=16)
+    rest = RemainingRows(units=Units.plain(starts, starts + 1_000), topology=topology)
+    # Some 500 lines; rank by rank it was 34,000, and 200 such topologies took a second.
+    assert lines_run(lambda: remaining_units(rest, Segment(topology=topology, steps=3))) < 1_500
 
 
 def plan_of_lanes(num_lanes):

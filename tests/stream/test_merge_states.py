@@ -47,6 +47,8 @@ class Rank:
             for worker, work in enumerate(self.plan.worker_inputs(rank))
         ]
         self.streams = [(worker, stream, iter(stream)) for worker, stream in self.streams]
+        first = self.run.position.segment.next_worker(rank)
+        self.waiting = [*self.streams[first:], *self.streams[:first]]
 
     @property
     def steps(self):
@@ -54,13 +56,17 @@ class Rank:
 
     def take(self, most):
         """The rows of up to so many batches."""
-        rows = []
+        return [row for batch in self.batches(most) for row in batch]
+
+    def batches(self, most):
+        """Up to so many batches, each as its rows."""
+        taken = []
         for _ in range(most):
             batch = self.next_counted() if self.steps is not None else self.next_by_cursor()
             if batch is None:
                 break
-            rows += check_batch(batch)
-        return rows
+            taken.append(check_batch(batch))
+        return taken
 
     def next_counted(self):
         if self.done == self.steps:
@@ -74,11 +80,11 @@ class Rank:
         return batch
 
     def next_by_cursor(self):
-        while self.streams:
-            worker, stream, batches = self.streams.pop(0)
+        while self.waiting:
+            worker, stream, batches = self.waiting.pop(0)
             batch = next(batches, None)
             if batch is not None:
-                self.streams.append((worker, stream, batches))
+                self.waiting.append((worker, stream, batches))
                 self.run.count_with_cursor(worker, stream.cursor)
                 return batch
         self.dataset.progress.finish(self.run)
@@ -147,6 +153,38 @@ def test_chains_of_merged_states_deliver_every_row_once(files, is_exact, mode, c
         assert set(counted) == expected
         assert len(received) - len(counted) == repeats
         assert state["epoch"] == 1
+
+
+@given(
+    files=files,
+    topology=topologies,
+    stops=st.lists(st.integers(0, 5), max_size=5),
+    merges=st.lists(st.booleans(), min_size=5, max_size=5),
+    mode=st.sampled_from([{}, {"split_strategy": RoundRobinSplitStrategy()}]),
+    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
+    split_rows=st.integers(1, 60),
+)
+@settings(max_examples=effort(40), deadline=None)
+def test_without_row_counts_a_chain_of_resumes_gives_the_batches_of_one_pass(
+    files, topology, stops, merges, mode, shuffle_rows, split_rows
+):
+    """On the same topology, each rank from its own state or all from a merged one, with workers that have ended too."""
+    with TemporaryDirectory() as folder:
+        write_table(Path(folder), [[8], *files])
+        options = {**UNKNOWN, **mode, "shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": split_rows}
+        ranks = range(topology.num_ranks)
+        whole = [Rank(folder, options, topology, rank).batches(1000) for rank in ranks]
+        received, states = [[] for _ in ranks], [None] * topology.num_ranks
+        for stop, merge in zip([*stops, 1000], [*merges, False], strict=False):
+            for rank in ranks:
+                if states[rank] is None or states[rank]["epoch"] == 0:
+                    job = Rank(folder, options, topology, rank, states[rank])
+                    received[rank] += job.batches(stop)
+                    states[rank] = json.loads(json.dumps(job.dataset.state_dict()))
+                    job.close()
+            if merge and not any(state["epoch"] for state in states):
+                states = [merge_states(states)] * topology.num_ranks
+        assert received == whole
 
 
 @pytest.fixture(scope="module")

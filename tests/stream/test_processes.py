@@ -19,6 +19,7 @@ from types import FrameType
 from typing import ClassVar
 
 import psutil
+import pyarrow.compute as pc
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -640,6 +641,35 @@ def test_a_state_that_was_loaded_serves_one_pass_of_a_plain_dataloader(table, pe
         assert sorted_rows(plain) == whole
     dataset.set_epoch(3)
     assert dataset.state_dict()["epoch"] == 3
+
+
+def test_without_row_counts_a_resume_begins_with_the_next_worker(table):
+    """After each stop in new processes, then in those of a plain DataLoader, whose first worker is always number 0."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    options = {"filters": pc.bit_wise_and(pc.field("row"), 3) > 0, "count_rows": False, "num_workers": 3}
+    whole, received, state = [check_batch(batch) for batch in load(table[0], **options)[0]], [], None
+    for stop in (5, 7, 1):
+        loader, dataset = load(table[0], **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        received += [check_batch(next(batches)) for _ in range(stop)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        batches.close()
+    assert received == whole[:13]
+    dataset.load_state_dict(state)
+    plain = DataLoader(dataset, batch_size=None, num_workers=3, collate_fn=as_it_is)
+    assert received + [check_batch(batch) for batch in plain] == whole
+    dataset.load_state_dict(state)
+    ours = stateful.StatefulDataLoader(for_torchdata(dataset), batch_size=None, num_workers=3, collate_fn=as_it_is)
+    batches = iter(ours)
+    received.append(check_batch(next(batches)))
+    state = ours.state_dict()
+    del batches
+    dataset = load(table[0], **options)[1]
+    ours = stateful.StatefulDataLoader(for_torchdata(dataset), batch_size=None, num_workers=3, collate_fn=as_it_is)
+    ours.load_state_dict(state)
+    assert received + [check_batch(batch) for batch in ours] == whole
 
 
 def sorted_rows(loader):

@@ -15,7 +15,11 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, RowRange
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.packed_numbers import packed
+from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.sealed_state import sealed
+from torch_dataloader_utils._core.state import encode_state
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 TABLE = [[40, 33, 40], [22, 50], [1, 30, 60, 24]]
@@ -258,6 +262,11 @@ def test_numpy_counts_epochs_too(table):
         ("cursors", [[[0, [[1, -1]]]]]),
         ("cursors", [[[7, [[1, 1]]]]]),
         ("cursors", [[1]]),
+        ("cursors", [[[0, [[1, 1]], 1]]]),
+        ("cursors", [[[0, [[1, 1]], 0, 0]]]),
+        ("earlier", 5),
+        ("earlier", "not base 85"),
+        ("earlier", packed([[1], [0], [1], [1], [0], [2]])),
     ],
 )
 def test_a_state_whose_values_no_loader_writes_is_refused_though_its_checksum_fits(table, name, value):
@@ -268,5 +277,21 @@ def test_a_state_whose_values_no_loader_writes_is_refused_though_its_checksum_fi
     place[name] = value
     del state["checksum"]
     for take in (load(table)[0].load_state_dict, lambda forged: merge_states([forged])):
-        with pytest.raises(CheckpointMismatchError, match=rf"says (log|{name})=.*no loader writes"):
+        with pytest.raises(CheckpointMismatchError, match=rf"says (log|num_ranks|{name})=.*no loader writes"):
             take(sealed(state))
+
+
+def test_a_state_of_very_many_topologies_is_exact_and_warns_once(table):
+    loader, dataset = load(table)
+    history = [Segment(topology=Topology(num_workers=1 + hop**7 % 500, batch_size=8), steps=0) for hop in range(400)]
+    position = Position(epoch=0, history=tuple(history), segment=Segment(topology=dataset.topology, steps=3))
+    loader.load_state_dict(json.loads(json.dumps(encode_state(dataset.planner.identity, position))))
+    with pytest.warns(
+        UserWarning, match=r"state has 1,\d+ bytes, more than 1 kB: it lists the 401 topologies"
+    ) as warned:
+        states = [loader.state_dict() for _ in range(2)]
+    assert len(warned) == 1
+    assert states[0] == states[1]
+    resumed, dataset = load(table)
+    resumed.load_state_dict(json.loads(json.dumps(states[0])))
+    assert dataset.next_position == position

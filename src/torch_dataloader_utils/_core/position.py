@@ -10,7 +10,16 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, InternalError
 Cursor = tuple[int, int]
 """(units finished, rows received of the next unit) of one worker; only where row counts are not known."""
 
-RankCursors = tuple[Cursor, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCursors:
+    """Where one rank stands, where row counts are not known.
+
+    workers: every worker's cursor. next_worker: gives the next batch; if it has ended, a later one does.
+    """
+
+    workers: tuple[Cursor, ...]
+    next_worker: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +28,7 @@ class Segment:
 
     steps: batches that every rank received; or one number for each rank, where ranks received different numbers. None:
         all steps of the topology; only the plan knows how many those are (see `counted`).
-    cursors: for plans without row counts, every worker's cursor by rank (all ranks, or only the one that saved it).
+    cursors: for plans without row counts, where each rank stands (all ranks, or only the one that saved it).
     """
 
     topology: Topology
@@ -40,6 +49,11 @@ class Segment:
             raise InternalError(f"How many steps rank {rank} took was asked for before it was counted.")
         return steps
 
+    def next_worker(self, rank: int) -> int:
+        """The worker of one rank that gives its next batch."""
+        cursors = dict(self.cursors or ()).get(rank)
+        return self.steps_of(rank) % self.topology.num_workers if cursors is None else cursors.next_worker
+
     def has_finished(self, rank: int) -> bool:
         """Whether one rank took all its steps and these are not counted yet."""
         return self.steps is None or (isinstance(self.steps, tuple) and self.steps[rank] is None)
@@ -51,9 +65,10 @@ class Segment:
             CheckpointMismatchError: a rank's cursors are missing.
         """
         known: dict[int, RankCursors | None] = {**dict(self.cursors or ())}
+        begin = RankCursors(workers=((0, 0),) * self.topology.num_workers, next_worker=0)
         for rank, steps in enumerate(self.steps if isinstance(self.steps, tuple) else ()):
             if not steps:
-                known.setdefault(rank, None if steps is None else ((0, 0),) * self.topology.num_workers)
+                known.setdefault(rank, None if steps is None else begin)
         wanted = list(ranks)
         missing = [rank for rank in wanted if rank not in known]
         if missing:
@@ -89,7 +104,7 @@ class Segment:
     @property
     def has_begun(self) -> bool:
         """Whether anything was received."""
-        moved = any(cursor != (0, 0) for _, of_rank in self.cursors or () for cursor in of_rank)
+        moved = any(cursor != (0, 0) for _, of_rank in self.cursors or () for cursor in of_rank.workers)
         return bool(self.steps) or moved
 
 

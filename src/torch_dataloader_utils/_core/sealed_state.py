@@ -19,12 +19,13 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "checksum": _checksum(state)}
 
 
-def check_version(state: Mapping[str, Any], version: int) -> None:
+def check_version(state: Mapping[str, Any], *readable: int) -> None:
     """Raises CheckpointMismatchError for a sealed state of another version, whatever other keys that version has."""
-    if {"version", "checksum"} <= set(state) and state["version"] != version:
+    if {"version", "checksum"} <= set(state) and state["version"] not in readable:
+        versions = f"version{'s' * (len(readable) > 1)} {' and '.join(map(str, readable))}"
         raise CheckpointMismatchError(
-            f"The state has version {state['version']!r}, this library reads version {version}. Load it with the "
-            "release that wrote it, or start the epoch again."
+            f"The state has version {state['version']!r}, this library reads {versions}. Load it with the release that "
+            "wrote it, or start the epoch again."
         )
 
 

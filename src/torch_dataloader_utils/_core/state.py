@@ -1,28 +1,21 @@
 """The loader's state as checked JSON: a log of topologies, not a cursor for every file.
 
-    {"version": 2, "fingerprint": "...", "settings": [["columns", "all"], ["filters", "none"], ...],
+    {"version": 3, "fingerprint": "...", "settings": [["columns", "all"], ["filters", "none"], ...],
      "options": [["seed", 42], ["shuffle", true]], "epoch": 3,
-     "log": {"num_ranks": [8], "num_workers": [4], "batch_size": [1024], "drop_last": [false], "steps": [1200],
-             "cursors": []}, "checksum": "..."}
+     "log": {"earlier": "", "num_ranks": [8], "num_workers": [4], "batch_size": [1024], "drop_last": [false],
+             "steps": [1200], "cursors": []}, "checksum": "..."}
 
-Plans are pure, so the steps alone say which rows every rank has received. The log has one entry a topology, in columns:
-the keys of a state are then always the same and its values plain lists, which torch.distributed.checkpoint needs to
-load one state into the place of another. Loading executes nothing; unknown keys, another version and any changed byte
-are errors.
-
-Where a number of steps is null, all steps were taken. If the last entry is null, the log is that of the epoch before
-the one that the state names. In a list of one number for each rank, [2, null, 1], one rank finished before the others.
+Plans are pure, so the steps alone say which rows every rank has received; `topology_log` has the form of the log.
+Loading executes nothing; unknown keys, other versions and any changed byte are errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 from typing import Any
 
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.sealed_state import (
-    MOST_COUNT,
     check_seal,
     check_version,
     is_count,
@@ -31,15 +24,12 @@ from torch_dataloader_utils._core.sealed_state import (
     sealed,
 )
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
+from torch_dataloader_utils._core.topology_log import decode_log, encode_log, log_findings
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
-_LOG_KEYS = ("num_ranks", "num_workers", "batch_size", "drop_last", "steps", "cursors")
-
-# Plans take memory for each worker of each rank of a log; no job has a million.
-_MOST_WORKERS = 1 << 20
-
-VERSION = 2
-"""2: with `shuffle`, chunks of another default size, and workers that change from epoch to epoch."""
+_VERSION = 3
+# 2: no `earlier` in the log, and cursors without the next worker. 1: other plans, so that no log of it has a meaning.
+_READABLE = (2, _VERSION)
 
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
 _OPTIONAL_KEYS = {"worker", "settings"}
@@ -63,12 +53,12 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
     worker: set where one worker of a foreign DataLoader saves its own state; its steps are then its own place.
     """
     state = {
-        "version": VERSION,
+        "version": _VERSION,
         "fingerprint": identity.fingerprint,
         **({"settings": [list(setting) for setting in identity.settings]} if identity.settings else {}),
         "options": _changed_options(identity.options),
         "epoch": position.epoch,
-        "log": _encode_log(position.segments or position.before),
+        "log": encode_log(position.segments or position.before),
         **({} if worker is None else {"worker": worker}),
     }
     return sealed(state)
@@ -89,7 +79,7 @@ def decode_state(
     """
     check_intact(state)
     _compare_options(state["options"], _changed_options(identity.options))
-    segments = _decode_log(state["log"])
+    segments = decode_log(state["log"], state.get("worker"))
     is_at_start = not segments or _is_of_epoch_before(segments)
     if is_at_start and state["epoch"] and _may_follow(state, identity, files_may_change=files_may_change):
         return Position(epoch=state["epoch"], segment=Segment(topology=topology)), state.get("worker")
@@ -103,7 +93,7 @@ def decode_state(
 def check_intact(state: Mapping[str, Any]) -> None:
     """Raise CheckpointMismatchError unless this is a whole, unchanged state of a version we know."""
     if isinstance(state, Mapping):
-        check_version(state, VERSION)
+        check_version(state, *_READABLE)
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
         found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
         raise CheckpointMismatchError(
@@ -125,39 +115,7 @@ def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         yield name, pairs, is_list(pairs) and all(is_list(pair, 2) and isinstance(pair[0], str) for pair in pairs)
     if "worker" in state:
         yield "worker", state["worker"], is_count(state["worker"])
-    log = state["log"]
-    yield "log", log, isinstance(log, Mapping) and set(log) == set(_LOG_KEYS) and all(map(is_list, log.values()))
-    columns = [log[name] for name in _LOG_KEYS if log[name] or name != "cursors"]
-    yield "log", log, all(len(one) == len(other) for one, other in pairwise(columns))
-    for num_ranks, num_workers, batch_size, drop_last, steps, of_ranks in log_entries(log):
-        yield "num_ranks", num_ranks, is_count(num_ranks, 1) and num_ranks <= _MOST_WORKERS
-        yield "num_workers", num_workers, is_count(num_workers, 1) and num_ranks * num_workers <= _MOST_WORKERS
-        yield "batch_size", batch_size, is_count(batch_size, 1)
-        yield "drop_last", drop_last, isinstance(drop_last, bool)
-        each = steps if is_list(steps, num_ranks) else [steps]
-        yield "steps", steps, _are_steps(each)
-        yield "cursors", of_ranks, is_list(of_ranks) and all(_is_cursors(c, num_ranks, num_workers) for c in of_ranks)
-
-
-def log_entries(log: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Its entries, one a topology: the values of `_LOG_KEYS`, with no cursors where the log has none at all."""
-    cursors = log["cursors"] or [[]] * len(log["steps"])
-    return zip(*(log[name] for name in _LOG_KEYS[:-1]), cursors, strict=True)
-
-
-def _are_steps(values: Sequence[Any]) -> bool:
-    """Whether each is a count, or None; at once, as there is one for each rank of a job."""
-    counts = [value for value in values if value is not None]
-    if set(map(type, counts)) <= {int}:
-        return not counts or (min(counts) >= 0 and max(counts) <= MOST_COUNT)
-    return all(map(is_count, counts))
-
-
-def _is_cursors(value: Any, num_ranks: int, num_workers: int) -> bool:
-    """Whether it is [rank, [[units, rows], one a worker]]."""
-    if not is_list(value, 2) or not is_count(value[0]) or value[0] >= num_ranks:
-        return False
-    return is_list(value[1], num_workers) and all(is_list(c, 2) and all(map(is_count, c)) for c in value[1])
+    yield from log_findings(state["log"])
 
 
 def partial_state(worker: int) -> CheckpointMismatchError:
@@ -194,22 +152,23 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         _compare_options(state["options"], states[0]["options"])
         _compare("fingerprint", state["fingerprint"], states[0]["fingerprint"])
     merged = {key: value for key, value in states[0].items() if key != "checksum"}
+    merged["version"] = _VERSION
     merged["epoch"] = min(state["epoch"] for state in states)
-    logs = [_log_of_epoch(merged["epoch"], rank, state) for rank, state in enumerate(states)]
-    all_alike = all(state["log"] == states[0]["log"] for state in states)
-    merged["log"] = _encode_log(_merge_logs(logs) or (_decode_log(states[0]["log"]) if all_alike else ()))
+    saved = [decode_log(state["log"]) for state in states]
+    logs = [_log_of_epoch(merged["epoch"], rank, states[rank]["epoch"], log) for rank, log in enumerate(saved)]
+    all_alike = all(log == saved[0] for log in saved)
+    merged["log"] = encode_log(_merge_logs(logs) or (saved[0] if all_alike else ()))
     return sealed(merged)
 
 
-def _log_of_epoch(epoch: int, rank: int, state: Mapping[str, Any]) -> tuple[Segment, ...]:
+def _log_of_epoch(epoch: int, rank: int, saved_epoch: int, log: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """The log of `epoch`, which is the state's own or the one before that its rank has finished."""
-    log = _decode_log(state["log"])
-    if state["epoch"] == epoch:
+    if saved_epoch == epoch:
         return () if _is_of_epoch_before(log) else log
-    if state["epoch"] == epoch + 1 and _is_of_epoch_before(log):
+    if saved_epoch == epoch + 1 and _is_of_epoch_before(log):
         return log
     raise CheckpointMismatchError(
-        f"The states do not fit together: that of rank {rank} is in epoch {state['epoch']}, another one in epoch "
+        f"The states do not fit together: that of rank {rank} is in epoch {saved_epoch}, another one in epoch "
         f"{epoch}, and whether rank {rank} took all its steps of epoch {epoch} is not known. Merge states that all "
         "ranks saved at one place of the training loop, before set_epoch() to the next epoch."
     )
@@ -249,38 +208,6 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
 def _may_be_of(segment: Segment, rank: int) -> bool:
     """Whether it can be this rank's: a state with one number of steps and cursors has the cursors of its own rank."""
     return segment.cursors is None or not isinstance(segment.steps, int) or rank in dict(segment.cursors)
-
-
-def _encode_log(segments: Sequence[Segment]) -> dict[str, list[Any]]:
-    return {
-        "num_ranks": [segment.topology.num_ranks for segment in segments],
-        "num_workers": [segment.topology.num_workers for segment in segments],
-        "batch_size": [segment.topology.batch_size for segment in segments],
-        "drop_last": [segment.topology.drop_last for segment in segments],
-        "steps": [list(s.steps) if isinstance(s.steps, tuple) else s.steps for s in segments],
-        "cursors": _encode_cursors(segments),
-    }
-
-
-def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
-    """Per segment a list of [rank, [[units, rows], ...]]; nothing at all where no segment has cursors."""
-    if all(segment.cursors is None for segment in segments):
-        return []
-    return [[[rank, [list(c) for c in of_rank]] for rank, of_rank in segment.cursors or ()] for segment in segments]
-
-
-def _decode_log(log: Mapping[str, Any]) -> tuple[Segment, ...]:
-    return tuple(_decode_segment(*entry) for entry in log_entries(log))
-
-
-def _decode_segment(
-    num_ranks: int, num_workers: int, batch_size: int, drop_last: bool, steps: Any, cursors: Any
-) -> Segment:
-    return Segment(
-        topology=Topology(num_ranks=num_ranks, num_workers=num_workers, batch_size=batch_size, drop_last=drop_last),
-        steps=steps if steps is None or isinstance(steps, int) else tuple(steps),
-        cursors=tuple((rank, tuple((c[0], c[1]) for c in of_rank)) for rank, of_rank in cursors) or None,
-    )
 
 
 def _changed_options(options: PlanOptions) -> list[list[Any]]:

@@ -219,6 +219,23 @@ class Units:
             Units(start=_with_entry(tail.start, 0, cut), stop=tail.stop, window=tail.window, windows=self.windows),
         )
 
+    def spans(self, begin: Int64s, stop: Int64s) -> "Units":
+        """The rows numbered [begin[i], stop[i]) in the order of the list, one span after the other.
+
+        units of 5 and 4 rows, begin=[0, 7], stop=[6, 9]      (5, 1) and (2,)
+        """
+        ends = self.rows.cumsum()
+        first, last = ends.searchsorted(begin, side="right"), ends.searchsorted(stop, side="left")
+        counts = np.where(stop > begin, last + 1 - first, 0)
+        span, unit = np.repeat(np.arange(len(begin)), counts), ranges(first, counts)
+        shift = self.stop[unit] - ends[unit]
+        return Units(
+            start=np.maximum(self.start[unit], begin[span] + shift),
+            stop=np.minimum(self.stop[unit], stop[span] + shift),
+            window=self.window[unit],
+            windows=self.windows,
+        )
+
     def compact(self) -> "Units":
         """The same units with only the windows they use, to be sent to a worker."""
         used = np.unique(self.window[~self.is_plain])

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.plan.steps import StepSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,15 @@ def worker_order(num_workers: int, options: PlanOptions, epoch: int, rank: int) 
     seed = options.seed
     order: list[int] = permutation(num_workers, seed=seed, epoch=epoch, purpose=Purpose.WORKERS, index=rank).tolist()
     return order
+
+
+def balance_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
+    """The workers' units, balanced so that each has exactly the rows of its own batches."""
+    count = len(workers)
+    rows = np.array([lane.num_rows for lane in workers], dtype=np.int64)
+    targets = np.array([sizes.of_worker(worker, count).rows for worker in range(count)], dtype=np.int64)
+    transfers = plan_transfers(rows, targets)
+    return [balanced_list(worker, lambda i: workers[i], transfers) for worker in range(count)]
 
 
 def assign_units(units: Units, weights: Int64s, order: Sequence[int]) -> list[Units]:

@@ -13,7 +13,6 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory, planning_f
 from torch_dataloader_utils._core.option_values import footer_bytes
 from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
-from torch_dataloader_utils._core.state import VERSION as STATE_VERSION
 from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
 from torch_dataloader_utils._runtime.notebook import html_of
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, plural
@@ -23,6 +22,10 @@ from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, CacheForecast, Gr
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+# 2: with `shuffle`, chunks of another default size, and workers that change from epoch to epoch.
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -97,7 +100,7 @@ class EpochPlan:
         position, options, data = self.inputs.position, self.inputs.options, planning_fingerprint(self.inventory)
         # Before anything was received only the topology counts, also if a state was loaded.
         present = position.segment if position.segment.has_begun else position.topology
-        text = f"({STATE_VERSION}, {data!r}, {options!r}, {position.epoch}, {position.history!r}, {present!r})"
+        text = f"({_VERSION}, {data!r}, {options!r}, {position.epoch}, {position.history!r}, {present!r})"
         shares = "" if options.host_shares is None else f", {options.host_shares} shares"
         return blake2b(f"{text}{shares}".encode(), digest_size=16).hexdigest()
 

@@ -205,10 +205,11 @@ class Planner:
     def upcoming(self, position: Position, rank: int, worker: int | None = None) -> tuple[GroupReads, int]:
         """The row groups that a rank reads from `position` on and in the next epochs, and how many in this pass.
 
-        worker: only that one's; None for all.
+        worker: only that one's of a foreign DataLoader, which `position` is the place of; None for all.
         """
         segment = Segment(topology=position.topology)
-        present = self._reads(self.plan(position), rank, worker)
+        present_worker = None if worker is None else position.segment.next_worker(rank)
+        present = self._reads(self.plan(position), rank, present_worker)
         parts = [present]
         for epoch in range(position.epoch + 1, position.epoch + 1 + EPOCHS_AHEAD):
             try:

@@ -28,6 +28,7 @@ from torch_dataloader_utils.plan.balance import (
     Transfers,
     assign_owners,
     assign_units,
+    balance_workers,
     balanced_list,
     even_targets,
     plan_transfers,
@@ -36,7 +37,7 @@ from torch_dataloader_utils.plan.balance import (
     worker_order,
 )
 from torch_dataloader_utils.plan.chunks import keep_span, part_of_units
-from torch_dataloader_utils.plan.steps import StepSizes, batches_of_worker, count_steps, step_sizes
+from torch_dataloader_utils.plan.steps import StepSizes, batches_of_worker, count_steps, spans_left, step_sizes
 from torch_dataloader_utils.plan.strategy_call import RankUnits, takes_ranks
 from torch_dataloader_utils.plan.windows import shuffle_windows
 
@@ -154,15 +155,6 @@ class SlicedChunks:
         return slice_units(self._group_units[group], index, self._group_ranks)
 
 
-def balance_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
-    """The workers' units, balanced so that each has exactly the rows of its own batches."""
-    count = len(workers)
-    rows = np.array([lane.num_rows for lane in workers], dtype=np.int64)
-    targets = np.array([sizes.of_worker(worker, count).rows for worker in range(count)], dtype=np.int64)
-    transfers = plan_transfers(rows, targets)
-    return [balanced_list(worker, lambda i: workers[i], transfers) for worker in range(count)]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RemainingRows:
     """The rest of an epoch under a new topology.
@@ -205,6 +197,19 @@ class RemainingRows:
             workers.append(lane)
         return RankRows(workers=tuple(workers), sizes=sizes, dropped=mine)
 
+    def remaining(self, received: Segment) -> Units:
+        """See `remaining_units`. Ranks with equal rows and steps have equal spans left, so these are found once."""
+        ranks = [(rows, received.steps_of(rank)) for rank, rows in enumerate(self.rank_rows.tolist())]
+        spans = {each: np.array(self._spans_left(*each)) for each in set(ranks)}
+        begins = (np.cumsum(self.rank_rows) - self.rank_rows).tolist()
+        left = np.concatenate([spans[each] + begin for each, begin in zip(ranks, begins, strict=True)])
+        return self.units.spans(left[:, 0], left[:, 1])
+
+    def _spans_left(self, rows: int, steps: int) -> list[tuple[int, int]]:
+        """Return what a rank with `rows` rows has left: `spans_left` of its workers, then the rows that it drops."""
+        sizes = step_sizes(rows, int(self.steps[0]), self.topology.batch_size)
+        return [*spans_left(sizes, steps, self.topology.num_workers), (sizes.rows, rows)]
+
     @cached_property
     def _unit_ends(self) -> Int64s:
         """Rows of the sequence up to the end of each unit, int64 [units]."""
@@ -234,6 +239,8 @@ def remaining_units(divided: DividedRows, received: Segment) -> Units:
     The order: for each rank, the rest of each worker's lane, then the rows that the rank would have dropped. The rest
     of a lane stays together, so that a worker that takes a range of these rows opens few row groups.
     """
+    if isinstance(divided, RemainingRows):
+        return divided.remaining(received)
     parts = []
     for rank in range(divided.topology.num_ranks):
         mine = divided.rank(rank)

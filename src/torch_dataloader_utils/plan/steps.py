@@ -43,6 +43,17 @@ class StepSizes:
         return self.batch_rows * (step - in_tail) + sum(self.tail[:in_tail])
 
 
+def spans_left(sizes: StepSizes, steps: int, num_workers: int) -> list[tuple[int, int]]:
+    """Return [begin, stop) of each worker's rows after `steps` steps, numbered over all workers of the rank."""
+    spans, begin = [], 0
+    for worker in range(num_workers):
+        mine = sizes.of_worker(worker, num_workers)
+        done = mine.rows_before(batches_of_worker(min(steps, sizes.steps), worker, num_workers))
+        spans.append((begin + done, begin + mine.rows))
+        begin += mine.rows
+    return spans
+
+
 def batches_of_worker(steps: int, worker: int, num_workers: int) -> int:
     """How many of the first `steps` steps are steps of `worker`: ceil((steps - worker) / num_workers), not negative."""
     return max(0, -(-(steps - worker) // num_workers))

@@ -105,6 +105,8 @@ def cap_rows(batches: Units, most_rows: int) -> Units:
     rows 7 2, most_rows=3      2 2 3 2
     """
     parts = -(-batches.rows // most_rows)
+    if (parts == 1).all():
+        return batches
     part_of = np.repeat(np.arange(len(batches)), parts)
     part = ranges(np.zeros_like(parts), parts)
     rows, parts, start = batches.rows[part_of], parts[part_of], batches.start[part_of]

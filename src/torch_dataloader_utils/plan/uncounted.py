@@ -64,13 +64,14 @@ class UncountedAssignment:
         parts: list[Units] = []
         for rank, cursors in enumerate(received.cursors_of(range(self.topology.num_ranks))):
             if cursors is not None:  # None: the rank has received all its rows
-                parts.extend(after_cursor(*each) for each in zip(self._lanes(rank), cursors, strict=True))
+                parts.extend(after_cursor(*each) for each in zip(self._lanes(rank), cursors.workers, strict=True))
         return replace(self, units=Units.concat(parts), topology=topology, chosen=None)
 
     def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
         """See Assignment."""
         self.topology.check_rank(rank)
-        cursors = dict(received.cursors or ()).get(rank, ((0, 0),) * self.topology.num_workers)
+        known = dict(received.cursors or ()).get(rank)
+        cursors = ((0, 0),) * self.topology.num_workers if known is None else known.workers
         return tuple(
             WorkerProgram(
                 lanes=(after_cursor(lane, cursor),),
@@ -98,11 +99,12 @@ class UncountedAssignment:
         return group_windows(lane, self.inputs.space.group_start, options.shuffle_rows, options.interleave)
 
     def _weights(self, units: Units) -> Int64s:
-        space, windows = self.inputs.space, units.windows
+        space = self.inputs.space
         if units.is_plain.all():
             return space.bytes_between(units.start, units.stop)
+        windows = units.windows.take(units.window)
         pieces = space.bytes_between(windows.piece_start, windows.piece_stop)
-        weights: Int64s = np.add.reduceat(pieces, windows.offsets[:-1])[units.window]
+        weights: Int64s = np.add.reduceat(pieces, windows.offsets[:-1])
         return weights
 
 

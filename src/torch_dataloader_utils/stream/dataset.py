@@ -130,8 +130,8 @@ class TableDataset(IterableDataset[BatchT]):
     def state_dict(self) -> dict[str, Any]:
         """The position as a JSON-able dict: see the page on resuming.
 
-        It is the same on every rank that has taken as many steps, and takes about 500 bytes, and 25 for each topology
-        that the epoch has seen. Where row counts are not known, it has the places of this rank alone.
+        It is the same on every rank that has taken as many steps. It takes about 500 bytes, and less than 1 kB for 200
+        topologies in one epoch. Where row counts are not known, it has the places of this rank alone.
 
         Raises:
             ConfigError: workers of a DataLoader read this data set, and only they know how far they are; or batches
@@ -283,10 +283,9 @@ class TableDataset(IterableDataset[BatchT]):
             pipeline = self.pipeline
             if worker is not None:
                 pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
-            # A worker begins with a step of its own, so that the first batch of the pass is the worker's own.
-            index = (worker or 0) if work.num_batches is None else work.first_worker
-            stream = WorkerStream(work.inputs[index], pipeline, self.stages.decode)
-            return ThreadSource(stream, index)
+            # A worker begins at a place of its own, so that the first batch of the pass is the worker's own.
+            stream = WorkerStream(work.inputs[work.first_worker], pipeline, self.stages.decode)
+            return ThreadSource(stream, work.first_worker)
 
         return PassSetup(
             topology=replace(self.topology, num_workers=num_workers),

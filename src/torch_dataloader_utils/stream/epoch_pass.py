@@ -58,13 +58,13 @@ class PassWork:
         """The work of this data set's rank."""
         plan = dataset.planner.plan(position)
         inputs = plan.worker_inputs(dataset.rank)
-        done, steps = position.segment.steps_of(dataset.rank), plan.rank_steps
+        segment, steps = position.segment, plan.rank_steps
         return cls(
             position=position,
             plan=plan,
             inputs=inputs,
-            num_batches=None if steps is None else steps[dataset.rank] - done,
-            first_worker=0 if steps is None else done % len(inputs),
+            num_batches=None if steps is None else steps[dataset.rank] - segment.steps_of(dataset.rank),
+            first_worker=segment.next_worker(dataset.rank),
             padding_rows=plan.padding_rows(dataset.rank),
         )
 

@@ -1,5 +1,6 @@
 """The position of a loader: its epoch, how many batches were received, and where the next pass begins."""
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,6 +17,9 @@ from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch, S
 
 _log = logging.getLogger(__name__)
 
+# States of up to some 200 topologies are smaller.
+_SMALL_BYTES = 1_000
+
 
 class Pass:
     """One pass over an epoch, or over the rest of one; counts the batches that were received.
@@ -30,8 +34,10 @@ class Pass:
         self._stride = stride
         self._steps = position.segment.steps_of(rank)
         stored = dict(position.segment.cursors or ()).get(rank)
-        self._stored: RankCursors = stored or ((0, 0),) * position.segment.topology.num_workers
-        self._reached: list[Cursor] | None = None if stored is None else list(stored)
+        num_workers = position.segment.topology.num_workers
+        self._stored = ((0, 0),) * num_workers if stored is None else stored.workers
+        self._reached: list[Cursor] | None = None if stored is None else list(stored.workers)
+        self._next_worker = position.segment.next_worker(rank)
         self._before_last: Position | None = None
         self._from_worker: dict[int, int] = {}
         self.was_out_of_order = False
@@ -44,7 +50,10 @@ class Pass:
     @property
     def position(self) -> Position:
         """The position after the last batch received."""
-        cursors = None if self._reached is None else ((self._rank, tuple(self._reached)),)
+        cursors = None
+        if self._reached is not None:
+            reached = RankCursors(workers=tuple(self._reached), next_worker=self._next_worker)
+            cursors = ((self._rank, reached),)
         segment = replace(self._begin.segment, steps=self._steps, cursors=cursors)
         return replace(self._begin, segment=segment)
 
@@ -64,6 +73,7 @@ class Pass:
         self._steps += self._stride
         if self._reached is None:
             self._reached = list(self._stored)
+        self._next_worker = (worker + self._stride) % len(self._stored)
         units, rows = self._stored[worker]
         self._reached[worker] = (units + cursor[0], cursor[1] if cursor[0] else rows + cursor[1])
 
@@ -114,6 +124,7 @@ class Progress:
         self._pass: Pass | None = None
         self._finished_epoch: int | None = None
         self._has_ended = False
+        self._has_warned = False
         self.is_read_ahead = False
         self.files_may_change = False
         self._shared_epoch = SharedEpoch()
@@ -215,7 +226,7 @@ class Progress:
         position = self.next_position(topology)
         if worker is not None:
             self._check_own_topology(topology)
-            position = self._own_step(position, worker)
+            position = self._own_place(position, worker)
         options = self._identity.options
         if self._finished_epoch == self._epoch and (options.shuffle or options.shuffle_rows is not None):
             warn_user(
@@ -241,12 +252,20 @@ class Progress:
                 "create_dataloader, whose states load with any others."
             )
 
-    def _own_step(self, position: Position, worker: int) -> Position:
-        """The position at the next step of `worker`, unless it is already the position of one worker."""
-        steps = position.segment.steps_of(self._rank)
+    def _own_place(self, position: Position, worker: int) -> Position:
+        """The position at the next batch of `worker`, unless it is already the position of one worker.
+
+        A foreign DataLoader takes its first batch from its worker 0, whichever worker of the plan gives it.
+        """
+        segment = position.segment
+        steps = segment.steps_of(self._rank)
         if self._loaded_worker is not None and steps:
             return position
-        return replace(position, segment=replace(position.segment, steps=steps + worker))
+        cursors = tuple(
+            (rank, replace(each, next_worker=(each.next_worker + worker) % len(each.workers)))
+            for rank, each in segment.cursors or ()
+        )
+        return replace(position, segment=replace(segment, steps=steps + worker, cursors=cursors or None))
 
     def finish(self, of: Pass) -> None:
         """`of` has delivered its last batch: the state names the next epoch now."""
@@ -323,7 +342,15 @@ class Progress:
     def _encoded(self, position: Position) -> dict[str, Any]:
         # A worker that has not begun is at the place of the loaded state, which may be its own.
         worker = self._loaded_worker if self._pass is None else self._worker
-        return encode_state(self._identity, position, worker)
+        state = encode_state(self._identity, position, worker)
+        topologies = len(position.segments or position.before)
+        if topologies > 1 and not self._has_warned and (size := len(json.dumps(state))) > _SMALL_BYTES:
+            self._has_warned = True
+            warn_user(
+                f"The state has {size:,} bytes, more than 1 kB: it lists the {topologies} topologies that its epoch "
+                "has seen, and is exact. Store it where larger states fit; in the next epoch it is small again."
+            )
+        return state
 
     def load_state_dict(
         self, state: Mapping[str, Any], counted: Callable[[Position], Position], *, in_worker: bool = False

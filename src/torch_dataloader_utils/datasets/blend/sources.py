@@ -13,7 +13,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
-from torch_dataloader_utils._core.state import decode_state, encode_state
+from torch_dataloader_utils._core.state import decode_state
 from torch_dataloader_utils.datasets.blend.picks import ItemKind
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.plan.epoch_plan import EpochPlan
@@ -231,7 +231,7 @@ class BlendSource(Generic[BatchT]):
     def encode(self, mark: Mark) -> dict[str, Any]:
         """The mark as a JSON-able dict."""
         return {
-            "state": encode_state(self.identity, mark.start),
+            "state": self.loader.progress.encode(mark.start),
             "topology": asdict(mark.topology),
             "passes": mark.passes,
             "taken": mark.taken,
