@@ -71,7 +71,7 @@ def _in_turn(dataset: Any, topology: Topology) -> Iterator[Any]:
     turns = [(worker, stream, iter(stream)) for worker, stream in enumerate(streams)]
     done = run.position.segment.steps_of(dataset.rank)
     is_counted = plan.rank_steps is not None
-    at = done % len(turns) if is_counted else 0
+    at = run.position.segment.next_worker(dataset.rank)
     turns = turns[at:] + turns[:at]
     try:
         while turns and not (is_counted and done == plan.rank_steps[dataset.rank]):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from tests.lines_run import lines_run
 from tests.stream.tables import check_batch, dataset_of_rank, files, write_table
-from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states, scan_files
+from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.stream.worker import WorkerStream
@@ -119,40 +119,6 @@ topologies = st.builds(
     drop_last=st.just(False),
 )
 counts = st.lists(st.one_of(st.integers(0, 6), st.just(1000)), min_size=4, max_size=4)
-modes = st.sampled_from([{}, {"rank_sharding": "chunks"}, {"split_strategy": RoundRobinSplitStrategy()}])
-
-
-@given(
-    files=files,
-    is_exact=st.booleans(),
-    mode=modes,
-    chain=st.lists(st.tuples(topologies, counts), min_size=1, max_size=3),
-    last=st.one_of(st.none(), topologies),
-    shuffle_rows=st.one_of(st.none(), st.integers(1, 60)),
-    split_rows=st.integers(1, 60),
-)
-@settings(max_examples=effort(60), deadline=None)
-def test_chains_of_merged_states_deliver_every_row_once(files, is_exact, mode, chain, last, shuffle_rows, split_rows):
-    """Under topology after topology ranks stop anywhere or at their end; None goes on with the last one."""
-    with TemporaryDirectory() as folder:
-        # Eight rows, as of one row statistics would tell, and counts would be known.
-        total = write_table(Path(folder), [[8], *files])
-        counting = {"inventory": scan_files(folder), "rank_sharding": "chunks"} if is_exact else UNKNOWN
-        options = {**mode, **counting, "shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": split_rows}
-        expected = {row for row in range(total) if is_exact or row & 3}
-        received, repeats, state = [], 0, None
-        for topology, stops in [*chain, (last or chain[-1][0], [1000])]:
-            rows, again, states = step_all(folder, options, topology, stops, state)
-            received, repeats = received + rows, repeats + again
-            assert all(len(json.dumps(each)) < 1000 for each in states if len(each["log"]["steps"]) < 2)
-            state = merge_states(states)
-            assert state["epoch"] == min(each["epoch"] for each in states)
-            if state["epoch"] == 1:
-                break
-        counted = Counter(received)
-        assert set(counted) == expected
-        assert len(received) - len(counted) == repeats
-        assert state["epoch"] == 1
 
 
 @given(
