@@ -5,6 +5,7 @@ THREADS      the loader decodes in threads
 PROCESSES    the loader has worker processes
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,13 +44,16 @@ class Rank:
         )
         self.length = None if not source.is_counted else len(self.dataset)
 
-    def take(self, most: int) -> None:
-        """Receive up to so many batches."""
-        for _ in range(most):
-            batch = next(self.batches, None)
-            if batch is None:
-                break
+    def take(self, most: int) -> list[list[Any]]:
+        """Receive up to so many batches, each as its rows; returns all batches received so far."""
+        for batch in itertools.islice(self.batches, most):
             self.received.append(self.source.rows_of(batch))
+        return self.received
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole epoch."""
+        return int(self.plan.rank_steps[self.rank])
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of this rank would hold."""

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.effort import effort
 from tests.lines_run import lines_run
+from tests.promises.jobs import STREAMS, Rank
+from tests.promises.sources import Source
 from tests.stream.tables import check_batch, dataset_of_rank, files, write_table
 from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, merge_states
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
-from torch_dataloader_utils.stream.worker import WorkerStream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* come a second time:UserWarning"),
@@ -31,84 +31,10 @@ CHUNKS = {"rank_sharding": "chunks", "split_rows": 20}
 UNKNOWN = {"filters": pc.bit_wise_and(pc.field("row"), 3) > 0, "count_rows": False, "split_rows": 20}
 
 
-class Rank:
-    """One rank of a job: its data set, and the turns of its workers that a DataLoader would keep."""
-
-    def __init__(self, source, options, topology, rank, state=None):
-        self.dataset = dataset_of_rank(source, topology, rank, state, **options)
-        self.rank = rank
-        self.run = self.dataset.progress.begin(topology)
-        self.plan = self.dataset.planner.plan(self.run.position)
-        self.done = self.run.position.segment.steps_of(rank)
-        self.first = self.done
-        decode = replace(self.dataset.stages.decode, threads=1)
-        self.streams = [
-            (worker, WorkerStream(work, self.dataset.pipeline, decode))
-            for worker, work in enumerate(self.plan.worker_inputs(rank))
-        ]
-        self.streams = [(worker, stream, iter(stream)) for worker, stream in self.streams]
-        first = self.run.position.segment.next_worker(rank)
-        self.waiting = [*self.streams[first:], *self.streams[:first]]
-
-    @property
-    def steps(self):
-        return None if self.plan.rank_steps is None else self.plan.rank_steps[self.rank]
-
-    def take(self, most):
-        """The rows of up to so many batches."""
-        return [row for batch in self.batches(most) for row in batch]
-
-    def batches(self, most):
-        """Up to so many batches, each as its rows."""
-        taken = []
-        for _ in range(most):
-            batch = self.next_counted() if self.steps is not None else self.next_by_cursor()
-            if batch is None:
-                break
-            taken.append(check_batch(batch))
-        return taken
-
-    def next_counted(self):
-        if self.done == self.steps:
-            self.dataset.progress.finish(self.run)
-            return None
-        batch = next(self.streams[self.done % len(self.streams)][2])
-        self.done += 1
-        self.run.count()
-        if self.done == self.steps:
-            self.dataset.progress.finish(self.run)
-        return batch
-
-    def next_by_cursor(self):
-        while self.waiting:
-            worker, stream, batches = self.waiting.pop(0)
-            batch = next(batches, None)
-            if batch is not None:
-                self.waiting.append((worker, stream, batches))
-                self.run.count_with_cursor(worker, stream.cursor)
-                return batch
-        self.dataset.progress.finish(self.run)
-        return None
-
-    @property
-    def repeats(self):
-        return self.plan.padding_rows(self.rank) if self.steps is not None and self.done == self.steps else 0
-
-    def close(self):
-        for _, _, batches in self.streams:
-            batches.close()
-
-
-def step_all(source, options, topology, counts, state=None):
-    """The rows that ranks receive in up to `counts` batches each, the rows that come again, and their states."""
-    rows, repeats, states = [], 0, []
-    for rank in range(topology.num_ranks):
-        job = Rank(source, options, topology, rank, state)
-        rows += job.take(counts[rank % len(counts)])
-        repeats += job.repeats if job.done > job.first else 0
-        states.append(json.loads(json.dumps(job.dataset.state_dict())))
-        job.close()
-    return rows, repeats, states
+def rank_of(folder, options, topology, rank, state=None):
+    """One rank of a job whose workers are plain iterators."""
+    source = Source(lambda **own: StructuredDataset(str(folder), **own), Counter(), check_batch, is_counted=False)
+    return Rank(source, options, topology, rank, state, STREAMS)
 
 
 topologies = st.builds(
@@ -139,14 +65,14 @@ def test_without_row_counts_a_chain_of_resumes_gives_the_batches_of_one_pass(
         write_table(Path(folder), [[8], *files])
         options = {**UNKNOWN, **mode, "shuffle": True, "shuffle_rows": shuffle_rows, "split_rows": split_rows}
         ranks = range(topology.num_ranks)
-        whole = [Rank(folder, options, topology, rank).batches(1000) for rank in ranks]
+        whole = [rank_of(folder, options, topology, rank).take(1000) for rank in ranks]
         received, states = [[] for _ in ranks], [None] * topology.num_ranks
         for stop, merge in zip([*stops, 1000], [*merges, False], strict=False):
             for rank in ranks:
                 if states[rank] is None or states[rank]["epoch"] == 0:
-                    job = Rank(folder, options, topology, rank, states[rank])
-                    received[rank] += job.batches(stop)
-                    states[rank] = json.loads(json.dumps(job.dataset.state_dict()))
+                    job = rank_of(folder, options, topology, rank, states[rank])
+                    received[rank] += job.take(stop)
+                    states[rank] = job.state()
                     job.close()
             if merge and not any(state["epoch"] for state in states):
                 states = [merge_states(states)] * topology.num_ranks
@@ -325,7 +251,7 @@ def test_states_of_unknown_counts_out_of_rank_order_are_refused(table, steps):
 
 def test_states_out_of_rank_order_that_give_a_rank_more_steps_than_it_has_are_refused(table):
     topology = Topology(num_ranks=2, num_workers=1, batch_size=4)
-    ranks = [Rank(table, CHUNKS, topology, rank) for rank in range(2)]
+    ranks = [rank_of(table, CHUNKS, topology, rank) for rank in range(2)]
     longer = max(ranks, key=lambda rank: rank.steps)
     assert longer.steps > min(rank.steps for rank in ranks) + 1
     longer.take(longer.steps - 1)
