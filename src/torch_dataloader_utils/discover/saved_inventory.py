@@ -124,6 +124,8 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "schema": _text(inventory.schema),
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
     }
+    if inventory.nulls:
+        about["nulls"] = dict(inventory.nulls)
     return pa.table(columns), about
 
 
@@ -162,6 +164,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         projection=None if projection is None else tuple(projection),
         snapshot=_read_snapshot(about["snapshot"]),
         notes=tuple(about["notes"]),
+        nulls=about.get("nulls", {}),  # inventories of before they were counted have none
     )
     _check(inventory)
     return inventory
@@ -189,6 +192,8 @@ def _check(inventory: Inventory) -> None:
     about = (inventory.source, inventory.row_filter)
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
         raise ValueError("source, filter, projection or notes are not text")
+    if not all(name in names and isinstance(count, int) for name, count in inventory.nulls.items()):
+        raise ValueError("its counts of nulls are not those of columns")
 
 
 def _read_snapshot(text: str) -> TableSnapshot | None:

@@ -1,8 +1,9 @@
 """Converts Arrow columns to block columns, or into the matrix of a stack; checks text and applies the null policy."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -184,6 +185,40 @@ def _nulls_become(spec: ColumnSpec) -> float | None:
             return math.nan if pt.is_floating(element_of(spec.kind)) else None
         case Refuse():
             return None
+
+
+def refuses_nulls(spec: ColumnSpec) -> bool:
+    """Return whether a row that is null is an error."""
+    match spec.kind:
+        case NumberType():
+            return _nulls_become(spec) is None
+        case ListType():
+            return not isinstance(spec.nulls, Fill | Mask)
+        case ObjectType():
+            return isinstance(spec.nulls, Refuse)
+
+
+def counted_nulls_error(
+    where: str, refused: Sequence[ColumnSpec], counts: Mapping[str, int], nulls: Any
+) -> NullValueError:
+    """Return the error about columns that have nulls and refuse them.
+
+    where: Name of the data. counts: Nulls of each column. nulls: `nulls=` of the caller.
+    """
+    seen = ", ".join(f"{spec.name!r} ({spec.data_type}) {counts[spec.name]:,}" for spec in refused)
+    whole = {**(nulls if isinstance(nulls, Mapping) else {}), **{spec.name: _harmless(spec) for spec in refused}}
+    return NullValueError(
+        f"{where}: columns have nulls, and their tensors no place for them: {seen}. Pass nulls={whole!r} with values of "
+        'your choice, or "mask" for a bool tensor beside a column; or leave such rows out with filters=.'
+    )
+
+
+def _harmless(spec: ColumnSpec) -> Any:
+    """Return a policy that every column of this kind can have."""
+    if isinstance(spec.kind, ObjectType):
+        return "mask"
+    element = element_of(spec.kind)
+    return "fill", False if pt.is_boolean(element) else 0.0 if pt.is_floating(element) else 0
 
 
 def _null_items_become(spec: ColumnSpec) -> float | None:
