@@ -248,6 +248,7 @@ class Inventory:
         notes: lines of text about what the scan found; plans show them.
         nulls: Nulls of each column that metadata count, among rows that are surely delivered; there may be more. Not in
             the fingerprint.
+        tokenizer: What the tokenizer that samples were counted with is known by, "" for none; the schema has it too.
     """
 
     files: FileTable
@@ -259,6 +260,7 @@ class Inventory:
     snapshot: TableSnapshot | None = None
     notes: tuple[str, ...] = ()
     nulls: Mapping[str, int] = field(default_factory=dict)
+    tokenizer: str = ""
 
     @property
     def num_files(self) -> int:
@@ -392,6 +394,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         ("files", f"{inventory.num_files} {kind} {short_digest(*file_arrays, files.sizes)}"),
         ("schema", short_digest(inventory.schema)),
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
+        *((("tokenizer", short_digest(inventory.tokenizer.encode())),) if inventory.tokenizer else ()),
     )
 
 

@@ -124,6 +124,8 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "schema": _text(inventory.schema),
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
     }
+    if inventory.tokenizer:
+        about["tokenizer"] = inventory.tokenizer
     if inventory.nulls:
         about["nulls"] = dict(inventory.nulls)
     return pa.table(columns), about
@@ -164,7 +166,9 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         projection=None if projection is None else tuple(projection),
         snapshot=_read_snapshot(about["snapshot"]),
         notes=tuple(about["notes"]),
-        nulls=about.get("nulls", {}),  # inventories of before they were counted have none
+        # Inventories of earlier releases do not have these.
+        nulls=about.get("nulls", {}),
+        tokenizer=about.get("tokenizer", ""),
     )
     _check(inventory)
     return inventory
@@ -189,9 +193,9 @@ def _check(inventory: Inventory) -> None:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are not int32")
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
             raise ValueError(f"partition column {column.name!r} has codes without a value")
-    about = (inventory.source, inventory.row_filter)
+    about = (inventory.source, inventory.row_filter, inventory.tokenizer)
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
-        raise ValueError("source, filter, projection or notes are not text")
+        raise ValueError("source, filter, tokenizer, projection or notes are not text")
     if not all(name in names and isinstance(count, int) for name, count in inventory.nulls.items()):
         raise ValueError("its counts of nulls are not those of columns")
 

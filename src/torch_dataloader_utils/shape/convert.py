@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from torch_dataloader_utils.errors import CorruptFileError, NullValueError
+from torch_dataloader_utils.errors import CorruptFileError, NullValueError, plural
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, element_of, numpy_dtype, raw_type
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.raw_numbers import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
@@ -205,11 +205,13 @@ def counted_nulls_error(
 
     where: Name of the data. counts: Nulls of each column. nulls: `nulls=` of the caller.
     """
-    seen = ", ".join(f"{spec.name!r} ({spec.data_type}) {counts[spec.name]:,}" for spec in refused)
+    seen = "; ".join(
+        f"column {spec.name!r} ({spec.data_type}) has {plural(counts[spec.name], 'null')}" for spec in refused
+    )
     whole = {**(nulls if isinstance(nulls, Mapping) else {}), **{spec.name: _harmless(spec) for spec in refused}}
     return NullValueError(
-        f"{where}: columns have nulls, and their tensors no place for them: {seen}. Pass nulls={whole!r} with values of "
-        'your choice, or "mask" for a bool tensor beside a column; or leave such rows out with filters=.'
+        f"{where}: {seen}. Tensors have no place for them. Pass nulls={whole!r} with values of your choice, or "
+        '"mask" for a bool tensor beside the column; or leave such rows out with filters=.'
     )
 
 
