@@ -5,16 +5,18 @@ RowDataset                                         the first two
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, overload
 
 import pyarrow as pa
 
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import FileFormat, Inventory
 from torch_dataloader_utils._core.metadata_columns import check_lineage, metadata_columns
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
@@ -60,6 +62,8 @@ from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
 from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory
 from torch_dataloader_utils.tokens.pack.text import tokenized
 from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
+
+_log = logging.getLogger(__name__)
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
@@ -144,6 +148,15 @@ def build(
     return dataset, TableDataLoader(dataset, **loader_options)
 
 
+@cache
+def _log_no_decoder() -> None:
+    """Log it, once a process."""
+    _log.warning(
+        "The compiled decoder is not installed: pyarrow decodes all columns, with the same rows, in up to twice the time. "
+        "Install a wheel that has it, or build with a C compiler; Decoding(compiled=False) leaves it out on purpose."
+    )
+
+
 def build_stages(
     found: Found, options: TableOptions, num_ranks: int, rank: int, peers: tuple[int, ...] | None
 ) -> Stages:
@@ -155,6 +168,8 @@ def build_stages(
 
     # 2. Rows: a reader and a shaper. Rows that a filter leaves are counted here, so that the plan knows how many.
     rows = build_rows(found.inventory, options, access, share)
+    if options.decoding.compiled and not _decoder.IS_BUILT and FileFormat.PARQUET in rows.inventory.files.formats:
+        _log_no_decoder()
     pipeline = Pipeline(
         reader=rows.reader,
         shaper=rows.shaper,

@@ -1,7 +1,8 @@
 """Scans Parquet files: row groups from the footer, with one read of each file's tail."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from torch_dataloader_utils.discover.schemas import leaf_counts
 
 # A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
 _UUID = b"\xec\x00\x00"
+
+_NULLS_AND_VALUES = [OfChunk.NULLS, OfChunk.VALUES]
 
 # Sums of as many as there are leaves fit into 64 bits.
 _MOST_SANE = 1 << 40
@@ -166,7 +169,7 @@ def group_rows(
     counts = leaf_counts(schema)
     leaves = _projected_leaves(metadata, schema, counts, columns)
     if numbers is None or numbers.chunks.shape[:2] != shape or not shape[1] or not _are_sane(numbers):
-        return _rows_by_pyarrow(metadata, leaves), np.zeros((shape[0], len(schema)), dtype=np.int64)
+        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), schema, counts)
     rows, projected_bytes = numbers.groups.T
     if len(leaves) != metadata.num_columns:
         projected_bytes = numbers.chunks[:, leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
@@ -174,24 +177,35 @@ def group_rows(
     stops = starts + numbers.chunks[:, [0, -1], OfChunk.COMPRESSED]
     start = starts.min(axis=1)
     groups = np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
-    return groups, _null_counts(numbers.chunks, schema, counts)
+    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], schema, counts)
 
 
-def _null_counts(chunks: Int64s, schema: pa.Schema, counts: Sequence[int]) -> Int64s:
-    """Nulls of each field, int64 [row groups, fields]; a count that cannot be is none."""
-    nulls = np.zeros((len(chunks), len(schema)), dtype=np.int64)
+def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, counts: Sequence[int]) -> Int64s:
+    """Nulls of each field, int64 [row groups, fields]; a count that cannot be is none.
+
+    counted: gives the nulls and values of leaf columns, int64 [row groups, leaves, 2]. counts: leaves of each field.
+    """
     # In lists of any length, writers count empty ones as nulls.
     places = [
         place
         for place, (field, count) in enumerate(zip(schema, counts, strict=True))
         if field.nullable and count == 1 and _has_own_nulls(field.type)
     ]
-    leaves = (np.cumsum(counts) - counts)[places]
-    if sum(counts) != chunks.shape[1] or not places:
-        return nulls
-    found, values = chunks[:, leaves, OfChunk.NULLS], chunks[:, leaves, OfChunk.VALUES]
-    nulls[:, places] = np.where((found > 0) & (found <= values), found, 0)
+    found = counted((np.cumsum(counts, dtype=np.int64) - counts)[places])
+    nulls = np.zeros((len(found), len(schema)), dtype=np.int64)
+    nulls[:, places] = np.where((found[..., 0] > 0) & (found[..., 0] <= found[..., 1]), found[..., 0], 0)
     return nulls
+
+
+def _nulls_by_pyarrow(metadata: pq.FileMetaData, leaves: Int64s) -> Int64s:
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(leaf) for group in groups for leaf in leaves.tolist())
+    found = [(_null_count(chunk.statistics), chunk.num_values) for chunk in chunks]
+    return np.array(found, dtype=np.int64).reshape(metadata.num_row_groups, len(leaves), 2)
+
+
+def _null_count(statistics: pq.Statistics | None) -> int:
+    return statistics.null_count if statistics is not None and statistics.has_null_count else 0
 
 
 def _has_own_nulls(data_type: pa.DataType) -> bool:

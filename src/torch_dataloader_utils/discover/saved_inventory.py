@@ -361,7 +361,7 @@ def load_inventory(
 def _first_with_credentials(paths: StringColumn) -> str | None:
     # Credentials need one of these bytes; few inventories have one in any of a million paths.
     text = paths.data.tobytes()
-    if b"://" not in text or (b"@" not in text and b"?" not in text):
+    if b"://" not in text or not any(mark in text for mark in (b"@", b"?", b"#", b";")):
         return None
     return next(filter(has_credentials, paths), None)
 

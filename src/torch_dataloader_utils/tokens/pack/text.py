@@ -148,7 +148,6 @@ def _identity(tokenizer: Any, template: Any) -> str:
     texts = [*_TEXTS, " ".join(spelled), "".join(f"{token}a" for token in spelled)]
     parts = {
         "fingerprint": name_tokenizer(tokenizer),
-        "class": f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}",
         "backend": sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
         "template": template,
         "special": special,
