@@ -12,9 +12,7 @@ _WEB_SCHEMES = ("http", "https")
 _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
 
 # The signature or token in web URLs of object stores. With another scheme, clients take it for a part of the name.
-_SIGNATURE = re.compile(
-    r"[?&;#](?:sig|(?:x-amz-|x-goog-)?signature|x-amz-security-token|access_token)=", re.IGNORECASE
-)
+_SIGNATURE = re.compile(r"[?&;#](?:sig|(?:x-amz-|x-goog-)?signature|x-amz-security-token|access_token)=", re.IGNORECASE)
 
 # Control characters move a terminal's cursor or change its state; those of direction make a name read as another.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")

@@ -66,8 +66,8 @@ def censor(
     """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
 
     Removed are values of `options` and of the environment that are credentials, queries, fragments, users and passwords
-    of URLs, and everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well. A reply
-    that is not valid HTTP is removed completely.
+    of URLs, and everything of a server's reply except its code and message; in dicts, lists and tuples of an error as
+    well. A reply that is not valid HTTP is removed completely.
 
     handled: see `causes`.
     """

@@ -152,7 +152,7 @@ def build(
 def _log_no_decoder() -> None:
     """Log it, once a process."""
     _log.warning(
-        "The compiled decoder is not installed: pyarrow decodes all columns, with the same rows, in up to twice the time. "
+        "The compiled decoder is not installed: pyarrow decodes all columns, which takes longer and gives the same rows. "
         "Install a wheel that has it, or build with a C compiler; Decoding(compiled=False) leaves it out on purpose."
     )
 
@@ -298,7 +298,9 @@ def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topol
     if options.pack is not None or options.output_format in ("arrow", "dict"):
         return
     counts = null_counts(rows.inventory)
-    refused = [spec for spec in column_specs(rows.delivered, options.nulls) if counts[spec.name] and refuses_nulls(spec)]
+    refused = [
+        spec for spec in column_specs(rows.delivered, options.nulls) if counts[spec.name] and refuses_nulls(spec)
+    ]
     if refused and topology.drop_last:
         plan = planner.plan(Position(epoch=0, segment=Segment(topology=topology)))
         most = plan.dropped_rows if rows.inventory.rows_are_known else max(counts.values())

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +29,10 @@ def known_nulls(scans: Iterable[FileScan], columns: Iterable[str], names_in: Nam
     for run in _runs(scan for scan in scans if scan.nulls is not None):
         schema, rows = run[0].schema, sum(scan.kept_rows for scan in run)
         names = tuple(names_in(schema))
-        nulls = reduce(np.add, (scan.nulls for scan in run))
+        nulls = sum((scan.nulls for scan in run if scan.nulls is not None), np.zeros(len(schema), dtype=np.int64))
         for place in np.flatnonzero(nulls).tolist():
-            if names[place] is not None:
-                totals[names[place]] += int(nulls[place])
+            if (name := names[place]) is not None:
+                totals[name] += int(nulls[place])
         for name in set(columns).difference(names).union(_empty(schema, names)):
             totals[name] += rows
     return +totals

@@ -115,7 +115,7 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         columns[_CODES + column.name] = pa.array(column.codes)
     for name in _GROUP_COLUMNS:
         columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(getattr(groups, name)))
-    about = {
+    about: dict[str, Any] = {
         "source": redact(inventory.source),
         "row_filter": inventory.row_filter,
         "snapshot": str(inventory.snapshot or ""),
@@ -124,11 +124,8 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "schema": _text(inventory.schema),
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
     }
-    if inventory.tokenizer:
-        about["tokenizer"] = inventory.tokenizer
-    if inventory.nulls:
-        about["nulls"] = dict(inventory.nulls)
-    return pa.table(columns), about
+    optional = {"nulls": dict(inventory.nulls), "tokenizer": inventory.tokenizer}
+    return pa.table(columns), about | {name: value for name, value in optional.items() if value}
 
 
 def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
@@ -166,7 +163,6 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         projection=None if projection is None else tuple(projection),
         snapshot=_read_snapshot(about["snapshot"]),
         notes=tuple(about["notes"]),
-        # Inventories of earlier releases do not have these.
         nulls=about.get("nulls", {}),
         tokenizer=about.get("tokenizer", ""),
     )

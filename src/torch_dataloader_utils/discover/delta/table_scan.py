@@ -33,8 +33,8 @@ from torch_dataloader_utils.discover.delta.statistics import judge_statistics
 from torch_dataloader_utils.discover.delta.vectors import read_vector
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.group_table import join_scans
-from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.known_nulls import known_nulls, names_by_id
+from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import NoDataError
 

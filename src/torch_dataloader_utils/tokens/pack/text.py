@@ -136,7 +136,10 @@ def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
 
 
 # Tokenizers disagree about these texts and conversations; `_identity` adds the spellings of special tokens.
-_TEXTS = ("Hello, world!  In 2024: 1,234.50\t+ 7\n\n \u00a0", "naïve Übergröße e\u0301 ﬁ ½ 漢字 かな नमस्ते 🙂👩\u200d🚀 \x00")
+_TEXTS = (
+    "Hello, world!  In 2024: 1,234.50\t+ 7\n\n \u00a0",
+    "naïve Übergröße e\u0301 ﬁ ½ 漢字 かな नमस्ते 🙂👩\u200d🚀 \x00",
+)
 _ROLES = (("user", "assistant"), ("system", "user", "assistant"), ("user", "assistant", "tool"))
 
 
@@ -151,23 +154,23 @@ def _identity(tokenizer: Any, template: Any) -> str:
         "backend": sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
         "template": template,
         "special": special,
-        "texts": [_given(lambda text=text: tokenizer(text, verbose=False)[TOKENS]) for text in texts],
-        "conversations": [_given(lambda roles=roles: _rendered(tokenizer, roles, texts)) for roles in _ROLES],
+        "texts": [_given(tokenizer, text, verbose=False) for text in texts],
+        "conversations": [_given(_rendered, tokenizer, list(zip(roles, texts, strict=False))) for roles in _ROLES],
     }
     return digest_bytes(json.dumps(parts, sort_keys=True, default=str).encode())
 
 
-def _rendered(tokenizer: Any, roles: Sequence[str], texts: Sequence[str]) -> Any:
-    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
+    conversation = [{"role": role, "content": text} for role, text in messages]
     with _TEMPLATES.get(threading.Lock):
         # Templates that write the day would be others tomorrow.
-        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, strftime_now=str)[TOKENS]
+        return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
 
 
-def _given(call: Callable[[], Any]) -> Any:
+def _given(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     try:
-        return call()
-    except Exception as error:  # of a template that refuses a role, or has no name
+        return call(*arguments, **options)[TOKENS]
+    except Exception as error:  # noqa: BLE001  # whatever a template raises that refuses a role, or is not there
         return type(error).__name__
 
 
