@@ -25,12 +25,12 @@ _TYPES_SHOWN_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timest
 # What to do, by what pyarrow's reason says; the first pattern that is found.
 _ADVICE = {
     r"with timezone|tz=.*timestamp\[\w+\]|timestamp\[\w+\].*tz=": (
-        "A column with a time zone is compared with datetime(2024, 1, 5, tzinfo=timezone.utc), a column without one with "
-        "datetime(2024, 1, 5)."
+        "A column with a time zone is compared with datetime(2024, 1, 5, tzinfo=timezone.utc), a column without one "
+        "with datetime(2024, 1, 5)."
     ),
     r"(?s)(?=.*string)(?=.*(timestamp\[|date32\[|date64\[))": (
-        "Compare days and times with datetime.date and datetime.datetime values; in a shell write date('2024-01-05') or "
-        "timestamp('2024-01-05T12:30')."
+        "Compare days and times with datetime.date and datetime.datetime values; in a shell write date('2024-01-05') "
+        "or timestamp('2024-01-05T12:30')."
     ),
     r"(string|binary)(, | vs )|(, | vs )(string|binary)": (
         "Compare text with text, such as '5', and numbers with numbers, such as 5."

@@ -152,7 +152,7 @@ def build(
 def _log_no_decoder() -> None:
     """Log it, once a process."""
     _log.warning(
-        "The compiled decoder is not installed: pyarrow decodes all columns, which takes longer and gives the same rows. "
+        "The compiled decoder is not installed: pyarrow decodes all columns, which takes longer, with the same rows. "
         "Install a wheel that has it, or build with a C compiler; Decoding(compiled=False) leaves it out on purpose."
     )
 
