@@ -114,8 +114,6 @@ def test_a_password_in_the_url_is_refused_and_so_is_a_signature_that_its_client_
 @pytest.mark.parametrize(
     "text",
     [
-        f"/tokeninfo?access_token={CANARY} (Caused by ...)",
-        f"me:p@{CANARY}@host refused",
         f"GET https://{CANARY}@host:8080/a@b.parquet refused",
         f"'https://host/a#access_token={CANARY}'",
         f"/a#access_token={CANARY}",
@@ -123,6 +121,15 @@ def test_a_password_in_the_url_is_refused_and_so_is_a_signature_that_its_client_
         f"git+https://{CANARY}@host/a",
     ],
 )
+def test_clients_repeat_no_token_of_a_url(text):
+    """Without options that name it, as of a user who put it into the URL alone."""
+    error = OSError(text)
+    error.__cause__ = FileNotFoundError(text)
+    censor(error)
+    assert CANARY not in f"{error} {error.__cause__}"
+
+
+@pytest.mark.parametrize("text", [f"/tokeninfo?access_token={CANARY} (Caused by ...)", f"me:p@{CANARY}@host refused"])
 def test_clients_repeat_no_secret_in_a_spelling_of_their_own(text):
     error = OSError(text)
     error.__cause__ = ValueError(f"b'Bearer {CANARY[6:]}\\n'")

@@ -23,6 +23,7 @@ from tests.tokens.pack.corpora import corpora, number_tokens, pack_corpus, packi
 from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import scan_files
 from torch_dataloader_utils._core.division import Share
+from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
@@ -232,6 +233,11 @@ def test_a_tokenizer_is_known_by_what_it_produces(tmp_path, change):
     with pytest.raises(CheckpointMismatchError, match=r"saved with .*tokenizer \w{8}, here \w{8}"):
         made(other).load_state_dict(state)
     assert name_of(other) not in (None, name_of(hugging_face()))
+    # A state of an earlier release knew the tokenizer in another way, and did not name it.
+    settings = [setting for setting in state["settings"] if setting[0] != "tokenizer"]
+    unsealed = {name: value for name, value in state.items() if name != "checksum"}
+    with pytest.raises(CheckpointMismatchError, match=r"tokenizer not named, here \w{8}"):
+        same.load_state_dict(sealed({**unsealed, "fingerprint": "0" * 32, "settings": settings}))
 
 
 def name_of(tokenizer):
@@ -239,9 +245,16 @@ def name_of(tokenizer):
 
 
 def test_a_template_that_writes_the_time_is_the_same_at_another_time():
-    dated = hugging_face()
-    dated.chat_template = "{{ strftime_now('%f') }}" + TEMPLATE
-    assert len({name_of(dated) for _ in range(3)}) == 1
+    digits = {str(digit): len(WORDS) + digit for digit in range(10)}
+    backend = Tokenizer(models.WordLevel({**WORDS, **digits}, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Digits(individual_digits=True)
+    dated = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+    dated.chat_template = "{{ strftime_now('%f') }}"
+    chat = [{"role": "user", "content": "a"}]
+    assert (
+        len({str(dated.apply_chat_template(chat)["input_ids"]) for _ in range(5)}) > 1
+    )  # it is another text each time
+    assert len({name_of(dated) for _ in range(5)}) == 1
 
 
 def test_a_tokenizer_without_a_backend_is_known_too():
