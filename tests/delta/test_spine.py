@@ -30,7 +30,13 @@ from torch_dataloader_utils import (
     scan_delta,
     scan_files,
 )
-from torch_dataloader_utils.errors import ConfigError, NoDataError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    NoDataError,
+    NullValueError,
+    StoreError,
+    UnsupportedFeatureError,
+)
 
 GONE = {7, 100, 101, 259}
 
@@ -51,6 +57,28 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> HandTable:
 
 def live_ids() -> list[int]:
     return [100 * file + i for file in range(4) for i in range(60) if 100 * file + i not in GONE]
+
+
+@pytest.mark.parametrize("mode", [None, "id", "name"])
+def test_nulls_of_tables_are_known_at_build(tmp_path: Path, mode: str | None) -> None:
+    """Of files without deleted rows; a file that lacks a column has nothing but nulls of it."""
+    table = HandTable(tmp_path)
+    numbers = (1, 2, 3) if mode else (None, None, None)
+    physical = ("c1", "c2", "p") if mode else ("a", "b", "p")
+    columns = [column(*each) for each in zip("abp", (LONG,) * 3, numbers, physical, strict=True)]
+    table.create(columns, features=["deletionVectors"], partitions=["p"], mode=mode)
+    kept = pa.schema([pa.field(physical[0], pa.int64(), metadata={"PARQUET:field_id": "1"})])
+    rows = pa.table({physical[0]: [1, None, 3]}).cast(kept)
+    table.commit(add(table.file(rows), partitionValues={physical[2]: None}))
+    deleted = table.file(rows)
+    table.commit(add(deleted, partitionValues={physical[2]: "1"}, deletionVector=table.vector([1])))
+    counts = {"a": 1, "b": 3, "p": 3}
+    with pytest.raises(NullValueError) as caught:
+        DeltaDataset.create_dataloader(str(tmp_path), num_workers=0)
+    for name, count in counts.items():
+        assert f"column '{name}' (int64) has {count} null" in str(caught.value)
+    first = pc.field("p") == 1
+    assert len(DeltaDataset.create_dataloader(str(tmp_path), columns=["a"], filters=first, num_workers=0)[0]) == 1
 
 
 def test_rows_say_where_they_lie(table: HandTable) -> None:

@@ -2,6 +2,8 @@
 
 import ast
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +22,12 @@ def run_cell(source: str, namespace: dict[str, Any]) -> Any:
 
 
 def test_cells_run_and_show_what_they_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    # As where Jupyter starts it: in the notebook's own directory, of a checkout.
+    shutil.copytree(NOTEBOOK.parent / "demo", tmp_path / "examples" / "demo")
+    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if not Path(each or ".", "examples", "demo").exists()])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
+        monkeypatch.delitem(sys.modules, name)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     cells = [
         "".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"

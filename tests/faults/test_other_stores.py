@@ -141,7 +141,7 @@ def test_a_server_without_ranges_or_sizes_says_so(web: WebServer, access: StoreA
     web.files["a.parquet"] = PLANNED
     web.has_ranges = False
     url = web.url("a.parquet")
-    with pytest.raises(StoreError, match="asked for bytes 100-109, got the whole object"):
+    with pytest.raises(StoreError, match=r"does not support range requests .*asked for bytes 100-109"):
         open_store(url, access).ranges(url, [(100, 10)])
     web.has_sizes = False
     with pytest.raises(StoreError, match="does not say how large"):

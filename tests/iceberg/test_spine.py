@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from torch_dataloader_utils import (
     save_inventory,
     scan_iceberg,
 )
-from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils.errors import NullValueError, UnsupportedFeatureError
 from torch_dataloader_utils.splits import Shard
 
 
@@ -39,6 +40,20 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TableWriter:
     writer.delete_equal([2], [{"kind": "k2"}])
     writer.delete_vectors({paths[3]: [1, 3, 5]})
     return writer
+
+
+@pytest.mark.parametrize("rows_per_group", [2, 9])  # counted by footers, and by manifests
+def test_nulls_of_tables_are_known_at_build(tmp_path: Path, rows_per_group: int) -> None:
+    writer = TableWriter(tmp_path, format_version=2)
+    writer.evolve(field_of(1, "id", "long"), field_of(2, "x", "int"))
+    whole = writer.append([{"id": i, "x": i or None} for i in range(5)], rows_per_group=rows_per_group)
+    options = {"num_workers": 0, "batch_size": 2}
+    with pytest.raises(NullValueError, match=r"column 'x' \(int32\) has 1 null"):
+        IcebergDataset.create_dataloader(writer.metadata, **options)
+    last = IcebergDataset.create_dataloader(writer.metadata, filters=pc.field("id") > 0, **options)[0]
+    assert len(list(last)) == 2
+    writer.delete_positions([(whole, 0)])
+    assert len(list(IcebergDataset.create_dataloader(writer.metadata, **options)[0])) == 2
 
 
 def live_ids() -> list[int]:

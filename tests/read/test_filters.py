@@ -1,6 +1,7 @@
 """Which columns a filter needs, and which rows it keeps."""
 
 import pickle
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,40 @@ def test_filters_that_cannot_work_are_refused(row_filter: Any, message: str) -> 
 def test_a_text_for_a_time_names_what_to_write(time_type: pa.DataType) -> None:
     with pytest.raises(ConfigError, match=r"does not fit the data.* in a shell write date\('2024-01-05'\)"):
         filter_columns(pc.field("t") >= "2024-01-05", pa.schema([("t", time_type)]))
+
+
+TYPED = pa.schema(
+    [
+        ("naive", pa.timestamp("us")),
+        ("zoned", pa.timestamp("us", "UTC")),
+        ("berlin", pa.timestamp("ns", "Europe/Berlin")),
+        ("s", pa.string()),
+        ("n", pa.struct([("x", pa.int32())])),
+        ("a.b", pa.int8()),
+    ]
+)
+NOON = datetime(2024, 1, 5, 12)
+
+
+@pytest.mark.parametrize(
+    ("row_filter", "message"),
+    [
+        (pc.field("zoned") > NOON, r"'zoned' is timestamp\[us, tz=UTC\].* tzinfo=timezone.utc"),
+        (pc.field("naive") > NOON.replace(tzinfo=UTC), r"'naive' is timestamp\[us\]\. A column .* without one with"),
+        (pc.field("berlin") < NOON, r"'berlin' is timestamp\[ns, tz=Europe/Berlin\]\. A column with a time zone"),
+        (pc.field("naive") < pc.field("zoned"), r"'naive' is timestamp\[us\], column 'zoned' is timestamp\[us, tz"),
+        (pc.field("zoned").isin([NOON]), r"'zoned' is timestamp\[us, tz=UTC\].* tzinfo=timezone.utc"),
+        (pc.field("s") > 5, r"\(string, int8\); column 's' is string\. Compare text with text"),
+        (pc.field("a.b") == "5", r"\(int8, string\); column 'a.b' is int8\. Compare text with text"),
+        (pc.field("n", "x") > "5", r"column 'n' is struct<x: int32>\. Compare text with text"),
+        (pc.field("n.x") > 5, r"write pc\.field\('n', 'x'\)"),
+        (pc.field("n", "y") > 5, r"column 'n' is struct<x: int32>, which has no field 'y'"),
+        (pc.field("zond") > NOON, r"no column is called 'zond'; did you mean 'zoned'\?"),
+    ],
+)
+def test_what_would_fail_on_rows_is_refused_without_any(row_filter: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"does not fit the data.*{message}"):
+        filter_columns(row_filter, TYPED)
 
 
 def test_a_filter_that_is_no_expression_is_a_type_error() -> None:

@@ -78,6 +78,10 @@ def test_urls_lose_passwords_and_signatures_in_messages():
     assert redact(f"s3://AKIA:half/{CANARY}@b/a@1.parquet") == "s3://b/a@1.parquet"
     assert redact("hdfs://host:9000/a@b:c@d") == "hdfs://host:9000/a@b:c@d"
     assert redact(f"az://c/a.parquet?sv=1&sig={CANARY}") == "az://c/a.parquet"
+    assert redact(f"https://{CANARY}@host/a#access_token={CANARY}") == "https://host/a"
+    assert redact(f"https://host/a;sig={CANARY}/b") == redact(f"https://host/a#sig={CANARY}") == "https://host/a"
+    assert redact(f"az://c/a;sig={CANARY}") == "az://c/a"
+    assert redact("s3://b/a#1;v=2.parquet") == "s3://b/a#1;v=2.parquet"
     access_point = "s3://arn:aws:s3:eu-central-1:123456789012:accesspoint/p/day@1/a.parquet"
     assert redact(access_point) == access_point
     assert has_credentials("https://host/a?sig=1")
@@ -105,6 +109,24 @@ def test_a_password_in_the_url_is_refused_and_so_is_a_signature_that_its_client_
     with pytest.raises(ConfigError, match="storage_options") as caught:
         open_store(url)
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"GET https://{CANARY}@host:8080/a@b.parquet refused",
+        f"'https://host/a#access_token={CANARY}'",
+        f"/a#access_token={CANARY}",
+        f"https://host/a;sig={CANARY}?x=1",
+        f"git+https://{CANARY}@host/a",
+    ],
+)
+def test_clients_repeat_no_token_of_a_url(text):
+    """Without options that name it, as of a user who put it into the URL alone."""
+    error = OSError(text)
+    error.__cause__ = FileNotFoundError(text)
+    censor(error)
+    assert CANARY not in f"{error} {error.__cause__}"
 
 
 @pytest.mark.parametrize("text", [f"/tokeninfo?access_token={CANARY} (Caused by ...)", f"me:p@{CANARY}@host refused"])

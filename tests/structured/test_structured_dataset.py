@@ -1,6 +1,7 @@
 """`StructuredDataset.create_dataloader` as users call it: formats, columns, filters, outputs, strategies, errors."""
 
 import copy
+import functools
 import logging
 import pickle
 from collections import Counter
@@ -19,16 +20,19 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import (
     DataFileInfo,
+    Decoding,
     Ragged,
     RoundRobinSplitStrategy,
     SizeBalancedSplitStrategy,
     Split,
     StructuredDataset,
     TensorBatch,
+    _decoder,
     merge_states,
     plan_epoch,
     scan_files,
 )
+from torch_dataloader_utils.datasets import build
 from torch_dataloader_utils.errors import ConfigError, NoDataError, NullValueError, SchemaError
 from torch_dataloader_utils.splits import RowRange, Shard, TargetSizeSplitStrategy
 
@@ -363,3 +367,15 @@ def test_storage_options_stay_secret(folder, caplog):
         loader.plan.explain(),
     ]
     assert not any("CANARY" in text for text in texts)
+
+
+def test_a_loader_without_the_compiled_decoder_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(_decoder, "IS_BUILT", False)
+    monkeypatch.setattr(build, "_log_no_decoder", functools.cache(build._log_no_decoder.__wrapped__))
+    for decoding in (Decoding(compiled=False), Decoding(), Decoding()):
+        StructuredDataset.create_dataloader(tmp_path, num_workers=0, decoding=decoding)
+        said = [record.message for record in caplog.records if "compiled decoder is not installed" in record.message]
+        assert len(said) == (1 if decoding.compiled else 0)

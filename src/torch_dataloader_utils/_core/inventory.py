@@ -6,8 +6,8 @@ were counted, after the row filter; UNKNOWN where nobody has counted yet.
 """
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hashlib import blake2b
 from platform import node
@@ -246,6 +246,9 @@ class Inventory:
         snapshot: of which version of a table this is, None for plain files; the same files may have other deletes in
             another version.
         notes: lines of text about what the scan found; plans show them.
+        nulls: Nulls of each column that metadata count, among rows that are surely delivered; there may be more. Not in
+            the fingerprint.
+        tokenizer: What the tokenizer that samples were counted with is known by, "" for none; the schema has it too.
     """
 
     files: FileTable
@@ -256,6 +259,8 @@ class Inventory:
     projection: tuple[str, ...] | None = None
     snapshot: TableSnapshot | None = None
     notes: tuple[str, ...] = ()
+    nulls: Mapping[str, int] = field(default_factory=dict)
+    tokenizer: str = ""
 
     @property
     def num_files(self) -> int:
@@ -326,6 +331,7 @@ class Inventory:
             self,
             files=self.files.take(used.astype(np.int64)),
             groups=replace(groups, file=file.astype(np.int32)),
+            nulls={},
         )
 
     def fingerprint(self) -> str:
@@ -388,6 +394,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         ("files", f"{inventory.num_files} {kind} {short_digest(*file_arrays, files.sizes)}"),
         ("schema", short_digest(inventory.schema)),
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
+        *((("tokenizer", short_digest(inventory.tokenizer.encode())),) if inventory.tokenizer else ()),
     )
 
 

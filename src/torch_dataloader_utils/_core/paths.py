@@ -16,8 +16,8 @@ _ENDS_OF_CHAINS = tuple(
 # A password may hold slashes, as S3 keys do. No password: "host:9000/a@b", "arn:aws:s3:eu-1:1:accesspoint/p/a@b".
 _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)")
 
-# The signature in web URLs of object stores. With another scheme, clients take it for a part of the name.
-_SIGNATURE = re.compile(r"[?&](?:sig|x-amz-signature|x-goog-signature|signature)=", re.IGNORECASE)
+# The signature or token in web URLs of object stores. With another scheme, clients take it for a part of the name.
+_SIGNATURE = re.compile(r"[?&;#](?:sig|(?:x-amz-|x-goog-)?signature|x-amz-security-token|access_token)=", re.IGNORECASE)
 
 # Control characters move a terminal's cursor or change its state; those of direction make a name read as another.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -103,9 +103,12 @@ def _redact_one(part: str) -> str:
     if not separator:
         return part
     is_web = scheme.lower() in _WEB_SCHEMES
-    if is_web or _SIGNATURE.search(rest):
-        # Elsewhere "?" is a character of the key, or a glob.
-        rest = rest.partition("?")[0]
+    # Elsewhere "?" is a character of the key, or a glob, and "#" is one.
+    found = _SIGNATURE.search(rest)
+    if found:
+        rest = rest[: found.start()].partition("?")[0]
+    if is_web:
+        rest = rest.partition("?")[0].partition("#")[0]
     rest = rest.removeprefix(_password(scheme, rest))
     authority, slash, key = rest.partition("/")
     return f"{scheme}://{authority.rpartition('@')[2] if is_web else authority}{slash}{key}"

@@ -237,7 +237,9 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     """Raise unless the state is of the same data; the message names the settings that differ."""
     saved = dict(state.get("settings", ()))
     misfits = [
-        f"{name} {saved[name]}, here {text}" for name, text in identity.settings if text != saved.get(name, text)
+        f"{name} {saved.get(name, 'not named')}, here {text}"
+        for name, text in identity.settings
+        if text != saved.get(name, None if saved else text)
     ]
     if state["fingerprint"] != identity.fingerprint and misfits:
         raise CheckpointMismatchError(

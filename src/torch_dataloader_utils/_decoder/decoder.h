@@ -181,6 +181,7 @@ enum {
     CHUNK_COMPRESSED,
     CHUNK_DATA,
     CHUNK_DICTIONARY,
+    CHUNK_NULLS,
     CHUNK_TYPE,
     CHUNK_TEXT_BYTES,  /* of its size statistics: this, and the lengths of two histograms */
     CHUNK_REPETITIONS,

@@ -61,21 +61,27 @@ static bool read_size_statistics(Bytes *in, int64_t *numbers) {
     return false;
 }
 
+static bool read_statistics(Bytes *in, int64_t *numbers) {
+    enum { NULLS = 3 };
+    int64_t *fields[] = {[NULLS] = &numbers[CHUNK_NULLS]};
+    return read_numbers(in, fields, NULLS + 1, NULL, 0);
+}
+
 static bool read_metadata(Bytes *in, int64_t *numbers) {
-    enum { SIZES = 16 };
+    enum { STATISTICS = 12, SIZES = 16 };
     for (int i = 0; i < CHUNK_NUMBERS; i++) numbers[i] = -1;
     Fields fields = {
         .types = {[1] = I32, [2] = LIST, [3] = LIST, [4] = I32, [5] = I64, [6] = I64, [7] = I64, [9] = I64, [11] = I64,
-                  [SIZES] = STRUCT},
+                  [STATISTICS] = STRUCT, [SIZES] = STRUCT},
         .required = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9,
         .numbers = {[1] = &numbers[CHUNK_TYPE], [4] = &numbers[CHUNK_CODEC], [5] = &numbers[CHUNK_VALUES], [6] = &numbers[CHUNK_UNCOMPRESSED],
                     [7] = &numbers[CHUNK_COMPRESSED], [9] = &numbers[CHUNK_DATA], [11] = &numbers[CHUNK_DICTIONARY]},
     };
     uint32_t seen = 0;
     int64_t number = 0;
-    while (read_fields(in, &fields, 1 << SIZES, &seen, &number)) {
+    while (read_fields(in, &fields, 1 << STATISTICS | 1 << SIZES, &seen, &number)) {
         if (number == 0) return true;
-        if (!read_size_statistics(in, numbers)) return false;
+        if (!(number == SIZES ? read_size_statistics : read_statistics)(in, numbers)) return false;
     }
     return false;
 }

@@ -27,10 +27,11 @@ class OfChunk(IntEnum):
     COMPRESSED = 3
     DATA_START = 4
     DICTIONARY_START = 5
-    TYPE = 6
-    TEXT_BYTES = 7
-    REPETITIONS = 8
-    DEFINITIONS = 9
+    NULLS = 6
+    TYPE = 7
+    TEXT_BYTES = 8
+    REPETITIONS = 9
+    DEFINITIONS = 10
 
 
 class FooterNumbers(NamedTuple):

@@ -3,6 +3,9 @@
 Here, because both discovery and reading use this, and stages do not import each other.
 """
 
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any
 
@@ -19,10 +22,23 @@ _NO_TEXT = "condition(binary values)"
 # Types of literals that can be read off their text (as those of fractions can); literals of other types share texts.
 _TYPES_SHOWN_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
-_OF_TIMES = (
-    " Compare days and times with datetime.date and datetime.datetime values; in a shell write "
-    "date('2024-01-05') or timestamp('2024-01-05T12:30')."
-)
+# What to do, by what pyarrow's reason says; the first pattern that is found.
+_ADVICE = {
+    r"with timezone|tz=.*timestamp\[\w+\]|timestamp\[\w+\].*tz=": (
+        "A column with a time zone is compared with datetime(2024, 1, 5, tzinfo=timezone.utc), a column without one "
+        "with datetime(2024, 1, 5)."
+    ),
+    r"(?s)(?=.*string)(?=.*(timestamp\[|date32\[|date64\[))": (
+        "Compare days and times with datetime.date and datetime.datetime values; in a shell write date('2024-01-05') "
+        "or timestamp('2024-01-05T12:30')."
+    ),
+    r"(string|binary)(, | vs )|(, | vs )(string|binary)": (
+        "Compare text with text, such as '5', and numbers with numbers, such as 5."
+    ),
+    r"": "Compare the column with values of its type, or cast it: pc.field(name).cast(type).",
+}
+_UNKNOWN = re.compile(r"No match for (FieldRef\..*) in ")
+_PART = re.compile(r"FieldRef\.Name\((.*?)\)")
 
 
 def check_filters(name: str, filters: Any) -> pc.Expression | None:
@@ -88,7 +104,9 @@ def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "")
     """
     check_filters("filters", row_filter)
     _check_condition(row_filter, schema, hint)
-    return _needed(row_filter, schema, (), tuple(range(len(schema))))
+    names = _needed(row_filter, schema, (), tuple(range(len(schema))))
+    _check_kernels(row_filter, pa.schema([schema.field(name) for name in names]), hint)
+    return names
 
 
 def keep_mask(row_filter: pc.Expression, batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -126,16 +144,60 @@ def _check_condition(row_filter: pc.Expression, schema: pa.Schema, hint: str) ->
         # `schema.empty_table()` makes no column of tensors with a permutation.
         data_type = _evaluate(row_filter, pa.Table.from_batches([], schema)).type
     except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]  # what follows is the whole schema
-        names = ", ".join(map(repr, schema.names))
-        times = _OF_TIMES if "string" in reason and ("timestamp[" in reason or "date32[" in reason) else ""
-        raise ConfigError(
-            f"filters {shown_filter(row_filter)} does not fit the data: {reason}. Columns are {names}.{times}{hint}"
-        ) from error
+        raise _misfit(row_filter, schema, error, hint) from error
     if not pa.types.is_boolean(data_type):
         raise ConfigError(
             f"filters {shown_filter(row_filter)} gives {data_type}, not true or false; compare it to something."
         )
+
+
+def _check_kernels(row_filter: pc.Expression, used: pa.Schema, hint: str) -> None:
+    """Raise what a filter that binds raises on rows: Arrow compares time zones only when it has rows."""
+    try:
+        row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in used], schema=used)
+    except pa.ArrowNotImplementedError:  # a type that has no array of nulls
+        return
+    try:
+        _evaluate(row_filter, row if len(used) else pa.table({"": [0]}))
+    except pa.ArrowException as error:
+        raise _misfit(row_filter, used, error, hint) from error
+
+
+def _misfit(row_filter: pc.Expression, schema: pa.Schema, error: pa.ArrowException, hint: str) -> ConfigError:
+    """Return the error of a filter that does not fit, with the types of the columns that it names."""
+    text, reason = shown_filter(row_filter), str(error)
+    if (unknown := _UNKNOWN.search(reason)) is not None:
+        return ConfigError(
+            f"filters {text} does not fit the data: {_no_column(_PART.findall(unknown[1]), schema)}{hint}"
+        )
+    named = (field for field in schema if re.search(rf"(?<!\w){re.escape(field.name)}(?!\w)", text))
+    types = ", ".join(f"column {field.name!r} is {field.type}" for field in named)
+    advice = next(advice for pattern, advice in _ADVICE.items() if re.search(pattern, reason))
+    return ConfigError(f"filters {text} does not fit the data: {reason.splitlines()[0]}; {types}. {advice}{hint}")
+
+
+def _no_column(path: Sequence[str], schema: pa.Schema) -> str:
+    """Return what to say of a column, or a field inside of one, that is not there."""
+    first, inside = path[0], path[0].split(".")
+    if first in schema.names:
+        return f"column {first!r} is {schema.field(first).type}, which has no field {'.'.join(path[1:])!r}."
+    if _is_there(inside, schema):
+        return f"{first!r} is a field inside of a column; write pc.field({', '.join(map(repr, inside))})."
+    near = get_close_matches(first, schema.names, n=3, cutoff=0.6)
+    if near:
+        return f"no column is called {first!r}; did you mean {', '.join(map(repr, near))}?"
+    more = f" and {len(schema) - 20} more" if len(schema) > 20 else ""
+    return f"no column is called {first!r}. Columns are {', '.join(map(repr, schema.names[:20]))}{more}."
+
+
+def _is_there(path: Sequence[str], schema: pa.Schema) -> bool:
+    fields: Any = schema
+    for name in path:
+        index = fields.get_field_index(name) if hasattr(fields, "get_field_index") else -1
+        if index < 0:
+            return False
+        fields = fields.field(index).type
+    return True
 
 
 def _needed(

@@ -50,8 +50,9 @@ _MOST_LEVELS = 8
 _SHORT_WORD = 2
 
 # Clients change the spelling of URLs ("%2F" as "/", no host), so URLs are recognised by their form.
-_WEB_QUERY = re.compile(r"(https?://[^\s?'\"<>]*)\?[^\s'\"<>]*", re.IGNORECASE)
-_QUERY_VALUE = re.compile(r"([?&][\w.-]+=)[^&\s'\"<>)]+")
+_WEB_QUERY = re.compile(r"(https?://[^\s?#'\"<>]*)[?#][^\s'\"<>]*", re.IGNORECASE)
+_WEB_USER = re.compile(r"(https?://)[^\s/?#@'\"<>]*@", re.IGNORECASE)
+_QUERY_VALUE = re.compile(r"([?&;#][\w.-]+=)[^&\s'\"<>)]+")
 # Only from the start of a word: matching from each letter would take hours for a reply of 1 MB without spaces.
 _PASSWORD = re.compile(r"(?<![^\s/@'\"])[^\s/:@'\"]*:[^\s/'\"]+@")
 
@@ -64,9 +65,9 @@ def censor(
 ) -> None:
     """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
 
-    Removed are values of `options` and of the environment that are credentials, queries and passwords of URLs, and
-    everything of a server's reply except its code and message; in dicts, lists and tuples of an error as well. A reply
-    that is not valid HTTP is removed completely.
+    Removed are values of `options` and of the environment that are credentials, queries, fragments, users and passwords
+    of URLs, and everything of a server's reply except its code and message; in dicts, lists and tuples of an error as
+    well. A reply that is not valid HTTP is removed completely.
 
     handled: see `causes`.
     """
@@ -113,7 +114,7 @@ def censored_text(text: str, options: Mapping[str, Any] | None = None) -> str:
     # Longest first: one secret may begin with another.
     for secret in sorted({*_secret_words(options or {}), *_environment_secrets()}, key=len, reverse=True):
         text = text.replace(secret, "***")
-    text = _WEB_QUERY.sub(r"\1", text)
+    text = _WEB_USER.sub(r"\1***@", _WEB_QUERY.sub(r"\1", text))
     return _PASSWORD.sub("***@", _QUERY_VALUE.sub(r"\1***", text))
 
 
@@ -129,7 +130,7 @@ def _censored(value: Any, options: Mapping[str, Any] | None, level: int = 0) -> 
             return {name: _censored(each, options, level + 1) for name, each in value.items()}
         return type(value)(_censored(each, options, level + 1) for each in value)
     if hasattr(value, "real_url") and hasattr(value, "_replace"):  # aiohttp's RequestInfo
-        url = value.real_url.with_query(None).with_user(None)
+        url = value.real_url.with_query(None).with_fragment(None).with_user(None)
         return value._replace(url=url, real_url=url, headers={})
     # A yarl URL is replaced by its text.
     return censored_text(str(value), options) if type(value).__name__ == "URL" else value

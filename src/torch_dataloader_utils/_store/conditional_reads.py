@@ -10,7 +10,13 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
-from torch_dataloader_utils._store.diagnosis import OtherObjectError, ShortReplyError, StalledError, WrongReplyError
+from torch_dataloader_utils._store.diagnosis import (
+    OtherObjectError,
+    ShortReplyError,
+    StalledError,
+    WholeReplyError,
+    WrongReplyError,
+)
 from torch_dataloader_utils._store.identity import names_no_version, stat_of
 from torch_dataloader_utils._store.interface import Span
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -61,8 +67,10 @@ class RangeReply:
         first, last = self.missing
         wanted, seen = f"bytes {first}-{last}/", content_range or ""
         is_whole = not seen and first == 0 and content_length == last + 1
-        if not seen.startswith(wanted) and not is_whole:
-            raise WrongReplyError(f"asked for {wanted[:-1]}, got {seen or 'the whole object'}")
+        if not seen and not is_whole:
+            raise WholeReplyError(f"asked for {wanted[:-1]}, got the whole object")
+        if seen and not seen.startswith(wanted):
+            raise WrongReplyError(f"asked for {wanted[:-1]}, got {seen}")
 
     def check_identity(self, seen: str | None) -> None:
         """Takes the identity of the object that the reply is from; None if the reply does not say.

@@ -49,6 +49,10 @@ class WrongReplyError(Exception):
     """A reply with another range or fewer bytes than was asked for; the message says which."""
 
 
+class WholeReplyError(WrongReplyError):
+    """The whole object, where a part was asked for: what servers without range requests answer."""
+
+
 class ShortReplyError(WrongReplyError):
     """Fewer or more bytes than the range, from a client that gives no reason."""
 

@@ -13,7 +13,7 @@ from fsspec import get_filesystem_class
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._runtime.system_limits import limit_error
 from torch_dataloader_utils._store.censor import censored_text
-from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError
+from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, ShortReplyError, WholeReplyError
 from torch_dataloader_utils._store.identity import short_read
 from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils.errors import (
@@ -87,6 +87,11 @@ def store_error(
             return _replaced(path, cause, identity)
         case ShortReplyError():
             return short_read(path, cause)
+        case WholeReplyError():
+            return StoreError(
+                f"{redact(path)}: cannot {action}, the server does not support range requests ({cause}). Serve the "
+                "file from one that does, such as an object store or nginx, or copy it to this machine."
+            )
         case FileNotFoundError() | NotADirectoryError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
         case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):

@@ -5,17 +5,21 @@ RowDataset                                         the first two
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar, overload
 
 import pyarrow as pa
 
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.inventory import FileFormat, Inventory
 from torch_dataloader_utils._core.metadata_columns import check_lineage, metadata_columns
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
@@ -32,6 +36,7 @@ from torch_dataloader_utils.datasets.row_counts import (
     check_rows_fit,
     count_live_rows,
     leave_out_bad_groups,
+    null_counts,
     read_lengths,
     read_token_counts,
 )
@@ -41,11 +46,12 @@ from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.shape.convert import counted_nulls_error, refuses_nulls
 from torch_dataloader_utils.shape.encode import EncodingShaper, encoded_schema
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
 from torch_dataloader_utils.shape.shapers import make_shaper
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
-from torch_dataloader_utils.shape.specs import select_fields
+from torch_dataloader_utils.shape.specs import column_specs, select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -56,6 +62,8 @@ from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
 from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory
 from torch_dataloader_utils.tokens.pack.text import tokenized
 from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
+
+_log = logging.getLogger(__name__)
 
 # Row groups of remote files that one process fetches at once; each takes one request or more.
 _REMOTE_THREADS = 16
@@ -140,6 +148,15 @@ def build(
     return dataset, TableDataLoader(dataset, **loader_options)
 
 
+@cache
+def _log_no_decoder() -> None:
+    """Log it, once a process."""
+    _log.warning(
+        "The compiled decoder is not installed: pyarrow decodes all columns, which takes longer, with the same rows. "
+        "Install a wheel that has it, or build with a C compiler; Decoding(compiled=False) leaves it out on purpose."
+    )
+
+
 def build_stages(
     found: Found, options: TableOptions, num_ranks: int, rank: int, peers: tuple[int, ...] | None
 ) -> Stages:
@@ -151,6 +168,8 @@ def build_stages(
 
     # 2. Rows: a reader and a shaper. Rows that a filter leaves are counted here, so that the plan knows how many.
     rows = build_rows(found.inventory, options, access, share)
+    if options.decoding.compiled and not _decoder.IS_BUILT and FileFormat.PARQUET in rows.inventory.files.formats:
+        _log_no_decoder()
     pipeline = Pipeline(
         reader=rows.reader,
         shaper=rows.shaper,
@@ -162,6 +181,7 @@ def build_stages(
     # 3. Planner. It needs the lengths of all rows where tokens limit batches.
     lengths = _read_lengths(rows.inventory, options, plan_options.token_budget(topology.batch_size), access, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
+    _check_nulls(rows, options, planner, topology)
 
     # 4. Stream: the data set. It plans a pass, and runs the pipeline on the row groups of its rank.
     return Stages(
@@ -267,6 +287,26 @@ def _encoded_rows(delivered: pa.Schema, options: TableOptions) -> tuple[pa.Schem
     if options.encode:
         shaper = EncodingShaper(shaper=shaper, encoders=options.encode)
     return delivered, shaper
+
+
+def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topology: Topology) -> None:
+    """Check the nulls that metadata count against `nulls=`, before a row is read.
+
+    Raises:
+        NullValueError: columns with nulls that batches have no place for; all of them in one message.
+    """
+    if options.pack is not None or options.output_format in ("arrow", "dict"):
+        return
+    counts = null_counts(rows.inventory)
+    refused = [
+        spec for spec in column_specs(rows.delivered, options.nulls) if counts[spec.name] and refuses_nulls(spec)
+    ]
+    if refused and topology.drop_last:
+        plan = planner.plan(Position(epoch=0, segment=Segment(topology=topology)))
+        most = plan.dropped_rows if rows.inventory.rows_are_known else max(counts.values())
+        refused = [spec for spec in refused if counts[spec.name] > most]
+    if refused:
+        raise counted_nulls_error(rows.inventory.source, refused, counts, options.nulls)
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:

@@ -1,5 +1,6 @@
 """Facts of rows that only reading can give, before the plan: live rows, bad row groups, lengths and token counts."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
@@ -96,7 +97,7 @@ def under_filter(inventory: Inventory, filters: Any) -> Inventory:
             "Scan with the same filter, or without one."
         )
     unknown = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
-    return replace(inventory, row_filter=text, groups=replace(inventory.groups, live_rows=unknown))
+    return replace(inventory, row_filter=text, groups=replace(inventory.groups, live_rows=unknown), nulls={})
 
 
 def leave_out_bad_groups(
@@ -134,7 +135,7 @@ def leave_out_bad_groups(
         raise NoDataError(f"{inventory.source}: not one of {len(bad)} row groups can be read. The log has each reason.")
     notes = _report(inventory, bad, fault)
     kept = with_live_rows(inventory, np.where(fault > 0, 0, live_rows))
-    return replace(kept, notes=(*inventory.notes, *notes))
+    return replace(kept, notes=(*inventory.notes, *notes), nulls={})
 
 
 def _check(inventory: Inventory, reader: Reader, group: int) -> tuple[int, int]:
@@ -158,6 +159,15 @@ def _report(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]
         units="row groups",
         rows=int(rows.sum()) if (rows != UNKNOWN).all() else None,
     )
+
+
+def null_counts(inventory: Inventory) -> Counter[str]:
+    """Return how many nulls of each column are surely delivered: those that metadata count, and of partitions."""
+    counts, groups = Counter(inventory.nulls), inventory.groups
+    for column in inventory.files.partitions:
+        is_null = np.array([value is None for value in column.values], dtype=np.bool_)
+        counts[column.name] = int(groups.live_rows[is_null[column.codes[groups.file]]].clip(min=0).sum())
+    return counts
 
 
 # Stands for a length that is negative, NaN or infinite; exact as a float, far from overflow when rounded up.

@@ -90,6 +90,8 @@ class FileScan:
     groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
         length, as in `GroupTable`.
     verdict: one `Verdict` for each row group; None if there was nothing to judge by.
+    nulls: int64, of each field of the schema the nulls that the metadata count in the row groups that the filter keeps
+        whole, 0 where they count none; None if they count no nulls at all.
     is_blank: text without a line: it has no rows, and its columns are not known.
     """
 
@@ -98,4 +100,17 @@ class FileScan:
     schema: pa.Schema
     groups: Int64s
     verdict: Int64s | None = None
+    nulls: Int64s | None = None
     is_blank: bool = False
+
+    @property
+    def kept_rows(self) -> int:
+        """The rows of the row groups that the filter keeps whole, as far as they are counted."""
+        rows = self.groups[:, 0] if self.verdict is None else self.groups[self.verdict == Verdict.IN, 0]
+        return int(rows[rows > 0].sum())
+
+
+def kept_nulls(nulls: Int64s, verdict: Int64s | None) -> Int64s:
+    """The nulls of each column in the row groups that the filter keeps whole; nulls: int64 [row groups, columns]."""
+    total: Int64s = (nulls if verdict is None else nulls[verdict == Verdict.IN]).sum(axis=0)
+    return total

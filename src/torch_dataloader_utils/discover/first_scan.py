@@ -16,10 +16,10 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
-from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.discover.formats import format_hint, is_text, named_format, scan_file, scanned
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
-from torch_dataloader_utils.discover.parquet import group_rows, projected_leaves, read_footer, with_uuids
+from torch_dataloader_utils.discover.parquet import group_rows, read_footer, with_uuids
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema, unified_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
@@ -38,7 +38,7 @@ def scan_sidecar(
         metadata = reader.metadata
         check_footer(tail.data, metadata, redact(sidecar.path))
         schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
-        rows = group_rows(metadata, projected_leaves(metadata, schema, request.columns), tail.data)
+        rows, nulls = group_rows(metadata, schema, request.columns, tail.data)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]
     except (DataError, pa.ArrowException, OSError, ValueError) as error:
@@ -59,6 +59,7 @@ def scan_sidecar(
             size=entry.stat.size,
             identity=entry.stat.identity,
             schema=schema,
+            nulls=kept_nulls(nulls[np.array(places[entry.path])], None),
         )
         for entry in entries
     ]

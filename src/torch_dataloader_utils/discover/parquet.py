@@ -1,7 +1,8 @@
 """Scans Parquet files: row groups from the footer, with one read of each file's tail."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from torch_dataloader_utils._formats.footer_numbers import FooterNumbers, OfChun
 from torch_dataloader_utils._formats.parquet_trailer import check_metadata, checked_footer_length, chunk_start
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
-from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.schemas import leaf_counts
 
 # A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
 _UUID = b"\xec\x00\x00"
+
+_NULLS_AND_VALUES = [OfChunk.NULLS, OfChunk.VALUES]
 
 # Sums of as many as there are leaves fit into 64 bits.
 _MOST_SANE = 1 << 40
@@ -52,15 +55,21 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             metadata, schema = reader.metadata, reader.schema_arrow
         check_metadata(tail.data, metadata, redact(path))
         schema = with_uuids(schema, tail.data, request.int96_unit)
-        leaves = projected_leaves(metadata, schema, request.columns)
-        rows = group_rows(metadata, leaves, tail.data)
+        rows, nulls = group_rows(metadata, schema, request.columns, tail.data)
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         if fragment is not None and (known := _known_values(schema, item, request)) is not None:
             if len(known) > len(item.partition):
                 fragment = _fragment(tail, request, known)
             verdict = judge_groups(fragment, known, request.row_filter, request.filter_columns)
-    return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
+    return FileScan(
+        groups=rows,
+        size=tail.size,
+        identity=tail.identity,
+        schema=schema,
+        verdict=verdict,
+        nulls=kept_nulls(nulls, verdict),
+    )
 
 
 def _fragment(tail: Tail, request: ScanRequest, known: Sequence[tuple[pa.Field, Any]]) -> ds.ParquetFileFragment:
@@ -122,11 +131,15 @@ def _holds_uuid(data_type: pa.DataType) -> bool:
     return isinstance(data_type, pa.UuidType) or any(map(_holds_uuid, inner))
 
 
-def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> list[int]:
-    """Indices of the leaf columns of the projected fields; names that the file lacks are left out."""
+def _projected_leaves(
+    metadata: pq.FileMetaData, schema: pa.Schema, counts: Sequence[int], columns: tuple[str, ...] | None
+) -> list[int]:
+    """Indices of the leaf columns of the projected fields; names that the file lacks are left out.
+
+    counts: leaf columns of each field.
+    """
     if columns is None:
         return list(range(metadata.num_columns))
-    counts = leaf_counts(schema)
     stops = np.cumsum(counts)
     wanted = set(columns)
     return [
@@ -138,24 +151,72 @@ def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tupl
     ]
 
 
-def group_rows(metadata: pq.FileMetaData, leaves: list[int], tail: Buffer) -> Int64s:
-    """int64 [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
+def group_rows(
+    metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None, tail: Buffer
+) -> tuple[Int64s, Int64s]:
+    """What a footer says of its row groups, int64 each.
 
     The bytes of a group are those from the start of its first column chunk to the end of its last one.
 
-    tail: the end of the file, from which `metadata` was parsed.
+    columns: the projection, None for all. tail: the end of the file, from which `metadata` was parsed.
+
+    Returns:
+        [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
+        [row groups, fields of the schema]: nulls, 0 where the footer does not count them.
     """
     numbers = footer_numbers(tail)
     shape = (metadata.num_row_groups, metadata.num_columns)
+    counts = leaf_counts(schema)
+    leaves = _projected_leaves(metadata, schema, counts, columns)
     if numbers is None or numbers.chunks.shape[:2] != shape or not shape[1] or not _are_sane(numbers):
-        return _rows_by_pyarrow(metadata, leaves)
+        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), schema, counts)
     rows, projected_bytes = numbers.groups.T
     if len(leaves) != metadata.num_columns:
         projected_bytes = numbers.chunks[:, leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
     starts = numbers.starts[:, [0, -1]]
     stops = starts + numbers.chunks[:, [0, -1], OfChunk.COMPRESSED]
     start = starts.min(axis=1)
-    return np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
+    groups = np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
+    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], schema, counts)
+
+
+def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, counts: Sequence[int]) -> Int64s:
+    """Nulls of each field, int64 [row groups, fields]; a count that cannot be is none.
+
+    counted: gives the nulls and values of leaf columns, int64 [row groups, leaves, 2]. counts: leaves of each field.
+    """
+    # In lists of any length, writers count empty ones as nulls.
+    places = [
+        place
+        for place, (field, count) in enumerate(zip(schema, counts, strict=True))
+        if field.nullable and count == 1 and _has_own_nulls(field.type)
+    ]
+    found = counted((np.cumsum(counts, dtype=np.int64) - counts)[places])
+    nulls = np.zeros((len(found), len(schema)), dtype=np.int64)
+    nulls[:, places] = np.where((found[..., 0] > 0) & (found[..., 0] <= found[..., 1]), found[..., 0], 0)
+    return nulls
+
+
+def _nulls_by_pyarrow(metadata: pq.FileMetaData, leaves: Int64s) -> Int64s:
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(leaf) for group in groups for leaf in leaves.tolist())
+    found = [(_null_count(chunk.statistics), chunk.num_values) for chunk in chunks]
+    return np.array(found, dtype=np.int64).reshape(metadata.num_row_groups, len(leaves), 2)
+
+
+def _null_count(statistics: pq.Statistics | None) -> int:
+    return statistics.null_count if statistics is not None and statistics.has_null_count else 0
+
+
+def _has_own_nulls(data_type: pa.DataType) -> bool:
+    """Whether each null of the only leaf is a null row, or a number missing in a row of fixed size."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_own_nulls(data_type.storage_type)
+    if not pa.types.is_fixed_size_list(data_type):
+        return bool(data_type.num_fields == 0)
+    while pa.types.is_fixed_size_list(data_type) and data_type.list_size:
+        data_type = data_type.value_type
+    return bool(pa.types.is_primitive(data_type))
 
 
 def _are_sane(numbers: FooterNumbers) -> bool:

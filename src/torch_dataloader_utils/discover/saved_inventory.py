@@ -115,7 +115,7 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         columns[_CODES + column.name] = pa.array(column.codes)
     for name in _GROUP_COLUMNS:
         columns[name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(getattr(groups, name)))
-    about = {
+    about: dict[str, Any] = {
         "source": redact(inventory.source),
         "row_filter": inventory.row_filter,
         "snapshot": str(inventory.snapshot or ""),
@@ -124,7 +124,8 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "schema": _text(inventory.schema),
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
     }
-    return pa.table(columns), about
+    optional = {"nulls": dict(inventory.nulls), "tokenizer": inventory.tokenizer}
+    return pa.table(columns), about | {name: value for name, value in optional.items() if value}
 
 
 def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
@@ -162,6 +163,8 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         projection=None if projection is None else tuple(projection),
         snapshot=_read_snapshot(about["snapshot"]),
         notes=tuple(about["notes"]),
+        nulls=about.get("nulls", {}),
+        tokenizer=about.get("tokenizer", ""),
     )
     _check(inventory)
     return inventory
@@ -186,9 +189,11 @@ def _check(inventory: Inventory) -> None:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are not int32")
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
             raise ValueError(f"partition column {column.name!r} has codes without a value")
-    about = (inventory.source, inventory.row_filter)
+    about = (inventory.source, inventory.row_filter, inventory.tokenizer)
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
-        raise ValueError("source, filter, projection or notes are not text")
+        raise ValueError("source, filter, tokenizer, projection or notes are not text")
+    if not all(name in names and isinstance(count, int) for name, count in inventory.nulls.items()):
+        raise ValueError("its counts of nulls are not those of columns")
 
 
 def _read_snapshot(text: str) -> TableSnapshot | None:
@@ -352,7 +357,7 @@ def load_inventory(
 def _first_with_credentials(paths: StringColumn) -> str | None:
     # Credentials need one of these bytes; few inventories have one in any of a million paths.
     text = paths.data.tobytes()
-    if b"://" not in text or (b"@" not in text and b"?" not in text):
+    if b"://" not in text or not any(mark in text for mark in (b"@", b"?", b"#", b";")):
         return None
     return next(filter(has_credentials, paths), None)
 

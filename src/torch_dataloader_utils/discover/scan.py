@@ -47,6 +47,7 @@ from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.formats import file_format_of, is_text, scanned
 from torch_dataloader_utils.discover.group_table import assemble_groups
 from torch_dataloader_utils.discover.hive import partition_values
+from torch_dataloader_utils.discover.known_nulls import known_nulls
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_same_schema
@@ -188,7 +189,7 @@ def scan_listed(
         with scanned(store, request, _items(files, first, left), executor) as scans:
             in_order = (ready[file] if file in ready else next(scans) for file in chosen)
             heard = on_progress if left or request.missing == "error" else None
-            stats, groups, bad = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts)
+            stats, groups, bad, nulls = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(paths, stats, request.file_format, first.partitions),
@@ -198,6 +199,7 @@ def scan_listed(
         row_filter=filter_text(filters),
         projection=request.columns,
         notes=report_bad_files(bad, len(chosen), files.source),
+        nulls=nulls,
     )
 
 
@@ -234,14 +236,15 @@ def _collect(
     chosen: Sequence[int],
     scans: Iterable[FileScan | BadFile],
     file_verdicts: Int64s,
-) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]]]:
-    """The stats of all files, the row groups of the chosen ones, and the bad ones among them."""
+) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]], Mapping[str, int]]:
+    """The stats of all files, the row groups of the chosen ones, the bad ones among them, and `known_nulls`."""
     stats = [entry.stat for entry in files.entries]
     paths = [entry.path for entry in files.entries]
     groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
     verdicts: list[Int64s] = [np.zeros(0, dtype=np.int64)]
     counts = np.zeros(len(paths), dtype=np.int64)
     bad: list[tuple[str, BadFile]] = []
+    whole: list[FileScan] = []
     for file, scan in zip(chosen, scans, strict=True):
         if isinstance(scan, BadFile):
             bad.append((paths[file], scan))
@@ -251,9 +254,13 @@ def _collect(
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
         judged = scan.verdict
+        if judged is not None or file_verdicts[file] == Verdict.IN:
+            whole.append(scan)
         verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
-    return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad
+    names = {field.name for field in first.schema}.difference(field.name for field in first.fields)
+    nulls = known_nulls(whole, names, lambda schema: (name if name in names else None for name in schema.names))
+    return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad, nulls
 
 
 def _file_table(

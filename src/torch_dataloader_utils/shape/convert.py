@@ -1,8 +1,9 @@
 """Converts Arrow columns to block columns, or into the matrix of a stack; checks text and applies the null policy."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from torch_dataloader_utils.errors import CorruptFileError, NullValueError
+from torch_dataloader_utils.errors import CorruptFileError, NullValueError, plural
 from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, element_of, numpy_dtype, raw_type
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.raw_numbers import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
@@ -184,6 +185,42 @@ def _nulls_become(spec: ColumnSpec) -> float | None:
             return math.nan if pt.is_floating(element_of(spec.kind)) else None
         case Refuse():
             return None
+
+
+def refuses_nulls(spec: ColumnSpec) -> bool:
+    """Return whether a row that is null is an error."""
+    match spec.kind:
+        case NumberType():
+            return _nulls_become(spec) is None
+        case ListType():
+            return not isinstance(spec.nulls, Fill | Mask)
+        case ObjectType():
+            return isinstance(spec.nulls, Refuse)
+
+
+def counted_nulls_error(
+    where: str, refused: Sequence[ColumnSpec], counts: Mapping[str, int], nulls: Any
+) -> NullValueError:
+    """Return the error about columns that have nulls and refuse them.
+
+    where: Name of the data. counts: Nulls of each column. nulls: `nulls=` of the caller.
+    """
+    seen = "; ".join(
+        f"column {spec.name!r} ({spec.data_type}) has {plural(counts[spec.name], 'null')}" for spec in refused
+    )
+    whole = {**(nulls if isinstance(nulls, Mapping) else {}), **{spec.name: _harmless(spec) for spec in refused}}
+    return NullValueError(
+        f"{where}: {seen}. Tensors have no place for them. Pass nulls={whole!r} with values of your choice, or "
+        '"mask" for a bool tensor beside the column; or leave such rows out with filters=.'
+    )
+
+
+def _harmless(spec: ColumnSpec) -> Any:
+    """Return a policy that every column of this kind can have."""
+    if isinstance(spec.kind, ObjectType):
+        return "mask"
+    element = element_of(spec.kind)
+    return "fill", False if pt.is_boolean(element) else 0.0 if pt.is_floating(element) else 0
 
 
 def _null_items_become(spec: ColumnSpec) -> float | None:

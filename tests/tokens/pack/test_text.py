@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given, settings
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from tests.effort import effort
 from tests.tokens.pack.corpora import corpora, number_tokens, pack_corpus, packings, samples_of
 from tests.tokens.pack.test_packed_loader import load
 from torch_dataloader_utils import scan_files
 from torch_dataloader_utils._core.division import Share
+from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
@@ -39,7 +40,7 @@ from torch_dataloader_utils.tokens import TokenizerFile
 from torch_dataloader_utils.tokens.pack import PerToken, pack_tokens
 from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
 from torch_dataloader_utils.tokens.pack.sample_counts import count_packed
-from torch_dataloader_utils.tokens.pack.text import tokenized
+from torch_dataloader_utils.tokens.pack.text import NamedTokenizer, tokenized
 
 CALLS = []
 
@@ -202,6 +203,82 @@ def test_a_chat_template_gives_what_its_tokenizer_gives(template):
     mine.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # of spaces too
     copied = pack_tokens("messages", 8, tokenizer=mine).tokenizer.call.tokenizer
     assert copied.apply_chat_template(chat, tokenize=False) == mine.apply_chat_template(chat, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it: setattr(it, "bos_token", "<|user|>"),
+        lambda it: setattr(it, "eos_token", "<|user|>"),
+        lambda it: setattr(it, "chat_template", f"{TEMPLATE} "),
+        lambda it: setattr(it, "split_special_tokens", True),
+        lambda it: setattr(it, "fingerprint", "2"),
+        lambda it: it.add_tokens(["zz"]),
+    ],
+    ids=["bos", "eos", "template", "split", "fingerprint", "added"],
+)
+def test_a_tokenizer_is_known_by_what_it_produces(tmp_path, change):
+    rows = [[{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]] * 40
+    pq.write_table(pa.table({"messages": rows}), tmp_path / "0.parquet")
+
+    def made(tokenizer):
+        return load(tmp_path, pack_tokens("messages", 8, tokenizer=tokenizer), columns=None)
+
+    first, state = made(hugging_face()), None
+    for _ in first:
+        state = state or first.state_dict()
+    same = made(hugging_face())
+    same.load_state_dict(state)
+    other = hugging_face()
+    change(other)
+    with pytest.raises(CheckpointMismatchError, match=r"saved with .*tokenizer \w{8}, here \w{8}"):
+        made(other).load_state_dict(state)
+    assert name_of(other) not in (None, name_of(hugging_face()))
+    # A state of an earlier release knew the tokenizer in another way, and did not name it.
+    settings = [setting for setting in state["settings"] if setting[0] != "tokenizer"]
+    unsealed = {name: value for name, value in state.items() if name != "checksum"}
+    with pytest.raises(CheckpointMismatchError, match=r"tokenizer not named, here \w{8}"):
+        same.load_state_dict(sealed({**unsealed, "fingerprint": "0" * 32, "settings": settings}))
+
+
+def name_of(tokenizer):
+    return NamedTokenizer.of(tokenizer).version
+
+
+def test_a_template_that_writes_the_time_is_the_same_at_another_time():
+    digits = {str(digit): len(WORDS) + digit for digit in range(10)}
+    backend = Tokenizer(models.WordLevel({**WORDS, **digits}, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Digits(individual_digits=True)
+    dated = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>")
+    dated.chat_template = "{{ strftime_now('%f') }}"
+    chat = [{"role": "user", "content": "a"}]
+    assert (
+        len({str(dated.apply_chat_template(chat)["input_ids"]) for _ in range(5)}) > 1
+    )  # it is another text each time
+    assert len({name_of(dated) for _ in range(5)}) == 1
+
+
+def test_a_tokenizer_without_a_backend_is_known_too():
+    class Letters(PreTrainedTokenizer):
+        def __init__(self, **options):
+            self.letters = {"a": 0, "b": 1, "?": 2}
+            super().__init__(unk_token="?", **options)
+
+        vocab_size = 3
+
+        def get_vocab(self):
+            return dict(self.letters)
+
+        def _tokenize(self, text):
+            return list(text)
+
+        def _convert_token_to_id(self, token):
+            return self.letters.get(token, 2)
+
+        def _convert_id_to_token(self, index):
+            return list(self.letters)[index]
+
+    assert name_of(Letters()) == name_of(Letters()) != name_of(Letters(eos_token="b"))
 
 
 def test_counts_are_kept_for_other_lengths_and_not_for_other_tokenizers(folder, tmp_path_factory, monkeypatch):

@@ -33,6 +33,7 @@ from torch_dataloader_utils.discover.delta.statistics import judge_statistics
 from torch_dataloader_utils.discover.delta.vectors import read_vector
 from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.discover.group_table import join_scans
+from torch_dataloader_utils.discover.known_nulls import known_nulls, names_by_id
 from torch_dataloader_utils.discover.prune import judge_partitions
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.errors import NoDataError
@@ -114,6 +115,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
         projection=options.columns,
         snapshot=found.identity,
         notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *notes),
+        nulls=_nulls(schema, scanned, positions),
     )
     _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
     return without_deleted_rows(inventory)
@@ -210,6 +212,18 @@ def _deleted(table: DeltaTable, scanned: _Scanned, files: Mapping[str, AddedFile
     positions = list(table.files.map(read, scanned.paths))
     check_positions(scanned.paths, scanned.scans, positions)
     return positions
+
+
+def _nulls(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> Mapping[str, int]:
+    columns = schema.stored
+    physical = {schema.physical[name]: name for name in columns.names}
+    names_in = names_by_id(columns) if schema.mode == "id" else lambda stored: map(physical.get, stored.names)
+    whole = [
+        scan
+        for scan, deleted, verdict in zip(scanned.scans, positions, scanned.verdicts.tolist(), strict=True)
+        if not len(deleted) and (scan.verdict is not None or verdict == Verdict.IN) and any(names_in(scan.schema))
+    ]
+    return known_nulls(whole, columns.names, names_in)
 
 
 def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> tuple[IcebergFile | None, ...]:

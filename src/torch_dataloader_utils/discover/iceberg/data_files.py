@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
-from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._formats.parquet_trailer import check_metadata
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.decode_errors import checked, corrupt, decoding
-from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict
+from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, Verdict, kept_nulls
 from torch_dataloader_utils.discover.iceberg.catalog import OpenTable
 from torch_dataloader_utils.discover.iceberg.file_pruning import FilePruner, ManifestJudge
 from torch_dataloader_utils.discover.iceberg.manifests import (
@@ -37,7 +37,7 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
 )
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
 from torch_dataloader_utils.discover.orc import scan_orc
-from torch_dataloader_utils.discover.parquet import check_total, group_rows, projected_leaves, read_footer
+from torch_dataloader_utils.discover.parquet import check_total, group_rows, read_footer
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
@@ -154,7 +154,21 @@ def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanReques
     weight = int((stat.size - start) * _projected_part(request, len(request.fields)))
     groups = np.array([[entry.record_count, weight, start, stat.size - start]], dtype=np.int64)
     judged = None if verdict is None else np.full(1, verdict, dtype=np.int64)
-    return FileScan(groups=groups, size=stat.size, identity=stat.identity, schema=request.fields, verdict=judged)
+    return FileScan(
+        groups=groups,
+        size=stat.size,
+        identity=stat.identity,
+        schema=request.fields,
+        verdict=judged,
+        nulls=kept_nulls(_null_counts(entry, request.fields), judged),
+    )
+
+
+def _null_counts(entry: ManifestEntry, fields: pa.Schema) -> Int64s:
+    """Nulls of each field in a file of one row group, int64 [1, fields]; a count that cannot be is none."""
+    counts = entry.null_value_counts or {}
+    found = np.array([[counts.get(field_id(field), 0) for field in fields]], dtype=np.int64)
+    return np.where(found <= entry.record_count, found, 0)
 
 
 def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, files: TableFiles) -> FileScan:
@@ -165,7 +179,7 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
         check_metadata(tail.data, metadata, redact(file.path))
         ids = _field_ids(schema)
         names = request.projected if not ids else _names_in_file(request, ids)
-        rows = group_rows(metadata, projected_leaves(metadata, schema, names), tail.data)
+        rows, nulls = group_rows(metadata, schema, names, tail.data)
         check_total(file.path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         judged = _judged_columns(file, request, schema, ids)
@@ -173,7 +187,14 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
             if judged:
                 fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(judged))
             verdict = judge_groups(fragment, judged, request.row_filter, request.filter_columns)
-    return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
+    return FileScan(
+        groups=rows,
+        size=tail.size,
+        identity=tail.identity,
+        schema=schema,
+        verdict=verdict,
+        nulls=kept_nulls(nulls, verdict),
+    )
 
 
 def _judged_columns(

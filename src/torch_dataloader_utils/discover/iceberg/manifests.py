@@ -136,7 +136,7 @@ class _EntryRecord(NamedTuple):
 
 
 class _FileRecord(NamedTuple):
-    """The file of a record. Fields with a default are statistics of columns, which are not always read."""
+    """The file of a record. Fields with a default are statistics for filters, which are not always read."""
 
     content: Annotated[int | None, 134]
     file_path: Annotated[str, 100]
@@ -149,8 +149,8 @@ class _FileRecord(NamedTuple):
     content_offset: Annotated[int | None, 144]
     content_size_in_bytes: Annotated[int | None, 145]
     first_row_id: Annotated[int | None, 142]
+    null_value_counts: Annotated[dict[int, int] | None, 110]
     value_counts: Annotated[dict[int, int] | None, 109] = None
-    null_value_counts: Annotated[dict[int, int] | None, 110] = None
     nan_value_counts: Annotated[dict[int, int] | None, 137] = None
     lower_bounds: Annotated[dict[int, bytes] | None, 125] = None
     upper_bounds: Annotated[dict[int, bytes] | None, 128] = None
@@ -260,8 +260,8 @@ def unlisted_manifest(path: str) -> Manifest:
 def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistics: bool) -> list[ManifestEntry]:
     """The live entries of a manifest.
 
-    path: where the bytes come from, for messages. with_statistics: also the per-column ones, which take most of the
-        time and memory.
+    path: where the bytes come from, for messages. with_statistics: also those for filters, which take most of the time
+        and memory.
 
     Raises:
         CorruptFileError: it does not decode, or an entry has no sequence number it could inherit.

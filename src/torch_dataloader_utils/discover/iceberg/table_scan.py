@@ -1,7 +1,7 @@
 """`scan_table`: from an opened Iceberg table to an inventory."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.arguments import hold_flags
-from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields, field_id
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
@@ -49,6 +49,7 @@ from torch_dataloader_utils.discover.iceberg.filter_expressions import pruning_e
 from torch_dataloader_utils.discover.iceberg.manifests import Content
 from torch_dataloader_utils.discover.iceberg.metadata_errors import named_by_metadata
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget, SnapshotChoice, choose_snapshot
+from torch_dataloader_utils.discover.known_nulls import known_nulls, names_by_id
 from torch_dataloader_utils.discover.schemas import check_columns
 from torch_dataloader_utils.discover.table_paths import PathIndex
 from torch_dataloader_utils.errors import NoDataError
@@ -127,6 +128,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         projection=options.columns,
         snapshot=_table_snapshot(table, options, target),
         notes=(*target.notes, *_delete_notes(listed, deleted), *scanned.notes),
+        nulls=_nulls(schema, fields, scanned, extras, options),
     )
     _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
     return without_deleted_rows(inventory)
@@ -250,6 +252,26 @@ def _extras(
         )
         for file, deleted in zip(data, positions, strict=True)
     )
+
+
+def _nulls(
+    schema: pa.Schema,
+    fields: TableFields,
+    scanned: _Scanned,
+    extras: Sequence[IcebergFile],
+    options: IcebergScanOptions,
+) -> Mapping[str, int]:
+    names_in = names_by_id(schema)
+    whole = [
+        scan
+        for scan, extra in zip(scanned.scans, extras, strict=True)
+        if not len(extra.positions)
+        and not extra.equality_deletes
+        and (options.filters is None or scan.verdict is not None)
+        and any(names_in(scan.schema))
+    ]
+    filled = {number for extra in extras for number, _ in extra.partition_values}.union(dict(fields.defaults))
+    return known_nulls(whole, (field.name for field in schema if field_id(field) not in filled), names_in)
 
 
 def _described(target: ScanTarget) -> str:

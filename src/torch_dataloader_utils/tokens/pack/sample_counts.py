@@ -47,6 +47,7 @@ def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inve
         schema=metadata[_STORED_SCHEMA],
         groups=replace(inventory.groups, live_rows=unknown),
         notes=tuple(note for note in inventory.notes if not note.startswith(_NOTE)),
+        tokenizer="",
     )
 
 
@@ -92,6 +93,8 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
         schema=schema.serialize().to_pybytes(),
         groups=groups.take(np.flatnonzero(samples > 0)),
         notes=(*stored.notes, f"{_NOTE}{samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
+        nulls={},
+        tokenizer="" if packing.tokenizer is None else packing.tokenizer.name or "",
     )
 
 

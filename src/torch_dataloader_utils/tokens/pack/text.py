@@ -4,6 +4,7 @@ A tokenizer becomes a `NamedTokenizer`: one function, and the names by which sta
 """
 
 import copy
+import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -125,13 +126,52 @@ def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
     # another thread uses it is an error.
     tokenizer = copy.deepcopy(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    name = None
     if backend is not None:
         backend.no_truncation()
         backend.no_padding()
-        name = digest_bytes(f"{backend.to_str()}\0{tokenizer.chat_template}".encode())
-    tokenizer.chat_template = _of_its_own(getattr(tokenizer, "chat_template", None))
+    template = getattr(tokenizer, "chat_template", None)
+    tokenizer.chat_template = _of_its_own(template)
+    name = _identity(tokenizer, template)
     return NamedTokenizer(call=_HuggingFace(tokenizer), name=name, version=name)
+
+
+# Tokenizers disagree about these texts and conversations; `_identity` adds the spellings of special tokens.
+_TEXTS = (
+    "Hello, world!  In 2024: 1,234.50\t+ 7\n\n \u00a0",
+    "naïve Übergröße e\u0301 ﬁ ½ 漢字 かな नमस्ते 🙂👩\u200d🚀 \x00",
+)
+_ROLES = (("user", "assistant"), ("system", "user", "assistant"), ("user", "assistant", "tool"))
+
+
+def _identity(tokenizer: Any, template: Any) -> str:
+    """Return a digest of all that decides the tokens, and of those that it gives; the same in every process."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    special = getattr(tokenizer, "special_tokens_map", None)
+    spelled = list(getattr(tokenizer, "all_special_tokens", ()))
+    texts = [*_TEXTS, " ".join(spelled), "".join(f"{token}a" for token in spelled)]
+    parts = {
+        "fingerprint": name_tokenizer(tokenizer),
+        "backend": sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
+        "template": template,
+        "special": special,
+        "texts": [_given(tokenizer, text, verbose=False) for text in texts],
+        "conversations": [_given(_rendered, tokenizer, list(zip(roles, texts, strict=False))) for roles in _ROLES],
+    }
+    return digest_bytes(json.dumps(parts, sort_keys=True, default=str).encode())
+
+
+def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
+    conversation = [{"role": role, "content": text} for role, text in messages]
+    with _TEMPLATES.get(threading.Lock):
+        # Templates that write the day would be others tomorrow.
+        return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
+
+
+def _given(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    try:
+        return call(*arguments, **options)[TOKENS]
+    except Exception as error:  # noqa: BLE001  # whatever a template raises that refuses a role, or is not there
+        return type(error).__name__
 
 
 def output_column(output: str) -> str:

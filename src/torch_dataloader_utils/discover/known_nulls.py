@@ -1,0 +1,61 @@
+"""Nulls that metadata count: how many of each column are surely among the rows that are delivered."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
+from torch_dataloader_utils.discover.file_scan import FileScan
+
+# Gives the data set's column for each field of a file, None for a field that is none.
+NamesIn = Callable[[pa.Schema], Iterable[str | None]]
+
+
+def known_nulls(scans: Iterable[FileScan], columns: Iterable[str], names_in: NamesIn) -> Mapping[str, int]:
+    """Return how many nulls each column surely has, without the columns for which that is none.
+
+    A file that lacks a column has a null of it in each row.
+
+        2 nulls of `a` in the 5 rows of one file, and 3 rows in another one, which has only `b`      a 5
+
+    Args:
+        scans: Files of which every row that the filter keeps is delivered.
+        columns: Columns that are null where a file lacks them: none that partitions or defaults fill.
+        names_in: See `NamesIn`.
+    """
+    columns, totals = tuple(columns), Counter[str]()
+    for run in _runs(scan for scan in scans if scan.nulls is not None):
+        schema, rows = run[0].schema, sum(scan.kept_rows for scan in run)
+        names = tuple(names_in(schema))
+        nulls = sum((scan.nulls for scan in run if scan.nulls is not None), np.zeros(len(schema), dtype=np.int64))
+        for place in np.flatnonzero(nulls).tolist():
+            if (name := names[place]) is not None:
+                totals[name] += int(nulls[place])
+        for name in set(columns).difference(names).union(_empty(schema, names)):
+            totals[name] += rows
+    return +totals
+
+
+def names_by_id(fields: pa.Schema) -> NamesIn:
+    """Return what finds these fields of a table in files by their ids."""
+    names: dict[int | None, str] = {field_id(field): field.name for field in fields}
+    return lambda stored: [names.get(stored_field_id(field)) for field in stored]
+
+
+def _runs(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:
+    """Yield files that follow each other and have one schema: names, types, and ids of fields."""
+    run: list[FileScan] = []
+    for scan in scans:
+        if run and not scan.schema.remove_metadata().equals(run[0].schema.remove_metadata(), check_metadata=True):
+            yield run
+            run = []
+        run.append(scan)
+    if run:
+        yield run
+
+
+def _empty(schema: pa.Schema, names: Iterable[str | None]) -> set[str]:
+    """Return the columns whose type in the file has nothing but nulls."""
+    return {name for name, field in zip(names, schema, strict=True) if name and pa.types.is_null(field.type)}
