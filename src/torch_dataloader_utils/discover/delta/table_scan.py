@@ -22,11 +22,11 @@ from torch_dataloader_utils._formats.row_filter import filter_columns, filter_te
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
-from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.delta.actions import AddedFile
 from torch_dataloader_utils.discover.delta.data_files import DataScanRequest, is_plain, scan_data_files
-from torch_dataloader_utils.discover.delta.log import VersionChoice, absolute_path
+from torch_dataloader_utils.discover.delta.log import VersionChoice
+from torch_dataloader_utils.discover.delta.paths import path_to_open
 from torch_dataloader_utils.discover.delta.schema import DeltaSchema, partition_scalars, read_schema
 from torch_dataloader_utils.discover.delta.snapshot import DeltaTable, Snapshot, read_snapshot
 from torch_dataloader_utils.discover.delta.statistics import judge_statistics
@@ -133,10 +133,8 @@ def _resolved(table: DeltaTable, found: Snapshot) -> dict[str, AddedFile]:
     """The files of a version by the path to open, sorted."""
     files: dict[str, AddedFile] = {}
     for file in found.files:
-        path = absolute_path(table.root, file.path)
+        path = path_to_open(table.root, file.path)
         table.files.roots.check(path, "the table's log")
-        if path in files:
-            raise corrupt(found.name, f"data file {redact(path)} is in {found.described} twice")
         files[path] = file
     return dict(sorted(files.items()))
 
