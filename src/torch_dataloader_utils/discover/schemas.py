@@ -166,6 +166,19 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
             )
 
 
+def refused_types(table_format: str, refused: Mapping[str, str], readable: Sequence[str]) -> str:
+    """The sentences for columns of types that are not read.
+
+    refused: the types by column. readable: names of the columns that may be read.
+
+        column v holds values of Delta type variant, which is not supported. Leave it out: columns=['id'].
+    """
+    held = ", ".join(f"{name} holds values of {table_format} type {kind}" for name, kind in refused.items())
+    shown = ", ".join(map(repr, readable[:20])) + (", ..." if len(readable) > 20 else "")
+    verb, pronoun = ("is", "it") if len(refused) == 1 else ("are", "them")
+    return f"column {held}, which {verb} not supported. Leave {pronoun} out: columns=[{shown}]."
+
+
 def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
     """The part of a file's columns that is projected, by number: for formats without column sizes.
 

@@ -156,6 +156,8 @@ class _Converter:
         seen, kind, types = array.type, wanted.type, pa.types
         if seen == kind:
             return array
+        if types.is_null(kind) and array.null_count == len(array):
+            return pa.nulls(len(array))
         try:
             if types.is_timestamp(seen) and types.is_timestamp(kind):
                 # ORC and INT96 store nanoseconds, and INT96 no zone; the table's type is the truth (as in Iceberg's
@@ -176,8 +178,8 @@ class _Converter:
 
     def _misfit(self, wanted: pa.Field, seen: pa.DataType) -> str:
         return (
-            f"{self.task.where}: field {wanted.name} (id {field_id(wanted)}) is {seen} in the file and {wanted.type} "
-            "in the table, which is no promotion that Iceberg allows. Leave the column out, or rewrite the file."
+            f"{self.task.where}: field {wanted.name} is {seen} in the file and {wanted.type} in the table, which does "
+            "not hold all values of the file's type. Leave the column out of columns=[...], or rewrite the file."
         )
 
 
