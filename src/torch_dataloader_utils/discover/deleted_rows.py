@@ -138,7 +138,8 @@ def _bitmap_bytes(data: bytes, start: int) -> int:
         at += 4 * count
     for is_run, size in zip(flags.tolist(), values.tolist(), strict=True):
         if is_run:
-            at += 2 + 4 * struct.unpack_from("<H", data, at)[0]
+            (runs,) = struct.unpack_from("<H", data, at)
+            at += 2 + 4 * runs
         else:
             at += 2 * size if size <= _MOST_IN_ARRAY else 8192
-    return at - start
+    return int(at - start)

@@ -81,8 +81,8 @@ def path_to_open(root: str, path: str) -> str:
         found.encode()
     except UnicodeError as error:
         raise UnsupportedFeatureError(
-            f"{redact(root)}: its log names the path {path!r}, which is not UTF-8. Rename the file, and write the table "
-            "again."
+            f"{redact(root)}: its log names the path {path!r}, which is not UTF-8. Write the table again, "
+            "with other names of files."
         ) from error
     if not _is_absolute(path) and ".." in re.split(r"[/\\]", _decoded(path)):
         raise UnsupportedFeatureError(

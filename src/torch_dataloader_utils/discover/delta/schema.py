@@ -95,7 +95,9 @@ def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] |
         if refused:
             readable = [field.name for _, field, _ in found if field and (wanted is None or field.name in wanted)]
             raise UnsupportedFeatureError(f"{where}: {refused_types('Delta', refused, readable)}")
-        if twice := next((path for path, count in Counter(path for path, _ in reader.names).items() if count > 1), None):
+        if twice := next(
+            (path for path, count in Counter(path for path, _ in reader.names).items() if count > 1), None
+        ):
             raise ValueError(f"two fields are called {'.'.join(twice)}")
         partitions = tuple(metadata.get("partitionColumns") or ())
         if not set(partitions) <= {each["name"] for each in fields}:

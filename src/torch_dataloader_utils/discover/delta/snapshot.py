@@ -28,7 +28,6 @@ from torch_dataloader_utils.discover.delta.log import (
     commits_between,
     list_log,
 )
-from torch_dataloader_utils.discover.delta.paths import FileKey
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigError, DataError, InternalError, NoDataError, UnsupportedFeatureError
@@ -203,7 +202,7 @@ def _added_since(table: DeltaTable, log: DeltaLog, start: int, version: int) -> 
     """The files that the versions after `start` added."""
     if start > version:
         raise ConfigError(f"from_version={start} is after version {version} of {log.name}; choose an earlier one.")
-    added: dict[FileKey, AddedFile] = {}
+    added: dict[Any, AddedFile] = {}
     entries = commits_between(log, start + 1, version)
     for number, (path, actions) in enumerate(
         table.files.map(lambda entry: _read_commit(entry, table.files), entries), start=start + 1
