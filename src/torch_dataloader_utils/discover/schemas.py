@@ -30,7 +30,7 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
 
 
-def unified_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     """The columns of all files, as they first appear, each in that of its types which holds the values of the others.
 
     schemas: path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
@@ -38,7 +38,8 @@ def unified_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
 
     Raises:
-        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file.
+        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file;
+            names that differ in case only, and no file with both.
     """
     found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
     known: pa.Schema | None = None
@@ -50,7 +51,26 @@ def unified_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
         for field in schema:
             plain = with_change(field, _plain)
             found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
+    _check_case({name: next(iter(of_types.values()))[0] for name, of_types in found.items()}, schemas)
     return pa.schema([_widest(name, of_types) for name, of_types in found.items()])
+
+
+def _check_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
+    """Raises SchemaError for two names that differ in case only, unless a file has both.
+
+    first: each name with the path of the first file that has it.
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in first:
+        spellings.setdefault(name.casefold(), []).append(name)
+    for names in spellings.values():
+        for one, other in combinations(names, 2):
+            if not any({one, other} <= set(schema.names) for _, schema in schemas):
+                raise SchemaError(
+                    f"{redact(first[other])} has a column {other!r}, {redact(first[one])} has {one!r}, and no file has "
+                    "both: as two columns, each would be null in the rows of the other. Rename one of them, or scan "
+                    "the files as two data sets."
+                )
 
 
 def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> pa.Field:

@@ -47,11 +47,15 @@ class FileColumn:
 def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     """The file's top-level columns by field id, without columns that the table never had.
 
-    Ids are those in the file or, if no column has one or `table.is_by_name`, those of the table's names.
+    Ids are those in the file, or those of the table's names; see `is_by_name`.
     """
-    has_ids = not table.is_by_name and any(stored_field_id(each) is not None for each in _walk(schema))
-    names = None if has_ids else _names_of(table)
+    names = _names_of(table) if is_by_name(schema, table) else None
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
+
+
+def is_by_name(schema: pa.Schema, table: TableFields) -> bool:
+    """Whether the columns of a file are found by the table's names: by choice, or since no column has an id."""
+    return table.is_by_name or all(stored_field_id(each) is None for each in _walk(schema))
 
 
 def check_distinct(task: RowGroupTask, schema: pa.Schema, names: Iterable[str]) -> None:
