@@ -1,5 +1,6 @@
 """Checks that all files have one schema, and makes the data set's schema of it."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import combinations
@@ -10,6 +11,8 @@ from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils._formats.arrow_schema import all_nullable, with_change
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError
+
+_log = logging.getLogger(__name__)
 
 
 def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
@@ -38,8 +41,7 @@ def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
 
     Raises:
-        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file;
-            names that differ in case only, and no file with both.
+        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file.
     """
     found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
     known: pa.Schema | None = None
@@ -51,12 +53,12 @@ def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
         for field in schema:
             plain = with_change(field, _plain)
             found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
-    _check_case({name: next(iter(of_types.values()))[0] for name, of_types in found.items()}, schemas)
+    _log_case({name: next(iter(of_types.values()))[0] for name, of_types in found.items()}, schemas)
     return pa.schema([_widest(name, of_types) for name, of_types in found.items()])
 
 
-def _check_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
-    """Raises SchemaError for two names that differ in case only, unless a file has both.
+def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
+    """Log names that differ in case only, unless a file has both: they may be meant for one column.
 
     first: each name with the path of the first file that has it.
     """
@@ -66,10 +68,10 @@ def _check_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema
     for names in spellings.values():
         for one, other in combinations(names, 2):
             if not any({one, other} <= set(schema.names) for _, schema in schemas):
-                raise SchemaError(
-                    f"{redact(first[other])} has a column {other!r}, {redact(first[one])} has {one!r}, and no file has "
-                    "both: as two columns, each would be null in the rows of the other. Rename one of them, or scan "
-                    "the files as two data sets."
+                _log.warning(
+                    "%s has a column %r, %s has %r, and no file has both: they are two columns, each null in the rows "
+                    "of the other",
+                    *(redact(first[one]), one, redact(first[other]), other),
                 )
 
 

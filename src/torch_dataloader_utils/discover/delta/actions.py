@@ -67,7 +67,8 @@ class TableState:
         with decoding(where, "log"):
             for removed in _files(self.root, actions, "remove"):
                 self.files.pop(removed.key, None)
-            self._keep(actions)
+            self.files.update((file.key, file) for file in _files(self.root, actions, "add"))
+            self._keep_last(actions)
 
     def load(self, where: str, actions: Sequence[Action]) -> None:
         """Take the actions of one file of a checkpoint; no commit has been applied yet.
@@ -80,15 +81,17 @@ class TableState:
             for action in actions:
                 named = _part(action, "checkpointMetadata")
                 if named is not None and named.get("version") != int(where.rpartition("/")[2][:20]):
-                    raise ValueError(f"it is the checkpoint of version {named.get('version')}")
-            self._removed.update(removed.key for removed in _files(self.root, actions, "remove"))
-            self._keep(actions)
-            if both := self._removed & self.files.keys():
+                    raise corrupt(where, f"it says that it is the checkpoint of version {named.get('version')}")
+            removed = {file.key for file in _files(self.root, actions, "remove")}
+            added = {file.key: file for file in _files(self.root, actions, "add")}
+            self._removed |= removed
+            self.files |= added
+            self._keep_last(actions)
+            if both := (removed & self.files.keys()) | (self._removed & added.keys()):
                 path = redact(self.files[both.pop()].path)
-                raise ValueError(f"it adds and removes {path}, and so does not say whether the table has it")
+                raise corrupt(where, f"it adds and removes {path}, and so does not say whether the table has it")
 
-    def _keep(self, actions: Sequence[Action]) -> None:
-        self.files.update((file.key, file) for file in _files(self.root, actions, "add"))
+    def _keep_last(self, actions: Iterable[Action]) -> None:
         for action in actions:
             self.protocol = _part(action, "protocol") or self.protocol
             self.metadata = _part(action, "metaData") or self.metadata

@@ -6,6 +6,7 @@ Source: Delta protocol, "Add File and Remove File", "Deletion Vector Descriptor 
 import re
 from base64 import b85decode
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -27,6 +28,10 @@ _TO_B85 = bytes.maketrans(_Z85, _B85)
 _UUID_DIGITS = 20
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+# A relative path of which nothing is folded.
+_PLAIN = re.compile(r"(?:[^/:.][^/:]*/)*[^/:.][^/:]*")
+_RULES = PathRules()
+_canonical = lru_cache(maxsize=8)(canonical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,9 @@ def file_identity(root: str, path: str) -> str:
         root /t            x.p   %78.p   /t/x.p   file:/t/x.p   file:///t/a/../x.p      one file
         root s3a://b/t     x.p   /t/x.p   s3://b/t/x.p                                  one file
     """
+    decoded = _decoded(path)
+    if _PLAIN.fullmatch(decoded):  # as nearly all are: a log has millions
+        return f"{_canonical(root)}/{decoded}"
     return canonical(_resolved(root, path))
 
 
@@ -76,7 +84,7 @@ def path_to_open(root: str, path: str) -> str:
     Raises:
         UnsupportedFeatureError: a relative path that leaves the table, or one that is not UTF-8.
     """
-    found = _resolved(root, path)
+    found, decoded = _resolved(root, path), _decoded(path)
     try:
         found.encode()
     except UnicodeError as error:
@@ -84,7 +92,7 @@ def path_to_open(root: str, path: str) -> str:
             f"{redact(root)}: its log names the path {path!r}, which is not UTF-8. Write the table again, "
             "with other names of files."
         ) from error
-    if not _is_absolute(path) and ".." in re.split(r"[/\\]", _decoded(path)):
+    if not _is_absolute(path, decoded) and ".." in re.split(r"[/\\]", decoded):
         raise UnsupportedFeatureError(
             f"{redact(root)}: its log names {path!r}, which leads out of the table. Such paths are refused; a file "
             "elsewhere has an absolute path."
@@ -125,15 +133,15 @@ def z85(text: str) -> bytes:
 
 def _resolved(root: str, path: str) -> str:
     decoded = _decoded(path)
-    if not _is_absolute(path):
+    if not _is_absolute(path, decoded):
         decoded = f"{root}/{decoded}"
-    elif not _SCHEME.match(path):
+    elif decoded.startswith("/"):
         decoded = root[: len(root) - len(split(root)[2])] + decoded
-    return PathRules().resolve(decoded)
+    return _RULES.resolve(decoded)
 
 
-def _is_absolute(path: str) -> bool:
-    return _SCHEME.match(path) is not None or _decoded(path).startswith("/")
+def _is_absolute(path: str, decoded: str) -> bool:
+    return decoded.startswith("/") or _SCHEME.match(path) is not None
 
 
 def _decoded(path: str) -> str:
