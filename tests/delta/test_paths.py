@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.delta.reading import read_rows
 from tests.delta.tables import LONG, HandTable, add, column, remove, z85
 from tests.effort import EFFORT
+from torch_dataloader_utils import scan_delta, scan_iceberg
 from torch_dataloader_utils.discover.delta.paths import file_identity
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, LoaderError, UnsupportedFeatureError
 
@@ -151,6 +152,14 @@ def test_a_null_byte_in_a_path_is_damage(kind: str, path: str, tmp_path: Path) -
     for options in ({}, {"allowed_roots": [str(tmp_path)]}):
         with pytest.raises(CorruptFileError, match="no path holds a null byte"):
             numbers(tmp_path, **options)
+
+
+@pytest.mark.parametrize("options", [{"table": "/t/a\0b"}, {"table": "/t", "allowed_roots": ["/\0"]}])
+def test_a_null_byte_in_what_the_user_writes(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="holds a null byte"):
+        scan_delta(**options)
+    with pytest.raises(LoaderError, match="no path holds a null byte"):
+        scan_iceberg("/t/a\0b/v1.metadata.json")
 
 
 @settings(max_examples=50 * EFFORT, deadline=None)

@@ -186,6 +186,8 @@ class Roots:
     @classmethod
     def near(cls, *locations: str) -> "Roots":
         """The whole stores that these resolved paths lie in: their buckets, or this machine."""
+        for location in locations:
+            _check_no_null(location, "the user or the table's metadata")
         return cls(places=tuple((scheme, authority, "/") for scheme, authority, _ in map(_place, locations)))
 
     def check_inventory(self, inventory: Inventory) -> None:
@@ -199,11 +201,7 @@ class Roots:
 
     def check(self, path: str, named_by: str = "the table's metadata") -> None:
         """Raises UnsupportedFeatureError for a resolved path outside all roots, CorruptFileError for one of no file."""
-        if "\0" in path:
-            raise CorruptFileError(
-                f"{redact(path)} is named by {named_by}, and no path holds a null byte. The metadata are damaged: "
-                "restore them, or write the table again."
-            )
+        _check_no_null(path, named_by)
         store = _store(*split(path)[:2])
         near = [root for root in self.places if root[0] == store[0] and root[1] in ("", store[1])]
         if any(directory == "/" for _, _, directory in near):
@@ -218,6 +216,14 @@ class Roots:
         return UnsupportedFeatureError(
             f"{redact(path)} is named by {named_by} but lies outside of where its files may be ({allowed}). If you "
             "trust it, pass allowed_roots= with all places of its files."
+        )
+
+
+def _check_no_null(path: str, named_by: str) -> None:
+    if "\0" in path:
+        raise CorruptFileError(
+            f"{redact(path)} is named by {named_by}, and no path holds a null byte. Correct the path, or write the "
+            "table again."
         )
 
 

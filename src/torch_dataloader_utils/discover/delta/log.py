@@ -27,10 +27,10 @@ LOG = "_delta_log"
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9a-fA-F-]{36}))?\.(?:parquet|json)")
+
 # From so many commits on, a checkpoint is read in their place: a commit is a request.
 _MANY_COMMITS = 100
-
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9a-fA-F-]{36}))?\.(?:parquet|json)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def list_log(root: str, files: TableFiles) -> DeltaLog:
     checkpoints = [
         (version, tuple(those[number] for number in sorted(those)))
         for (version, kind), those in sorted(parts.items(), key=lambda each: each[0], reverse=True)
-        if sorted(those) == list(range(1, 1 + (int(kind) if kind.isdigit() else 1)))
+        if len(those) == max(those) == (int(kind) if kind.isdigit() else 1)
     ]
     if not commits and not checkpoints:
         raise _no_table(name)
