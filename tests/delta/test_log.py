@@ -158,6 +158,193 @@ def test_every_way_to_a_version_gives_its_rows(
     shutil.rmtree(root)
 
 
+def damaged_checkpoint(table: HandTable, version: int, how: str) -> None:
+    """A checkpoint that does not say what the commits say, or not anything."""
+    actions, path = state(table, version), table.log / f"{version:020}.checkpoint.parquet"
+    match how:
+        case "no bytes":
+            path.touch()
+        case "half":
+            write_parquet(path, actions)
+            path.write_bytes(path.read_bytes()[:-200])
+        case "no protocol":
+            write_parquet(path, actions[1:])
+        case "no metadata":
+            write_parquet(path, actions[:1] + actions[2:])
+        case "a file less":
+            write_parquet(path, actions[:-1])
+        case "a removed file":
+            write_parquet(path, [*actions, add(table.file(pa.table({"x": [99]})))])
+        case "added and removed":
+            write_parquet(path, [remove("%31.parquet"), *actions])
+        case "added and removed in two parts":
+            for part, those in enumerate([[remove("1.parquet")], actions], start=1):
+                write_parquet(table.log / f"{version:020}.checkpoint.{part:010}.{2:010}.parquet", those)
+        case "twice":
+            vector = table.vector([0])
+            text = json.dumps(add("1.parquet", deletionVector=vector))
+            path.with_suffix(".3a0d65cd-4056-49b8-937b-95f9e3ee90e5.json").write_text(
+                "\n".join([*map(json.dumps, actions), text])
+            )
+        case "no sidecar":
+            write_checkpoint(table, version, "sidecars")
+            next((table.log / "_sidecars").iterdir()).unlink()
+        case "another version":
+            text = "\n".join(map(json.dumps, [*actions, {"checkpointMetadata": {"version": version - 1}}]))
+            path.with_suffix(".3a0d65cd-4056-49b8-937b-95f9e3ee90e5.json").write_text(text)
+
+
+# What is wrong with a checkpoint, and the error where nothing else says what the table has; None: it cannot be seen.
+DAMAGE = {
+    "no bytes": "0 bytes are too few",
+    "half": "it was cut",
+    "no protocol": "the log of version 5 has no protocol",
+    "no metadata": "the log of version 5 has no metadata",
+    "a file less": None,
+    "a removed file": None,
+    "added and removed": "it adds and removes 1.parquet, and so does not say whether the table has it",
+    "added and removed in two parts": "it adds and removes 1.parquet",
+    "twice": "1.parquet is in version 5 twice",
+    "no sidecar": "_sidecars/3-[01].parquet does not exist",
+    "another version": "it says that it is the checkpoint of version 2",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_commits_that_are_all_there_decide_over_a_checkpoint(how: str, tmp_path: Path) -> None:
+    table = growing_table(tmp_path, 6)
+    damaged_checkpoint(table, 3, how)
+    assert numbers(tmp_path) == [1, 2, 3, 4, 5]
+    assert numbers(tmp_path, version=3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", [how for how, error in DAMAGE.items() if error is not None])
+def test_without_commits_a_checkpoint_that_is_seen_to_be_wrong_is_an_error(
+    how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = growing_table(tmp_path, 6)
+    damaged_checkpoint(table, 3, how)
+    older = [(table.log / f"{number:020}.json").read_bytes() for number in range(2)]
+    for number in range(2):
+        (table.log / f"{number:020}.json").unlink()
+    with pytest.raises(LoaderError, match=DAMAGE[how]) as caught:
+        numbers(tmp_path)
+    assert isinstance(caught.value, (CorruptFileError, NoDataError))
+    # An older checkpoint says what the table had.
+    for number, data in enumerate(older):
+        (table.log / f"{number:020}.json").write_bytes(data)
+    write_checkpoint(table, 1, "one")
+    (table.log / f"{0:020}.json").unlink()
+    caplog.clear()
+    assert numbers(tmp_path) == [1, 2, 3, 4, 5]
+    assert "version 5 is not read from the checkpoint of version 3: " in caplog.text
+
+
+def test_a_damaged_commit_is_read_from_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = growing_table(tmp_path, 6)
+    write_checkpoint(table, 3, "one")
+    (table.log / f"{2:020}.json").write_text("{")
+    assert numbers(tmp_path) == [1, 2, 3, 4, 5]
+    assert "version 5 is not read from commits alone: " in caplog.text
+
+
+def test_a_long_log_is_read_from_its_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = growing_table(tmp_path, 3)
+    for _ in range(100):
+        table.commit({"commitInfo": {}})
+    write_checkpoint(table, 99, "one")
+    (table.log / f"{2:020}.json").write_text("{")  # is not read
+    assert numbers(tmp_path) == [1, 2]
+    assert not caplog.records
+    (table.log / f"{99:020}.checkpoint.parquet").write_bytes(b"")
+    (table.log / f"{2:020}.json").write_text(json.dumps(add("2.parquet")))
+    assert numbers(tmp_path) == [1, 2]
+
+
+HINTS = {
+    "_last_checkpoint": ["{", "", '{"version": 99, "size": 5}', '{"version": 3, "size": 1, "parts": 7}', "\xff[]"],
+    f"{4:020}.crc": ["{", '{"numFiles": 77, "tableSizeBytes": 1, "numMetadata": 0}'],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in HINTS.items() for text in texts])
+def test_hints_decide_nothing(name: str, text: str, tmp_path: Path) -> None:
+    table = growing_table(tmp_path, 5)
+    write_checkpoint(table, 2, "one")
+    for number in range(2):
+        (table.log / f"{number:020}.json").unlink()
+    (table.log / name).write_text(text)
+    assert numbers(tmp_path) == [1, 2, 3, 4]
+
+
+def changed_table(root: Path) -> tuple[HandTable, list[list[dict[str, Any]]]]:
+    """A table whose version 2 removes what version 1 changed, and the actions of its versions."""
+    table = HandTable(root)
+    first, second, third = (table.file(pa.table({"x": [number] * 3}), f"{number}.parquet") for number in range(3))
+    vector = {"deletionVector": table.vector([0])}
+    commits: list[list[dict[str, Any]]] = [[], [remove(first), add(first, **vector)]]
+    commits += [[remove(first, **vector), add(second)], [add(third)]]
+    table.create([column("x", LONG)], add(first), features=["deletionVectors"])
+    for actions in commits[1:]:
+        table.commit(*actions)
+    return table, commits
+
+
+COMPACTED = {
+    "reconciled": lambda commits: [remove("0.parquet"), commits[2][0], commits[2][1]],
+    "in order": lambda commits: commits[1] + commits[2],
+    "newest first": lambda commits: commits[2] + commits[1],
+    "added twice": lambda commits: [commits[1][1], add("0.parquet"), commits[2][1]],
+    "of other files": lambda commits: [add("none.parquet")],
+    "of nothing": lambda commits: [],
+}
+
+
+@pytest.mark.parametrize("how", COMPACTED)
+def test_commits_that_are_there_decide_over_a_compacted_log(how: str, tmp_path: Path) -> None:
+    table, commits = changed_table(tmp_path)
+    path = table.log / f"{1:020}.{2:020}.compacted.json"
+    path.write_text("\n".join(map(json.dumps, COMPACTED[how](commits))))
+    assert numbers(tmp_path) == [1, 1, 1, 2, 2, 2]
+    (table.log / f"{2:020}.json").unlink()
+    match how:
+        case "reconciled":
+            assert numbers(tmp_path) == [1, 1, 1, 2, 2, 2]
+        case "in order" | "newest first":
+            with pytest.raises(CorruptFileError, match=r"compacted.json: it adds and removes 0.parquet"):
+                numbers(tmp_path)
+        case "added twice":
+            with pytest.raises(CorruptFileError, match=r"0.parquet is in version 3 twice"):
+                numbers(tmp_path)
+
+
+@settings(max_examples=25 * EFFORT, deadline=None)
+@given(data=st.data())
+def test_compacted_logs_take_the_place_of_commits_that_are_gone(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("t")
+    table = growing_table(root, 7)
+    ranges = data.draw(st.sets(st.tuples(st.integers(0, 5), st.integers(1, 6)).filter(lambda each: each[0] < each[1])))
+    for first, last in ranges:
+        text = "".join((table.log / f"{number:020}.json").read_text() for number in range(first, last + 1))
+        (table.log / f"{first:020}.{last:020}.compacted.json").write_text(text)
+    gone = data.draw(st.sets(st.integers(0, 6), max_size=4))
+    for number in gone:
+        (table.log / f"{number:020}.json").unlink()
+    reached = {-1}  # versions up to which a way leads
+    for _ in range(7):
+        reached |= {number for number in set(range(7)) - gone if number - 1 in reached}
+        reached |= {last for first, last in ranges if any(first - 1 <= each for each in reached if each < last)}
+    version = data.draw(st.integers(0, 6))
+    if version in reached and version <= max(set(range(7)) - gone, default=-1):
+        assert numbers(root, version=version) == list(range(1, version + 1))
+    else:
+        with pytest.raises((CorruptFileError, ConfigError)):
+            numbers(root, version=version)
+    shutil.rmtree(root)
+
+
 def test_a_checkpoint_with_a_missing_part_is_not_used(tmp_path: Path) -> None:
     table = growing_table(tmp_path, 5)
     write_checkpoint(table, 3, "parts")

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyroaring import BitMap64
 
 from tests.effort import effort
 from tests.iceberg.reading import read_rows
 from tests.iceberg.tables import TableWriter, ids, numbered, vector_blob
 from torch_dataloader_utils import scan_iceberg
-from torch_dataloader_utils.discover.deleted_rows import decode_framed
+from torch_dataloader_utils.discover.deleted_rows import decode_framed, decode_vector
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 
@@ -75,6 +76,78 @@ def test_polars_reads_the_same_rows(tmp_path: Path) -> None:
 @settings(max_examples=effort(50))
 def test_vectors_of_any_width_decode_to_their_positions(rows: set[int]) -> None:
     assert np.array_equal(decode_framed("v.puffin", vector_blob(sorted(rows))), sorted(rows))
+
+
+@st.composite
+def containers(draw: st.DrawFn) -> tuple[set[int], bool]:
+    """The values of a container of a bitmap, below 2^16, and whether they are written as runs."""
+    start, length = draw(st.integers(0, 60_000)), draw(st.sampled_from([1, 7, 4095, 4096, 4097, 5500]))
+    values = set(range(start, start + length)) | draw(st.sets(st.integers(0, 65_535), max_size=9))
+    return values, draw(st.booleans())
+
+
+def serialised(parts: dict[int, tuple[set[int], bool]], *, with_runs: bool) -> bytes:
+    """A 32-bit bitmap of these containers in the form that they say, whether another one were shorter or not.
+
+    with_runs: the cookie of runs, which bitmaps without runs may have too.
+    """
+    bodies = []
+    for values, is_run in parts.values():
+        ordered = sorted(values)
+        starts = [value for value in ordered if value - 1 not in values]
+        ends = [value for value in ordered if value + 1 not in values]
+        if with_runs and is_run:
+            runs = [number for start, end in zip(starts, ends, strict=True) for number in (start, end - start)]
+            bodies.append(struct.pack(f"<{1 + len(runs)}H", len(starts), *runs))
+        elif len(ordered) > 4096:
+            bodies.append(np.packbits(np.isin(np.arange(1 << 16), ordered), bitorder="little").tobytes())
+        else:
+            bodies.append(struct.pack(f"<{len(ordered)}H", *ordered))
+    head = struct.pack("<II", 12346, len(parts))
+    if with_runs:
+        flags = np.packbits([is_run for _, is_run in parts.values()], bitorder="little").tobytes()
+        head = struct.pack("<HH", 12347, len(parts) - 1) + flags
+    head += b"".join(struct.pack("<HH", key, len(values) - 1) for key, (values, _) in parts.items())
+    if not with_runs or len(parts) >= 4:
+        first = len(head) + 4 * len(parts)
+        head += b"".join(struct.pack("<I", first + sum(map(len, bodies[:number]))) for number in range(len(parts)))
+    return head + b"".join(bodies)
+
+
+@given(
+    bitmaps=st.dictionaries(
+        st.integers(0, 3),
+        st.tuples(st.dictionaries(st.integers(0, 70), containers(), max_size=5), st.booleans()),
+        max_size=2,
+    )
+)
+@settings(max_examples=20 * EFFORT, deadline=None)
+def test_every_serialisation_of_a_set_decodes_to_it(
+    bitmaps: dict[int, tuple[dict[int, tuple[set[int], bool]], bool]],
+) -> None:
+    body, rows = struct.pack("<Q", len(bitmaps)), []
+    for key, (found, with_runs) in sorted(bitmaps.items()):
+        parts = dict(sorted(found.items()))
+        # The cookie of runs cannot say that there is no container.
+        body += struct.pack("<I", key) + serialised(parts, with_runs=with_runs and bool(parts))
+        rows += [(key << 32) + (high << 16) + low for high, (values, _) in parts.items() for low in sorted(values)]
+    assert np.array_equal(decode_vector("v", b"\xd1\xd3\x39\x64" + body), rows)
+
+
+@given(
+    rows=st.sets(st.integers(0, 1 << 20) | st.integers(0, 1 << 36), max_size=60),
+    runs=st.lists(st.tuples(st.integers(0, 1 << 34), st.integers(0, 70_000)), max_size=3),
+    is_optimised=st.booleans(),
+)
+@settings(max_examples=50 * EFFORT, deadline=None)
+def test_what_pyroaring_writes_decodes_to_it(rows: set[int], runs: list[tuple[int, int]], is_optimised: bool) -> None:
+    bitmap = BitMap64(rows)
+    for start, length in runs:
+        bitmap.add_range(start, start + length)
+    if is_optimised:
+        bitmap.run_optimize()
+    found = decode_vector("v", b"\xd1\xd3\x39\x64" + bitmap.serialize())
+    assert np.array_equal(found, np.array(bitmap, dtype=np.int64))
 
 
 @pytest.mark.parametrize("offset", range(0, len(vector_blob([1, 5])), 3))

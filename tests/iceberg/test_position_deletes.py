@@ -218,3 +218,12 @@ def test_objects_whose_keys_differ_in_slashes_only_are_two_files() -> None:
     assert [index.find(f"s3://b/t{key}") for key in ("//x.parquet", "/x.parquet", "//y.parquet")] == [0, 1, 2]
     with pytest.raises(CorruptFileError, match="2 data files differ from that in scheme, host or slashes only"):
         index.find("s3://b/t/./x.parquet")
+
+
+def test_locations_are_literal() -> None:
+    # Delta's paths are URIs, Iceberg's locations are not: each of these is another object.
+    keys = ["a%6C.p", "al.p", "a b.p", "a%20b.p", "a+b.p", "a%2Fb.p", "a/b.p", "q?x#y.p", "q.p"]
+    index = PathIndex.of(f"s3://b/t/{key}" for key in keys)
+    assert [index.find(f"s3a://b/t/{key}") for key in keys] == list(range(len(keys)))
+    assert [index.find(f"hdfs://host/t/{key}") for key in keys] == list(range(len(keys)))
+    assert index.find("s3://b/t/%61l.p") is None

@@ -173,6 +173,24 @@ def test_files_without_ids_by_name_mapping_or_by_names_that_never_changed_meanin
     assert read_rows(table.metadata) == [{"c": None, "a": 1}]
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "orc"])
+def test_a_column_in_another_case_is_not_null_in_files_without_ids(file_format: str, tmp_path: Path) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "X", "long"), field_of(2, "y", "long"))
+    table.append([{"X": 1, "y": 2}], without_ids=True, file_format=file_format)
+    mapping = [{"field-id": 1, "names": ["x"]}, {"field-id": 2, "names": ["y"]}]
+    table.properties["schema.name-mapping.default"] = json.dumps(mapping)
+    table.write_metadata()
+    for options in ({}, {"columns": ["X"]}, {"columns": ["y"], "filters": pc.field("X") == 1}):
+        with pytest.raises(SchemaError, match="the table has a column 'x', and in its place the file has 'X'"):
+            read_rows(table.metadata, **options)
+    assert read_rows(table.metadata, columns=["y"]) == [{"y": 2}]
+    mapping[0]["names"] = ["x", "X"]
+    table.properties["schema.name-mapping.default"] = json.dumps(mapping)
+    table.write_metadata()
+    assert read_rows(table.metadata) == [{"X": 1, "y": 2}]
+
+
 def test_lengths_that_were_kept_are_those_of_the_present_name_mapping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +246,7 @@ def test_types_that_are_no_promotion_are_refused_with_file_and_field(tmp_path: P
     table.evolve(field_of(1, "a", "string"))
     table.append([{"a": "x"}])
     table.evolve(field_of(1, "a", "int"))
-    with pytest.raises(SchemaError, match=r"\.parquet row group 0: field a \(id 1\) is string in the file and int32"):
+    with pytest.raises(SchemaError, match=r"\.parquet row group 0: field a is string in the file and int32"):
         read_rows(table.metadata)
 
 

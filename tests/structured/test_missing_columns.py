@@ -352,3 +352,15 @@ def test_other_words_are_refused(tmp_path: Path, value: Any) -> None:
     for scan in (scan_files, StructuredDataset.create_dataloader):
         with pytest.raises(ConfigError, match='pass "error" or "null"'):
             scan(tmp_path, missing=value)
+
+
+def test_names_that_differ_in_case_only_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pq.write_table(pa.table({"x": [1], "k": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"X": [2], "k": [2]}), tmp_path / "b.parquet")
+    assert scan_files(tmp_path, missing="null").num_rows == 2
+    assert "a.parquet has a column 'x', " in caplog.text
+    assert "b.parquet has 'X', and no file has both: they are two columns" in caplog.text
+    caplog.clear()
+    pq.write_table(pa.table({"X": [3], "x": [3]}), tmp_path / "c.parquet")
+    assert scan_files(tmp_path, missing="null").num_rows == 3
+    assert not caplog.records

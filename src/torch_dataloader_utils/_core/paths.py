@@ -36,11 +36,13 @@ def check_path(name: str, value: Any) -> str:
         "data/web"  "data/web"      Path("data/web")  "data/web"      None, b"data"  ConfigTypeError
 
     Raises:
-        ConfigTypeError: neither text nor an os.PathLike of text.
+        ConfigTypeError: neither text nor an os.PathLike of text. ConfigError: a null byte, which no path holds.
     """
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise ConfigTypeError(f"{name}={value!r}: pass a path, as a str or an os.PathLike.")
+    if "\0" in text:
+        raise ConfigError(f"{name}={redact(text)} holds a null byte, which no path does: pass the path without it.")
     return text
 
 

@@ -1,9 +1,13 @@
 """Arrow schemas from IPC bytes, the form in which frozen values hold them, and types nested in types."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+
+from torch_dataloader_utils.errors import SchemaError
+
+FieldPath = tuple[str, ...]
 
 
 def decode_schema(encoded: bytes) -> pa.Schema:
@@ -23,6 +27,46 @@ def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -
     if isinstance(data_type, pa.BaseExtensionType):
         return type_holds(data_type.storage_type, is_kind)
     return is_kind(data_type) or any(type_holds(data_type.field(i).type, is_kind) for i in range(data_type.num_fields))
+
+
+def field_paths(fields: Iterable[pa.Field], above: FieldPath = ()) -> Iterator[FieldPath]:
+    """The paths of all fields, nested ones too, with the names "element" in lists, "key" and "value" in maps."""
+    for each in fields:
+        path, data_type = (*above, each.name), each.type
+        yield path
+        if pa.types.is_struct(data_type):
+            yield from field_paths(data_type, path)
+        elif is_list(data_type):
+            yield from field_paths([data_type.value_field.with_name("element")], path)
+        elif pa.types.is_map(data_type):
+            yield from field_paths(
+                [data_type.key_field.with_name("key"), data_type.item_field.with_name("value")], path
+            )
+
+
+def in_other_case(names: Sequence[tuple[FieldPath, int]], schema: pa.Schema) -> dict[FieldPath, FieldPath]:
+    """The paths of fields that a file lacks, with a path in the file that differs in case only and is no field's.
+
+    names: (path, number) of all fields of a table; a field of several paths is there if one of them is.
+
+        x, y, Y of a table, X, y of a file      {x: X}
+    """
+    seen = set(field_paths(schema))
+    there = {number for path, number in names if path in seen}
+    others = {_folded(path): path for path in seen.difference(path for path, _ in names)}
+    return {path: others[_folded(path)] for path, number in names if number not in there and _folded(path) in others}
+
+
+def case_error(where: str, wanted: FieldPath, seen: FieldPath) -> SchemaError:
+    """The error for a file that has a field in another case."""
+    return SchemaError(
+        f"{where}: the table has a column {'.'.join(wanted)!r}, and in its place the file has {'.'.join(seen)!r}, "
+        "which differs in case only. Rename it in the file, or leave the column out of columns=[...]."
+    )
+
+
+def _folded(path: FieldPath) -> FieldPath:
+    return tuple(name.casefold() for name in path)
 
 
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:

@@ -20,6 +20,11 @@ from torch_dataloader_utils.errors import MissingDependencyError
 
 _MAGIC = b"\xd1\xd3\x39\x64"
 
+# Roaring format spec: the first four bytes of a bitmap, fewer containers with runs that have no offsets, and the values
+# above which a container is a bit set.
+_PLAIN_COOKIE, _RUN_COOKIE = 12346, 12347
+_LEAST_FOR_OFFSETS, _MOST_IN_ARRAY = 4, 4096
+
 
 def check_positions(paths: Iterable[str], scans: Sequence[FileScan], positions: Sequence[Int64s]) -> None:
     """Raises CorruptFileError for a deleted row that its file does not have.
@@ -96,10 +101,45 @@ def _positions(vector: bytes) -> Int64s:
         (key,) = struct.unpack_from("<I", vector, position)
         if not last_key < key < 1 << 31:
             raise ValueError(f"bitmap key {key} after {last_key}")
-        bitmap: Any = BitMap.deserialize(vector[position + 4 :])
+        start = position + 4
+        position = start + _bitmap_bytes(vector, start)
+        bitmap: Any = BitMap.deserialize(vector[start:position])
         parts.append(np.array(bitmap.to_array(), dtype=np.int64) + (key << 32))
-        position += 4 + len(bitmap.serialize())
         last_key = key
     if position != len(vector):
         raise ValueError(f"{len(vector) - position} bytes follow the last bitmap")
     return np.concatenate(parts)
+
+
+def _bitmap_bytes(data: bytes, start: int) -> int:
+    """The length of the serialised 32-bit bitmap at `start`, which its own headers say.
+
+    A set has several serialisations: with runs or without, and with the cookie of runs where no container is one.
+    Source: Roaring format spec, sections 1 to 4.
+
+    Raises:
+        ValueError, struct.error: no such headers.
+    """
+    (cookie,) = struct.unpack_from("<I", data, start)
+    if cookie & 0xFFFF == _RUN_COOKIE:
+        count, at = (cookie >> 16) + 1, start + 4
+        flags = np.unpackbits(np.frombuffer(data, np.uint8, (count + 7) // 8, at), bitorder="little")[:count]
+        at += (count + 7) // 8
+    elif cookie == _PLAIN_COOKIE:
+        (count,) = struct.unpack_from("<I", data, start + 4)
+        if count > 1 << 16:
+            raise ValueError(f"a bitmap of {count} containers")
+        flags, at = np.zeros(count, np.uint8), start + 8
+    else:
+        raise ValueError(f"a bitmap begins with {cookie}")
+    values = np.frombuffer(data, "<u2", 2 * count, at)[1::2].astype(np.int64) + 1
+    at += 4 * count
+    if cookie == _PLAIN_COOKIE or count >= _LEAST_FOR_OFFSETS:
+        at += 4 * count
+    for is_run, size in zip(flags.tolist(), values.tolist(), strict=True):
+        if is_run:
+            (runs,) = struct.unpack_from("<H", data, at)
+            at += 2 + 4 * runs
+        else:
+            at += 2 * size if size <= _MOST_IN_ARRAY else 8192
+    return int(at - start)

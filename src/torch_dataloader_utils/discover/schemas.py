@@ -1,5 +1,6 @@
 """Checks that all files have one schema, and makes the data set's schema of it."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import combinations
@@ -10,6 +11,8 @@ from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils._formats.arrow_schema import all_nullable, with_change
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError
+
+_log = logging.getLogger(__name__)
 
 
 def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
@@ -30,7 +33,7 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
 
 
-def unified_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     """The columns of all files, as they first appear, each in that of its types which holds the values of the others.
 
     schemas: path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
@@ -50,7 +53,26 @@ def unified_schema(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
         for field in schema:
             plain = with_change(field, _plain)
             found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
+    _log_case({name: next(iter(of_types.values()))[0] for name, of_types in found.items()}, schemas)
     return pa.schema([_widest(name, of_types) for name, of_types in found.items()])
+
+
+def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
+    """Log names that differ in case only, unless a file has both: they may be meant for one column.
+
+    first: each name with the path of the first file that has it.
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in first:
+        spellings.setdefault(name.casefold(), []).append(name)
+    for names in spellings.values():
+        for one, other in combinations(names, 2):
+            if not any({one, other} <= set(schema.names) for _, schema in schemas):
+                _log.warning(
+                    "%s has a column %r, %s has %r, and no file has both: they are two columns, each null in the rows "
+                    "of the other",
+                    *(redact(first[one]), one, redact(first[other]), other),
+                )
 
 
 def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> pa.Field:
@@ -164,6 +186,19 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
             raise ConfigError(
                 f"columns names {name!r}, which is not a column of the data; {which}{hint(name) if hint else ''}"
             )
+
+
+def refused_types(table_format: str, refused: Mapping[str, str], readable: Sequence[str]) -> str:
+    """The sentences for columns of types that are not read.
+
+    refused: the types by column. readable: names of the columns that may be read.
+
+        column v holds values of Delta type variant, which is not supported. Leave it out: columns=['id'].
+    """
+    held = ", ".join(f"{name} holds values of {table_format} type {kind}" for name, kind in refused.items())
+    shown = ", ".join(map(repr, readable[:20])) + (", ..." if len(readable) > 20 else "")
+    verb, pronoun = ("is", "it") if len(refused) == 1 else ("are", "them")
+    return f"column {held}, which {verb} not supported. Leave {pronoun} out: columns=[{shown}]."
 
 
 def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:

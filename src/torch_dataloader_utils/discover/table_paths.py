@@ -66,7 +66,8 @@ class PathRules:
                 break
         scheme, _, key = split(path)
         if is_local(scheme):
-            return os.path.abspath(key)  # noqa: PTH100 - resolve() would replace links by their targets
+            # resolve() would replace links by their targets, and abspath() leaves two slashes at the beginning.
+            return "/" + os.path.abspath(key).lstrip("/")  # noqa: PTH100
         return "s3" + path[len(scheme) :] if scheme == "s3n" else path
 
 
@@ -96,12 +97,13 @@ def split(path: str) -> tuple[str, str, str]:
         authority, slash, key = rest.partition("/")
         return head.lower(), authority, slash + key
     for scheme in ("file", "hdfs"):
-        if path.startswith(f"{scheme}:/"):
+        if path[: len(scheme) + 2].lower() == f"{scheme}:/":
             return scheme, "", path[len(scheme) + 1 :]
     return "", "", path
 
 
-def _canonical(path: str) -> str:
+def canonical(path: str) -> str:
+    """The path with one name for each store, whatever client's name for it the path has: s3a://b/x is s3://b/x."""
     scheme, authority, key = split(path)
     return f"{client_scheme(scheme)}://{authority}{key}"
 
@@ -126,7 +128,7 @@ class PathIndex:
         """The index of these files, numbered in their order."""
         index = cls()
         for number, path in enumerate(paths):
-            index.exact[_canonical(path)] = number
+            index.exact[canonical(path)] = number
             index.by_key.setdefault(_key(path), []).append(number)
         return index
 
@@ -136,7 +138,7 @@ class PathIndex:
         Raises:
             CorruptFileError: several files differ from the path only in that way.
         """
-        number = self.exact.get(_canonical(path))
+        number = self.exact.get(canonical(path))
         if number is not None:
             return number
         candidates = self.by_key.get(_key(path), [])
@@ -184,6 +186,8 @@ class Roots:
     @classmethod
     def near(cls, *locations: str) -> "Roots":
         """The whole stores that these resolved paths lie in: their buckets, or this machine."""
+        for location in locations:
+            _check_no_null(location, "the user or the table's metadata")
         return cls(places=tuple((scheme, authority, "/") for scheme, authority, _ in map(_place, locations)))
 
     def check_inventory(self, inventory: Inventory) -> None:
@@ -196,7 +200,8 @@ class Roots:
             self.check(path, "the inventory")
 
     def check(self, path: str, named_by: str = "the table's metadata") -> None:
-        """Raises UnsupportedFeatureError for a resolved path outside all roots."""
+        """Raises UnsupportedFeatureError for a resolved path outside all roots, CorruptFileError for one of no file."""
+        _check_no_null(path, named_by)
         store = _store(*split(path)[:2])
         near = [root for root in self.places if root[0] == store[0] and root[1] in ("", store[1])]
         if any(directory == "/" for _, _, directory in near):
@@ -211,6 +216,14 @@ class Roots:
         return UnsupportedFeatureError(
             f"{redact(path)} is named by {named_by} but lies outside of where its files may be ({allowed}). If you "
             "trust it, pass allowed_roots= with all places of its files."
+        )
+
+
+def _check_no_null(path: str, named_by: str) -> None:
+    if "\0" in path:
+        raise CorruptFileError(
+            f"{redact(path)} is named by {named_by}, and no path holds a null byte. Correct the path, or write the "
+            "table again."
         )
 
 

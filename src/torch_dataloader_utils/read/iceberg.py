@@ -4,7 +4,7 @@ Beside it: `iceberg_fields` (columns by field id) and `iceberg_deletes`. What is
 which `discover/iceberg/` fills in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,20 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowRange
+from torch_dataloader_utils._formats.arrow_schema import FieldPath, case_error, in_other_case
 from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.read.file_cache import FileCache
 from torch_dataloader_utils.read.iceberg_deletes import deleted_by_keys, key_fields
-from torch_dataloader_utils.read.iceberg_fields import FileColumn, check_distinct, identify, names_key, project_columns
+from torch_dataloader_utils.read.iceberg_fields import (
+    FileColumn,
+    check_distinct,
+    identify,
+    is_by_name,
+    names_key,
+    project_columns,
+)
 from torch_dataloader_utils.read.metadata_columns import with_lineage
 from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
@@ -26,7 +34,16 @@ from torch_dataloader_utils.read.source import TaskSource
 Decode = Callable[[TaskSource, pa.Schema, RowRange], pa.RecordBatch]
 
 # A tree of columns is small; the capacity counts the bytes of the schemas they come from.
-_columns: FileCache[tuple[pa.Schema, dict[int, FileColumn]]] = FileCache(4 << 20)
+_columns: FileCache["_Columns"] = FileCache(4 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Columns:
+    """schema: of the file. by_id: its columns. in_other_case: see there; empty where ids say which column is which."""
+
+    schema: pa.Schema
+    by_id: Mapping[int, FileColumn]
+    in_other_case: Mapping[FieldPath, FieldPath]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +70,11 @@ def decode_table_rows(
         SchemaError: a file without field ids and without names that the table knows, two columns of one name, or types
             that do not fit.
     """
-    schema, columns = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
+    file = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
+    schema, columns = file.schema, file.by_id
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
+    _check_case(source, file, extra, wanted)
     names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
     _check_known(source, schema, columns, extra)
     check_distinct(source.task, schema, names)
@@ -73,9 +92,18 @@ def decode_table_rows(
     return IcebergRows(stored=stored, deleted=deleted)
 
 
-def _load(source: TaskSource, extra: IcebergFile) -> tuple[tuple[pa.Schema, dict[int, FileColumn]], int]:
+def _load(source: TaskSource, extra: IcebergFile) -> tuple[_Columns, int]:
     schema = orc_schema(source) if source.task.file_format is FileFormat.ORC else parquet_schema(source)
-    return (schema, identify(schema, extra.table)), 200 * len(schema)
+    others = in_other_case(extra.table.names, schema) if is_by_name(schema, extra.table) else {}
+    return _Columns(schema=schema, by_id=identify(schema, extra.table), in_other_case=others), 200 * len(schema)
+
+
+def _check_case(source: TaskSource, file: _Columns, extra: IcebergFile, wanted: Set[int]) -> None:
+    """Raises SchemaError if one of the wanted columns, or a field inside one, has another case in the file."""
+    for path, other in file.in_other_case.items():
+        columns = {number for name, number in extra.table.names if name == path[:1]}
+        if columns & wanted - dict(extra.partition_values).keys():
+            raise case_error(source.task.where, path, other)
 
 
 def _keys_of(extra: IcebergFile) -> Sequence[pa.Field]:
@@ -89,8 +117,9 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
     if columns or len(schema) == 0 or extra.table.names:
         return
     raise SchemaError(
-        f"{source.task.where}: the file has no field ids, and the table no name mapping, so which column is which "
-        'cannot be said. Write the file again or, in Iceberg, set the table property "schema.name-mapping.default".'
+        f"{source.task.where}: the file has no field ids, by which the table finds columns, and the table names no "
+        "columns of such files, so which column is which cannot be said. Write the file again, or set the name mapping "
+        "of the table (Iceberg)."
     )
 
 

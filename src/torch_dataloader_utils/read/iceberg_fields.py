@@ -47,11 +47,15 @@ class FileColumn:
 def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     """The file's top-level columns by field id, without columns that the table never had.
 
-    Ids are those in the file or, if no column has one or `table.is_by_name`, those of the table's names.
+    Ids are those in the file, or those of the table's names; see `is_by_name`.
     """
-    has_ids = not table.is_by_name and any(stored_field_id(each) is not None for each in _walk(schema))
-    names = None if has_ids else _names_of(table)
+    names = _names_of(table) if is_by_name(schema, table) else None
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}
+
+
+def is_by_name(schema: pa.Schema, table: TableFields) -> bool:
+    """Whether the columns of a file are found by the table's names: by choice, or since no column has an id."""
+    return table.is_by_name or all(stored_field_id(each) is None for each in _walk(schema))
 
 
 def check_distinct(task: RowGroupTask, schema: pa.Schema, names: Iterable[str]) -> None:
@@ -156,6 +160,8 @@ class _Converter:
         seen, kind, types = array.type, wanted.type, pa.types
         if seen == kind:
             return array
+        if types.is_null(kind) and array.null_count == len(array):
+            return pa.nulls(len(array))
         try:
             if types.is_timestamp(seen) and types.is_timestamp(kind):
                 # ORC and INT96 store nanoseconds, and INT96 no zone; the table's type is the truth (as in Iceberg's
@@ -176,8 +182,8 @@ class _Converter:
 
     def _misfit(self, wanted: pa.Field, seen: pa.DataType) -> str:
         return (
-            f"{self.task.where}: field {wanted.name} (id {field_id(wanted)}) is {seen} in the file and {wanted.type} "
-            "in the table, which is no promotion that Iceberg allows. Leave the column out, or rewrite the file."
+            f"{self.task.where}: field {wanted.name} is {seen} in the file and {wanted.type} in the table, which does "
+            "not hold all values of the file's type. Leave the column out of columns=[...], or rewrite the file."
         )
 
 

@@ -16,78 +16,97 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
+from torch_dataloader_utils.discover.delta.paths import FileKey, VectorPlace, file_identity, vector_identity
 
 Action = Mapping[str, Any]
-FileKey = tuple[str, tuple[str, str, int] | None]
 
 # Fields of an add that are decoded from Parquet; statistics only where a filter can use them.
 _ADD = ("add.path", "add.partitionValues", "add.deletionVector")
 _STATISTICS = ("add.stats", "add.stats_parsed")
-_OTHERS = ("protocol", "metaData", "sidecar")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorPlace:
-    """Where a deletion vector lies.
-
-    storage: "u" (a file named by UUID), "p" (an absolute path) or "i" (inline). place: path, name or the vector itself.
-    offset: in the file. size: bytes of the vector. cardinality: how many rows it deletes.
-    """
-
-    storage: str
-    place: str
-    offset: int
-    size: int
-    cardinality: int
+_REMOVE = ("remove.path", "remove.deletionVector")
+_OTHERS = ("protocol", "metaData", "sidecar", "checkpointMetadata")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedFile:
     """One data file of a version.
 
-    path: as the log has it. partition: texts by physical column name, None for null. statistics: JSON or a mapping;
+    path: as the log has it. key: the same for every spelling of its path and of the place of its vector.
+    partition: texts by physical column name, None for null. statistics: JSON or a mapping;
     None where there are none, or nobody asked. changes_data: False for files that only hold rows that others held.
     """
 
     path: str
+    key: FileKey
     partition: Mapping[str, str | None]
     vector: VectorPlace | None = None
     statistics: Any = None
     changes_data: bool = True
 
-    @property
-    def key(self) -> "FileKey":
-        """What a remove names: a file with its deletion vector."""
-        vector = self.vector
-        return self.path, None if vector is None else (vector.storage, vector.place, vector.offset)
-
 
 @dataclass(slots=True, kw_only=True)
 class TableState:
-    """What actions, applied in their order, leave; see `apply`."""
+    """What actions, applied in their order, leave. root: of the table, against which paths are resolved."""
 
+    root: str
     protocol: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] | None = None
     files: dict[FileKey, AddedFile] = field(default_factory=dict)
+    _removed: set[FileKey] = field(default_factory=set)
 
     def apply(self, where: str, actions: Sequence[Action]) -> None:
-        """Apply the actions of one commit, in which order does not matter, or of one part of a checkpoint.
+        """Apply the actions of a commit, in which order does not matter, or of a compacted log.
 
         where: the file, for messages.
 
         Raises:
-            CorruptFileError: an action that is not of the protocol's form.
+            CorruptFileError: an action that is not of the protocol's form, or as `load` for a compacted log.
+        """
+        if where.endswith(".compacted.json"):
+            TableState(root=self.root).load(where, actions)
+        with decoding(where, "log"):
+            for removed in _files(self.root, actions, "remove"):
+                self.files.pop(removed.key, None)
+            self.files.update((file.key, file) for file in _files(self.root, actions, "add"))
+            self._keep_last(actions)
+
+    def load(self, where: str, actions: Sequence[Action]) -> None:
+        """Take the actions of one file of a checkpoint; no commit has been applied yet.
+
+        Raises:
+            CorruptFileError: an action that is not of the protocol's form, a checkpoint of another version, or a file
+                that is added and removed, of which only the last action may be there.
         """
         with decoding(where, "log"):
             for action in actions:
-                if (removed := _part(action, "remove")) is not None:
-                    self.files.pop(_file_of(removed).key, None)
-            for action in actions:
-                if (added := _part(action, "add")) is not None:
-                    file = _file_of(added)
-                    self.files[file.key] = file
-                self.protocol = _part(action, "protocol") or self.protocol
-                self.metadata = _part(action, "metaData") or self.metadata
+                named = _part(action, "checkpointMetadata")
+                if named is not None and named.get("version") != int(where.rpartition("/")[2][:20]):
+                    raise corrupt(where, f"it says that it is the checkpoint of version {named.get('version')}")
+            removed = {file.key for file in _files(self.root, actions, "remove")}
+            added = {file.key: file for file in _files(self.root, actions, "add")}
+            self._removed |= removed
+            self.files |= added
+            self._keep_last(actions)
+            if both := (removed & self.files.keys()) | (self._removed & added.keys()):
+                path = redact(self.files[both.pop()].path)
+                raise corrupt(where, f"it adds and removes {path}, and so does not say whether the table has it")
+
+    def _keep_last(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self.protocol = _part(action, "protocol") or self.protocol
+            self.metadata = _part(action, "metaData") or self.metadata
+
+
+def check_distinct(name: str, version: str, files: Iterable[AddedFile]) -> None:
+    """Raises CorruptFileError if a data file is there twice, with two deletion vectors.
+
+    name, version: of the table, for messages.
+    """
+    seen = set()
+    for file in files:
+        if file.key[0] in seen:
+            raise corrupt(name, f"data file {redact(file.path)} is in {version} twice")
+        seen.add(file.key[0])
 
 
 def read_commit(path: str, data: Buffer) -> list[Action]:
@@ -112,14 +131,14 @@ def read_commit(path: str, data: Buffer) -> list[Action]:
 
 
 def read_checkpoint(path: str, data: Buffer, *, with_statistics: bool) -> list[Action]:
-    """The actions of one file of a checkpoint, or of a sidecar: files that are there, protocol, metadata, sidecars.
+    """The actions of one file of a checkpoint, or of a sidecar: files, protocol, metadata, sidecars.
 
     Raises:
         CorruptFileError: it does not decode, or has fewer rows than it says.
     """
     if path.endswith(".json"):
         return read_commit(path, data)
-    columns = [*_ADD, *(_STATISTICS if with_statistics else ()), *_OTHERS]
+    columns = [*_ADD, *(_STATISTICS if with_statistics else ()), *_REMOVE, *_OTHERS]
     actions: list[Action] = []
     with decoding(path, "checkpoint"):
         open_file = partial(pq.ParquetFile, pa.BufferReader(data), page_checksum_verification=True)
@@ -151,11 +170,13 @@ def commit_time(actions: Iterable[Action]) -> int | None:
     return None
 
 
-def added_by(where: str, actions: Sequence[Action]) -> tuple[list[AddedFile], bool]:
-    """The files that one commit added rows with, and whether it removed rows. A compaction does neither."""
+def added_by(root: str, where: str, actions: Sequence[Action]) -> tuple[list[AddedFile], bool]:
+    """The files that one commit added rows with, and whether it removed rows. A compaction does neither.
+
+    root: of the table.
+    """
     with decoding(where, "log"):
-        removed = [_file_of(part) for part in (_part(action, "remove") for action in actions) if part is not None]
-        added = [_file_of(part) for part in (_part(action, "add") for action in actions) if part is not None]
+        removed, added = list(_files(root, actions, "remove")), list(_files(root, actions, "add"))
     return [file for file in added if file.changes_data], any(file.changes_data for file in removed)
 
 
@@ -166,18 +187,26 @@ def _part(action: Action, name: str) -> Mapping[str, Any] | None:
     return part
 
 
-def _file_of(part: Mapping[str, Any]) -> AddedFile:
-    """The file that an add or a remove names."""
+def _files(root: str, actions: Iterable[Action], name: str) -> Iterator[AddedFile]:
+    """The files that the adds, or the removes, name."""
+    for action in actions:
+        if (part := _part(action, name)) is not None:
+            yield _file_of(root, part)
+
+
+def _file_of(root: str, part: Mapping[str, Any]) -> AddedFile:
     values = part.get("partitionValues") or {}
     # Arrow gives a map as a list of pairs.
     pairs = list(values.items()) if isinstance(values, dict) else values
     if not isinstance(pairs, list) or not all(map(_is_partition, pairs)):
         raise ValueError("partitionValues is no map of texts")
-    vector = part.get("deletionVector")
+    path, named = _text(part, "path"), part.get("deletionVector")
+    vector = None if named is None else _vector(named)
     return AddedFile(
-        path=_text(part, "path"),
+        path=path,
+        key=(file_identity(root, path), None if vector is None else vector_identity(root, vector)),
         partition=dict(pairs),
-        vector=None if vector is None else _vector(vector),
+        vector=vector,
         statistics=part.get("stats") or part.get("stats_parsed"),
         changes_data=part.get("dataChange") is not False,
     )

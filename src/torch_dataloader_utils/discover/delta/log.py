@@ -1,4 +1,4 @@
-"""The files of a Delta log: which versions there are, which files of the log make one of them, and the paths they name.
+"""The files of a Delta log: which versions there are, and which files of the log make one of them.
 
     00000000000000000010.json                                  a commit: the actions of version 10
     00000000000000000010.checkpoint.parquet                    all of versions 0 to 10, in one file
@@ -11,10 +11,9 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from urllib.parse import unquote
 
 from torch_dataloader_utils._core.arguments import hold_integers
 from torch_dataloader_utils._core.table_snapshot import milliseconds_of, time_text
@@ -22,14 +21,16 @@ from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.delta.actions import commit_time, read_commit
 from torch_dataloader_utils.discover.table_files import TableFiles
-from torch_dataloader_utils.discover.table_paths import PathRules
-from torch_dataloader_utils.errors import ConfigError, NoDataError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 LOG = "_delta_log"
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _COMPACTED = re.compile(r"(\d{20})\.(\d{20})\.compacted\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|(\.[0-9a-fA-F-]{36}))?\.(?:parquet|json)")
+
+# From so many commits on, a checkpoint is read in their place: a commit is a request.
+_MANY_COMMITS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,12 @@ class VersionChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSteps:
-    """The files that make one version: those of a checkpoint (none: from version 0 on), then commits in their order."""
+    """The files that make one version: those of a checkpoint (none: from version 0 on), then commits in their order.
 
+    start: the version of the checkpoint, -1 for none. A compacted log takes the place of several commits.
+    """
+
+    start: int
     checkpoint: tuple[FileEntry, ...]
     commits: tuple[FileEntry, ...]
 
@@ -67,45 +72,64 @@ class LogSteps:
 class DeltaLog:
     """The files of a log.
 
-    name: of the table, for messages. commits: by version. compacted: by first version, then by last version.
-    checkpoints: the files of each complete one by version.
+    name: of the table, for messages. commits: by version. compacted: by first and last version.
+    checkpoints: (version, files) of each complete one, the newest first.
     """
 
     name: str
     commits: Mapping[int, FileEntry]
-    compacted: Mapping[int, Mapping[int, FileEntry]]
-    checkpoints: Mapping[int, tuple[FileEntry, ...]]
+    compacted: Mapping[tuple[int, int], FileEntry]
+    checkpoints: Sequence[tuple[int, tuple[FileEntry, ...]]]
 
     @property
     def newest(self) -> int:
         """The present version of the table."""
-        return max((*self.commits, *self.checkpoints))
+        return max((*self.commits, *(version for version, _ in self.checkpoints)))
 
-    def steps(self, version: int) -> LogSteps:
-        """What to read for a version.
+    def ways(self, version: int) -> Iterator[LogSteps]:
+        """The ways to make a version, the best first: each gives the same files, unless one of its own is wrong.
+
+        Commits are what a table is; checkpoints and compacted logs save requests. So commits alone come first, unless
+        there are many, and compacted logs only take the place of commits that are gone.
 
         Raises:
             ConfigError: its log was cleaned up. CorruptFileError: a commit in the middle is missing.
         """
-        start = max((each for each in self.checkpoints if each <= version), default=-1)
-        found, at = [], start + 1
-        while at <= version:
-            last = max((each for each in self.compacted.get(at, ()) if each <= version), default=None)
-            if last is not None:
-                found.append(self.compacted[at][last])
-                at = last + 1
-            elif at in self.commits:
-                found.append(self.commits[at])
-                at += 1
-            else:
-                raise self._missing(at, version, start)
-        return LogSteps(checkpoint=self.checkpoints.get(start, ()), commits=tuple(found))
+        starts = [each for each in self.checkpoints if each[0] <= version]
+        starts.insert(0 if version < _MANY_COMMITS else len(starts), (-1, ()))
+        is_there_one = False
+        for start, checkpoint in starts:
+            commits = self._commits(start + 1, version)
+            if commits is not None:
+                is_there_one = True
+                yield LogSteps(start=start, checkpoint=checkpoint, commits=commits)
+        if not is_there_one:
+            raise self._missing(version, max(start for start, _ in starts))
 
-    def _missing(self, missing: int, version: int, start: int) -> Exception:
+    def _commits(self, first: int, last: int) -> tuple[FileEntry, ...] | None:
+        """The files that hold the versions first to last; None where one is missing."""
+        found: dict[int, FileEntry] = {}
+        at = first
+        while at <= last:
+            if at in self.commits:
+                found[at] = self.commits[at]
+                at += 1
+                continue
+            covering = [(end, start) for start, end in self.compacted if first <= start <= at <= end <= last]
+            if not covering:
+                return None
+            end, start = max(covering)
+            found = {each: file for each, file in found.items() if each < start}
+            found[start] = self.compacted[start, end]
+            at = end + 1
+        return tuple(found.values())
+
+    def _missing(self, version: int, start: int) -> Exception:
+        missing = next(each for each in range(start + 1, version + 1) if each not in self.commits)
         if start < 0 and self.checkpoints and not any(each <= missing for each in self.commits):
             return ConfigError(
                 f"{self.name}: the log of version {version} was cleaned up; the oldest that can be read is "
-                f"{min(self.checkpoints)}. Choose a later version."
+                f"{min(self.checkpoints)[0]}. Choose a later version."
             )
         return corrupt(f"{self.name}/{LOG}", f"commit {missing} is missing, which version {version} is made of")
 
@@ -122,7 +146,7 @@ def list_log(root: str, files: TableFiles) -> DeltaLog:
     except NoDataError as error:
         raise _no_table(name) from error
     commits: dict[int, FileEntry] = {}
-    compacted: dict[int, dict[int, FileEntry]] = {}
+    compacted: dict[tuple[int, int], FileEntry] = {}
     parts: dict[tuple[int, str], dict[int, FileEntry]] = {}
     for entry in entries:
         directory_of, _, base = entry.path.rpartition("/")
@@ -131,16 +155,16 @@ def list_log(root: str, files: TableFiles) -> DeltaLog:
         if found := _COMMIT.fullmatch(base):
             commits[int(found[1])] = entry
         elif found := _COMPACTED.fullmatch(base):
-            compacted.setdefault(int(found[1]), {})[int(found[2])] = entry
+            compacted[int(found[1]), int(found[2])] = entry
         elif found := _CHECKPOINT.fullmatch(base):
             # The number of parts, or the UUID, says which files belong together.
             together = (int(found[1]), found[3] or found[4] or "")
             parts.setdefault(together, {})[int(found[2] or 1)] = entry
-    checkpoints = {
-        version: tuple(those[number] for number in sorted(those))
-        for (version, kind), those in sorted(parts.items(), reverse=True)
-        if len(those) == (int(kind) if kind.isdigit() else 1)
-    }
+    checkpoints = [
+        (version, tuple(those[number] for number in sorted(those)))
+        for (version, kind), those in sorted(parts.items(), key=lambda each: each[0], reverse=True)
+        if len(those) == max(those) == (int(kind) if kind.isdigit() else 1)
+    ]
     if not commits and not checkpoints:
         raise _no_table(name)
     return DeltaLog(name=name, commits=commits, compacted=compacted, checkpoints=checkpoints)
@@ -222,35 +246,3 @@ def commits_between(log: DeltaLog, first: int, last: int) -> Sequence[FileEntry]
                 "a later from_version, or read the whole version."
             )
     return [log.commits[version] for version in range(first, last + 1)]
-
-
-_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
-
-
-def absolute_path(root: str, path: str) -> str:
-    """The path to open of a path in the log, which is a URI: percent-encoded, relative to the table or absolute.
-
-    root /t, path x=a%20b/p.parquet            /t/x=a b/p.parquet
-    root s3://b/t, path s3://c/p.parquet       s3://c/p.parquet, as shallow clones have
-    root /t, path ../p.parquet                 UnsupportedFeatureError
-
-    Whether a file may lie there is for `TableFiles.store` to say.
-
-    Raises:
-        UnsupportedFeatureError: a relative path that leaves the table, or one that is not UTF-8.
-    """
-    try:
-        decoded = unquote(path, errors="strict")
-        decoded.encode()
-    except UnicodeError as error:
-        raise UnsupportedFeatureError(
-            f"{redact(root)}: its log names the path {path!r}, which is not UTF-8."
-        ) from error
-    if _ABSOLUTE.match(decoded):
-        return PathRules().resolve(decoded)
-    if ".." in re.split(r"[/\\]", decoded):
-        raise UnsupportedFeatureError(
-            f"{redact(root)}: its log names {path!r}, which leads out of the table. Such paths are refused; a file "
-            "elsewhere has an absolute path."
-        )
-    return f"{root}/{decoded}"

@@ -7,6 +7,7 @@ Source: Delta protocol, "Schema Serialization Format", "Column Mapping", "Partit
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import FIELD_ID
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
+from torch_dataloader_utils.discover.schemas import refused_types
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 _PLAIN = {
@@ -31,6 +33,9 @@ _PLAIN = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
+    # Only nulls: not in the protocol, but written for columns of nothing else, by Spark 2 as "null".
+    "void": pa.null(),
+    "null": pa.null(),
 }
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _MODES = ("none", "name", "id")
@@ -86,12 +91,14 @@ def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] |
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         unreadable = {each["name"]: kind for each, _, kind in found if kind}
-        refused = [name for name in unreadable if wanted is None or name in wanted]
+        refused = {name: kind for name, kind in unreadable.items() if wanted is None or name in wanted}
         if refused:
-            raise UnsupportedFeatureError(
-                f"{where}: column {refused[0]} holds values of Delta type {unreadable[refused[0]]}, which is not "
-                "supported. Leave it out of columns."
-            )
+            readable = [field.name for _, field, _ in found if field and (wanted is None or field.name in wanted)]
+            raise UnsupportedFeatureError(f"{where}: {refused_types('Delta', refused, readable)}")
+        if twice := next(
+            (path for path, count in Counter(path for path, _ in reader.names).items() if count > 1), None
+        ):
+            raise ValueError(f"two fields are called {'.'.join(twice)}")
         partitions = tuple(metadata.get("partitionColumns") or ())
         if not set(partitions) <= {each["name"] for each in fields}:
             raise ValueError(f"partition columns {partitions} are not all in the schema")

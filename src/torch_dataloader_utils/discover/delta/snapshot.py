@@ -1,5 +1,6 @@
 """One version of a Delta table: its files, its metadata, and whether all its features are supported."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch_dataloader_utils.discover.delta.actions import (
     AddedFile,
     TableState,
     added_by,
+    check_distinct,
     read_checkpoint,
     read_commit,
     sidecars,
@@ -20,6 +22,7 @@ from torch_dataloader_utils.discover.delta.actions import (
 from torch_dataloader_utils.discover.delta.log import (
     LOG,
     DeltaLog,
+    LogSteps,
     VersionChoice,
     choose_version,
     commits_between,
@@ -27,7 +30,9 @@ from torch_dataloader_utils.discover.delta.log import (
 )
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, DataError, InternalError, NoDataError, UnsupportedFeatureError
+
+_log = logging.getLogger(__name__)
 
 _WIDENING = frozenset(["typeWidening", "typeWidening-preview"])
 
@@ -103,40 +108,61 @@ def read_snapshot(table: DeltaTable, choice: VersionChoice, *, with_statistics: 
     """
     log = list_log(table.root, table.files)
     version = choose_version(log, choice, table.files)
-    state = _read_state(table, log, version, with_statistics=with_statistics)
-    where = f"{log.name}/{LOG}"
-    if state.protocol is None or state.metadata is None:
-        missing = "protocol" if state.protocol is None else "metadata"
-        raise corrupt(where, f"the log of version {version} has no {missing}")
-    features = _check_protocol(log.name, state.protocol)
-    provider = (state.metadata.get("format") or {}).get("provider", "parquet")
+    protocol, metadata, files = _read_state(table, log, version, with_statistics=with_statistics)
+    features = _check_protocol(log.name, protocol)
+    provider = (metadata.get("format") or {}).get("provider", "parquet")
     if provider != "parquet":
         raise UnsupportedFeatureError(f"{log.name}: data files in {provider} are not supported, only Parquet.")
-    increment = choice.from_version is not None
+    if choice.from_version is not None:
+        files = _added_since(table, log, choice.from_version, version)
     return Snapshot(
         name=log.name,
         version=version,
         from_version=choice.from_version,
-        metadata=state.metadata,
+        metadata=metadata,
         is_widened=bool(_WIDENING & features),
-        files=tuple(_added_since(table, log, choice.from_version, version) if increment else state.files.values()),
+        files=files,
     )
 
 
-def _read_state(table: DeltaTable, log: DeltaLog, version: int, *, with_statistics: bool) -> TableState:
-    files, state, steps = table.files, TableState(), log.steps(version)
+_State = tuple[Mapping[str, Any], Mapping[str, Any], tuple[AddedFile, ...]]
+
+
+def _read_state(table: DeltaTable, log: DeltaLog, version: int, *, with_statistics: bool) -> _State:
+    """The protocol, metadata and files that the first way to a version gives which is not seen to be wrong.
+
+    Raises:
+        DataError, NoDataError: the error of the first way, if all are wrong.
+    """
+    failed: DataError | NoDataError | None = None
+    for steps in log.ways(version):
+        try:
+            return _replayed(table, log.name, version, steps, with_statistics=with_statistics)
+        except (DataError, NoDataError) as error:
+            way = "commits alone" if steps.start < 0 else f"the checkpoint of version {steps.start}"
+            _log.warning("%s: version %d is not read from %s: %s", log.name, version, way, error)
+            failed = failed or error
+    raise failed or InternalError(f"{log.name}: no way to version {version}")
+
+
+def _replayed(table: DeltaTable, name: str, version: int, steps: LogSteps, *, with_statistics: bool) -> _State:
+    files, state = table.files, TableState(root=table.root)
 
     def read_part(path: str) -> tuple[str, list[Action]]:
         return path, read_checkpoint(path, files.read(path), with_statistics=with_statistics)
 
     for path, actions in files.map(read_part, [entry.path for entry in steps.checkpoint]):
-        state.apply(path, actions)
+        state.load(path, actions)
         beside = [_sidecar(table, name) for name in sidecars(path, actions)]
         for sidecar, more in files.map(read_part, beside):
-            state.apply(sidecar, more)
+            state.load(sidecar, more)
     for path, actions in files.map(lambda entry: _read_commit(entry, files), steps.commits):
         state.apply(path, actions)
-    return state
+    check_distinct(name, f"version {version}", state.files.values())
+    if state.protocol is None or state.metadata is None:
+        missing = "protocol" if state.protocol is None else "metadata"
+        raise corrupt(f"{name}/{LOG}", f"the log of version {version} has no {missing}")
+    return state.protocol, state.metadata, tuple(state.files.values())
 
 
 def _read_commit(entry: FileEntry, files: TableFiles) -> tuple[str, list[Action]]:
@@ -172,9 +198,8 @@ def _check_protocol(name: str, protocol: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(features)
 
 
-def _added_since(table: DeltaTable, log: DeltaLog, from_version: int | None, version: int) -> list[AddedFile]:
-    """The files that the versions after `from_version` added."""
-    start = from_version or 0
+def _added_since(table: DeltaTable, log: DeltaLog, start: int, version: int) -> tuple[AddedFile, ...]:
+    """The files that the versions after `start` added."""
     if start > version:
         raise ConfigError(f"from_version={start} is after version {version} of {log.name}; choose an earlier one.")
     added: dict[Any, AddedFile] = {}
@@ -182,7 +207,7 @@ def _added_since(table: DeltaTable, log: DeltaLog, from_version: int | None, ver
     for number, (path, actions) in enumerate(
         table.files.map(lambda entry: _read_commit(entry, table.files), entries), start=start + 1
     ):
-        files, removes = added_by(path, actions)
+        files, removes = added_by(table.root, path, actions)
         if removes:
             raise ConfigError(
                 f"{log.name}: version {number} removed rows that earlier versions had (a delete, update, merge or "
@@ -190,4 +215,5 @@ def _added_since(table: DeltaTable, log: DeltaLog, from_version: int | None, ver
                 "later, or read the whole version."
             )
         added.update((file.key, file) for file in files)
-    return list(added.values())
+    check_distinct(log.name, f"version {version} from {start}", added.values())
+    return tuple(added.values())

@@ -18,15 +18,16 @@ from torch_dataloader_utils._core.inventory import (
 )
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._formats.arrow_schema import case_error, in_other_case
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
-from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.deleted_rows import check_positions, without_deleted_rows
 from torch_dataloader_utils.discover.delta.actions import AddedFile
 from torch_dataloader_utils.discover.delta.data_files import DataScanRequest, is_plain, scan_data_files
-from torch_dataloader_utils.discover.delta.log import VersionChoice, absolute_path
+from torch_dataloader_utils.discover.delta.log import VersionChoice
+from torch_dataloader_utils.discover.delta.paths import path_to_open
 from torch_dataloader_utils.discover.delta.schema import DeltaSchema, partition_scalars, read_schema
 from torch_dataloader_utils.discover.delta.snapshot import DeltaTable, Snapshot, read_snapshot
 from torch_dataloader_utils.discover.delta.statistics import judge_statistics
@@ -96,6 +97,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
         verdicts=verdicts[chosen][good],
         partitions=tuple(replace(column, codes=column.codes[chosen[good]]) for column in partitions),
     )
+    _check_case(schema, request, scanned)
     positions = _deleted(table, scanned, files)
     deleted = sum(map(len, positions))
     joined, groups = join_scans(
@@ -135,10 +137,8 @@ def _resolved(table: DeltaTable, found: Snapshot) -> dict[str, AddedFile]:
     """The files of a version by the path to open, sorted."""
     files: dict[str, AddedFile] = {}
     for file in found.files:
-        path = absolute_path(table.root, file.path)
+        path = path_to_open(table.root, file.path)
         table.files.roots.check(path, "the table's log")
-        if path in files:
-            raise corrupt(found.name, f"data file {redact(path)} is in {found.described} twice")
         files[path] = file
     return dict(sorted(files.items()))
 
@@ -148,13 +148,21 @@ def _partitions(found: Snapshot, schema: DeltaSchema, files: Sequence[AddedFile]
     for name in schema.partitions:
         if name in schema.unreadable:
             continue
-        texts = [file.partition.get(schema.physical[name]) for file in files]
+        texts = [_partition_text(found, file, schema.physical[name]) for file in files]
         distinct = list(dict.fromkeys(texts))
         numbers = {text: number for number, text in enumerate(distinct)}
         values = partition_scalars(found.name, schema.schema.field(name), distinct)
         codes = np.array([numbers[text] for text in texts], dtype=np.int32)
         columns.append(PartitionColumn(name=name, values=tuple(values), codes=codes))
     return tuple(columns)
+
+
+def _partition_text(found: Snapshot, file: AddedFile, name: str) -> str | None:
+    if name not in file.partition:
+        other = next((each for each in file.partition if each.casefold() == name.casefold()), None)
+        if other is not None:
+            raise case_error(f"{found.name}, the log's entry of {redact(file.path)}", (name,), (other,))
+    return file.partition.get(name)
 
 
 def _judged(
@@ -200,6 +208,21 @@ def _request(
         filter_columns=tuple(used),
         on_error=options.on_error,
     )
+
+
+def _check_case(schema: DeltaSchema, request: DataScanRequest, scanned: _Scanned) -> None:
+    """Raises SchemaError if a file has a column that is read in another case: it would be null."""
+    if schema.mode == "id":
+        return
+    is_read = schema.stored.names if request.projected is None else (*request.projected, *request.filter_columns)
+    wanted = {schema.physical[name] for name in is_read if name not in schema.partitions}
+    known: pa.Schema | None = None
+    for path, scan in zip(scanned.paths, scanned.scans, strict=True):
+        if known is None or not scan.schema.equals(known):
+            known = scan.schema
+            for field, other in in_other_case(schema.names, known).items():
+                if field[0] in wanted:
+                    raise case_error(redact(path), field, other)
 
 
 def _deleted(table: DeltaTable, scanned: _Scanned, files: Mapping[str, AddedFile]) -> list[Int64s]:

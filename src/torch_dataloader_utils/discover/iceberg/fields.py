@@ -10,6 +10,7 @@ from torch_dataloader_utils._core.iceberg import FIELD_ID
 from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils.discover.iceberg.defaults import initial_defaults
 from torch_dataloader_utils.discover.iceberg.table_metadata import Beside
+from torch_dataloader_utils.discover.schemas import refused_types
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -57,22 +58,13 @@ def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None 
             if is_wanted:
                 raise
     if refused:
-        held = ", ".join(f"{name} holds values of Iceberg type {kind}" for name, kind in refused.items())
-        raise UnsupportedFeatureError(
-            f"column {held}, which {'is' if len(refused) == 1 else 'are'} not supported. Leave "
-            f"{'it' if len(refused) == 1 else 'them'} out: {_leaving_out(fields, wanted)}."
-        )
+        readable = [field.name for field in fields if wanted is None or field.name in wanted]
+        raise UnsupportedFeatureError(refused_types("Iceberg", refused, readable))
     return pa.schema(fields)
 
 
 class _UnreadTypeError(Exception):
     """A type that Arrow has no plain counterpart of; its text is the type."""
-
-
-def _leaving_out(fields: Sequence[pa.Field], wanted: Sequence[str] | None) -> str:
-    names = [field.name for field in fields if wanted is None or field.name in wanted]
-    shown = ", ".join(map(repr, names[:20]))
-    return f"columns=[{shown}{', ...' if len(names) > 20 else ''}]"
 
 
 def metadata_column_hint(name: str) -> str:
