@@ -318,7 +318,7 @@ def test_commits_that_are_there_decide_over_a_compacted_log(how: str, tmp_path: 
                 numbers(tmp_path)
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 @given(data=st.data())
 def test_compacted_logs_take_the_place_of_commits_that_are_gone(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

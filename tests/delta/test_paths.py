@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.delta.reading import read_rows
 from tests.delta.tables import LONG, HandTable, add, column, remove, z85
-from tests.effort import EFFORT
+from tests.effort import effort
 from torch_dataloader_utils import scan_delta, scan_iceberg
 from torch_dataloader_utils.discover.delta.paths import file_identity
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, LoaderError, UnsupportedFeatureError
@@ -43,7 +43,7 @@ def spellings(draw: st.DrawFn, root: Path, name: str) -> str:
     return scheme + "".join(letters)
 
 
-@settings(max_examples=25 * EFFORT, deadline=None)
+@settings(max_examples=effort(25), deadline=None)
 @given(data=st.data())
 def test_histories_in_any_spelling_give_the_rows_of_their_files(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -162,7 +162,7 @@ def test_a_null_byte_in_what_the_user_writes(options: dict[str, Any]) -> None:
         scan_iceberg("/t/a\0b/v1.metadata.json")
 
 
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 @given(path=st.text(min_size=1, max_size=12) | st.text(alphabet="%0aF/.:e", min_size=1, max_size=12))
 def test_any_text_as_a_path_is_an_error_of_ours(path: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("t")

@@ -121,7 +121,7 @@ def serialised(parts: dict[int, tuple[set[int], bool]], *, with_runs: bool) -> b
         max_size=2,
     )
 )
-@settings(max_examples=20 * EFFORT, deadline=None)
+@settings(max_examples=effort(20), deadline=None)
 def test_every_serialisation_of_a_set_decodes_to_it(
     bitmaps: dict[int, tuple[dict[int, tuple[set[int], bool]], bool]],
 ) -> None:
@@ -139,7 +139,7 @@ def test_every_serialisation_of_a_set_decodes_to_it(
     runs=st.lists(st.tuples(st.integers(0, 1 << 34), st.integers(0, 70_000)), max_size=3),
     is_optimised=st.booleans(),
 )
-@settings(max_examples=50 * EFFORT, deadline=None)
+@settings(max_examples=effort(50), deadline=None)
 def test_what_pyroaring_writes_decodes_to_it(rows: set[int], runs: list[tuple[int, int]], is_optimised: bool) -> None:
     bitmap = BitMap64(rows)
     for start, length in runs:
