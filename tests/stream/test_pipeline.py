@@ -115,11 +115,11 @@ def test_a_state_of_other_data_or_options_is_refused_with_both_sides(table, tmp_
 
 def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
     loader = load(table[0])[0]
-    state = {**loader.state_dict(), "version": 3}
+    state = {**loader.state_dict(), "version": 4}
     for later in (state, {**state, "order": []}, {key: state[key] for key in state if key != "log"}):
-        with pytest.raises(CheckpointMismatchError, match=r"has version 3, this library reads version 2\. Load"):
+        with pytest.raises(CheckpointMismatchError, match=r"has version 4, this library reads versions 2 and 3\. Load"):
             loader.load_state_dict(later)
-    for other in ({"version": 3, "model": {}}, {"model": {}}, None):
+    for other in ({"version": 4, "model": {}}, {"model": {}}, None):
         with pytest.raises(CheckpointMismatchError, match="Not a loader state"):
             loader.load_state_dict(other)
 
