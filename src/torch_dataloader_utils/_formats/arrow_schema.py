@@ -1,6 +1,7 @@
 """Arrow schemas from IPC bytes, the form in which frozen values hold them, and types nested in types."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,27 @@ def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -
     if isinstance(data_type, pa.BaseExtensionType):
         return type_holds(data_type.storage_type, is_kind)
     return is_kind(data_type) or any(type_holds(data_type.field(i).type, is_kind) for i in range(data_type.num_fields))
+
+
+def leaf_ranges(schema: pa.Schema) -> list[range]:
+    """The numbers of the Parquet leaf columns of each field, in field order.
+
+    Leaves are found by position: the path of a leaf does not tell a column "a.b" from field `b` of a struct `a`.
+
+        struct<a: int32, b: list<string>>, int64      0-1  2
+    """
+    counts = [_num_leaves(field.type) for field in schema]
+    return [range(stop - count, stop) for count, stop in zip(counts, accumulate(counts), strict=True)]
+
+
+def _num_leaves(data_type: pa.DataType) -> int:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _num_leaves(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return _num_leaves(data_type.value_type)
+    if data_type.num_fields == 0:
+        return 0 if pa.types.is_struct(data_type) else 1
+    return sum(_num_leaves(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:

@@ -16,10 +16,7 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class OfChunk(IntEnum):
-    """The numbers of a column chunk; -1 where the footer has none.
-
-    The last three are of its size statistics: bytes of text, and the lengths of the histograms of levels.
-    """
+    """The numbers of a column chunk; -1 where the footer has none."""
 
     CODEC = 0
     VALUES = 1
@@ -27,10 +24,6 @@ class OfChunk(IntEnum):
     COMPRESSED = 3
     DATA_START = 4
     DICTIONARY_START = 5
-    TYPE = 6
-    TEXT_BYTES = 7
-    REPETITIONS = 8
-    DEFINITIONS = 9
 
 
 class FooterNumbers(NamedTuple):

@@ -10,14 +10,18 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.arrow_schema import all_nullable
+from torch_dataloader_utils._formats.arrow_schema import all_nullable, leaf_ranges
 from torch_dataloader_utils._formats.footer_numbers import FooterNumbers, OfChunk, footer_numbers
-from torch_dataloader_utils._formats.parquet_trailer import check_metadata, checked_footer_length, chunk_start
+from torch_dataloader_utils._formats.parquet_trailer import (
+    check_metadata,
+    check_structure,
+    checked_footer_length,
+    chunk_start,
+)
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
-from torch_dataloader_utils.discover.schemas import leaf_counts
 
 # A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
 _UUID = b"\xec\x00\x00"
@@ -59,7 +63,9 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         if fragment is not None and (known := _known_values(schema, item, request)) is not None:
             if len(known) > len(item.partition):
                 fragment = _fragment(tail, request, known)
-            verdict = judge_groups(fragment, known, request.row_filter, request.filter_columns)
+            verdict = judge_groups(
+                fragment, known, request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
+            )
     return FileScan(groups=rows, size=tail.size, identity=tail.identity, schema=schema, verdict=verdict)
 
 
@@ -93,11 +99,13 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     """
     kept = store.kept_tail(entry.path, entry.stat.identity)
     if kept is not None:
+        check_structure(kept, redact(entry.path))
         return Tail(data=kept, size=entry.stat.size, identity=entry.stat.identity)
     tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
     need = checked_footer_length(tail.data, tail.size, redact(entry.path))
     if need > len(tail.data):
         tail = store.tail(entry.path, need, entry.stat)
+    check_structure(tail.data, redact(entry.path))
     store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
     return tail
 
@@ -126,14 +134,12 @@ def projected_leaves(metadata: pq.FileMetaData, schema: pa.Schema, columns: tupl
     """Indices of the leaf columns of the projected fields; names that the file lacks are left out."""
     if columns is None:
         return list(range(metadata.num_columns))
-    counts = leaf_counts(schema)
-    stops = np.cumsum(counts)
     wanted = set(columns)
     return [
         leaf
-        for name, count, stop in zip(schema.names, counts, stops.tolist(), strict=True)
+        for name, leaves in zip(schema.names, leaf_ranges(schema), strict=True)
         if name in wanted
-        for leaf in range(stop - count, stop)
+        for leaf in leaves
         if leaf < metadata.num_columns
     ]
 

@@ -180,7 +180,7 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
 def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: pa.RecordBatch) -> None:
     """Raises UnsupportedFeatureError if the decoder left out a column that the file has.
 
-    Decoders select columns by dotted paths and silently drop those they do not find; these would become nulls.
+    Decoders silently drop columns that they do not find, or that have no leaves; these would become nulls.
     """
     left_out = set(columns).difference(batch.schema.names) if batch.num_rows else None
     if left_out:
