@@ -154,7 +154,7 @@ def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
 def _row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
     """The error for another number of rows than planned."""
     is_json = task.file_format is FileFormat.JSON
-    why = "its lines are not one object each" if is_json else "its footer is wrong"
+    why = "its lines are not one object each" if is_json else "its footer, or the _metadata file beside it, is wrong"
     return RowCountError(
         f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or {why}. "
         f'Plan the data set again, or run "tdu verify {redact(task.path)}".'
