@@ -87,6 +87,7 @@ int main(int count, char **arguments) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);
             Bytes footer = {exact, exact + length};
+            decoded += check_footer(footer).fault == FITS;
             FooterShape shape;
             if (read_footer_shape(footer, &shape) && numbers_of(&shape) <= length) {
                 int64_t *numbers = malloc(numbers_of(&shape) * sizeof *numbers + 1);

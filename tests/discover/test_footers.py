@@ -5,8 +5,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from tests.faults.hostile_files import write_huge_footer
+from tests.faults.hostile_files import chunk, column, group, parquet, row_group, write_huge_footer
 from tests.read.encrypted import write_encrypted
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.decode_errors import check_places
 from torch_dataloader_utils.discover.parquet import check_total
@@ -54,3 +55,27 @@ def test_encrypted_columns_are_refused_whatever_is_asked_for(tmp_path, options):
     write_encrypted(tmp_path / "a.parquet", pa.table({"plain": [1, 2], "secret": [3, 4]}), ["secret"])
     with pytest.raises(UnsupportedFeatureError, match=r"a\.parquet: columns are encrypted"):
         scan_files(tmp_path, **options)
+
+
+ROOT, A = group("root", 1), column("a")
+ONE = row_group([chunk(["a"])], 1)
+
+
+@pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+@pytest.mark.parametrize(
+    ("schema", "groups", "message"),
+    [
+        ([], [ONE], "it does not parse"),
+        ([ROOT, A, column("b")], [ONE], "not a tree"),
+        ([group("root", 1 << 30), A], [ONE], "not a tree"),
+        ([ROOT, group("g", -1), A], [ONE], "not a tree"),
+        ([ROOT, column("a", 9)], [ONE], "not a tree"),
+        ([ROOT, A], [ONE, row_group([], 1)], r"another number of column chunks .* \(row group 1\)"),
+        ([ROOT, A], [row_group([chunk(["a"])] * 2, 1)], r"another number of column chunks .* \(row group 0\)"),
+        ([ROOT, A], [row_group([chunk(["a"], kind=6)], 1)], r"another type .* \(row group 0, leaf column 0\)"),
+    ],
+)
+def test_a_footer_that_contradicts_itself_is_refused_before_pyarrow_sees_it(tmp_path, schema, groups, message):
+    (tmp_path / "a.parquet").write_bytes(parquet(schema, groups, len(groups), bytes(40)))
+    with pytest.raises(CorruptFileError, match=f"a.parquet: the footer contradicts itself: .*{message}"):
+        scan_files(tmp_path)

@@ -38,6 +38,10 @@ def tails_read(monkeypatch):
     return read
 
 
+def replace_last(path, before, after):
+    path.write_bytes(after.join(path.read_bytes().rsplit(before, 1)))
+
+
 def same(a, b):
     return a.fingerprint() == b.fingerprint() and all(
         (getattr(a.groups, name) == getattr(b.groups, name)).all() for name in a.groups.__slots__
@@ -59,7 +63,20 @@ def test_a_filter_reads_the_footers_themselves(root, monkeypatch):
     assert inventory.groups.ordinal.tolist() == [1, 2] * 3
 
 
-@pytest.mark.parametrize("how", ["a file more", "a file less", "a shorter file", "no Parquet", "encrypted"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a file more",
+        "a file less",
+        "a shorter file",
+        "other rows",
+        "a group more",
+        "no sum",
+        "no values",
+        "no Parquet",
+        "encrypted",
+    ],
+)
 def test_a_stale_or_damaged_sidecar_is_not_believed(root, how, caplog):
     match how:
         case "a file more":
@@ -68,6 +85,15 @@ def test_a_stale_or_damaged_sidecar_is_not_believed(root, how, caplog):
             (root / "a.parquet").unlink()
         case "a shorter file":
             write_parquet(root / "a.parquet", 1, [1])
+        case "other rows":
+            write_parquet(root / "a.parquet", 1, [4, 3, 6])
+        case "a group more":
+            write_parquet(root / "a.parquet", 1, [3, 4, 6, 9])
+        case "no sum":
+            replace_last(root / "_metadata", b"\x16\x4e", b"\x16\x4c")  # of all files: 38 rows for 39
+        case "no values":
+            replace_last(root / "_metadata", b"\x16\x4e", b"\x16\x4c")
+            replace_last(root / "_metadata", b"\x16\x0e", b"\x16\x0c")  # of the last row group: 6 rows for 7
         case "encrypted":
             write_encrypted(root / "_metadata", file_table(0, 3), SCHEMA.names[:1])
         case _:

@@ -60,7 +60,7 @@ def group(name: str, children: int) -> bytes:
     return struct_of((3, I32, zigzag(0)), (4, BINARY, text(name)), (5, I32, zigzag(children)))
 
 
-def chunk(path: Sequence[str], **facts: int) -> bytes:
+def chunk(path: Sequence[str], statistics: bytes = b"", **facts: int) -> bytes:
     """A column chunk; see the defaults for what may be said of it."""
     known = {"kind": INT64_TYPE, "codec": UNCOMPRESSED, "values": 1, "uncompressed": 8, "compressed": 8, "offset": 4}
     known |= facts
@@ -76,6 +76,8 @@ def chunk(path: Sequence[str], **facts: int) -> bytes:
     ]
     if "dictionary" in known:
         fields.append((11, I64, zigzag(known["dictionary"])))
+    if statistics:
+        fields.append((12, STRUCT, statistics))
     return struct_of((2, I64, zigzag(known["offset"])), (3, STRUCT, struct_of(*fields)))
 
 

@@ -16,7 +16,7 @@ WANTED: dict[str, tuple[str, str] | int] = {
     "columns": ("UnsupportedFeatureError", "200,000 leaf columns, the limit is 100,000"),
     "more-columns-than-thrift-takes": ("UnsupportedFeatureError", "Exceeded size limit"),
     "groups": ("UnsupportedFeatureError", "1,000,000 row groups, the limit is 100,000"),
-    "deep": ("UnsupportedFeatureError", "too deeply nested"),
+    "deep": ("UnsupportedFeatureError", "more than 100 levels"),
     "long-footer": ("CorruptFileError", "the footer claims 73,400,328 bytes of a file of"),
     "rows-below-zero": ("CorruptFileError", "row group 0 has -5 rows"),
     "file-rows-below-zero": ("CorruptFileError", "the footer says -1 rows"),

@@ -2,6 +2,8 @@
 
 import datetime
 import math
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.expressions import AlwaysTrue, EqualTo, GreaterThan, In, IsNull, NotNull
+from pyiceberg.manifest import construct_partition_summaries
 from pyiceberg.types import LongType, NestedField, StructType
 
 from tests.effort import effort
@@ -270,6 +273,56 @@ def test_a_row_is_never_lost_to_a_manifest_that_judges(tmp_path: Path) -> None:
         wanted = everything.filter(row_filter)["a"].to_pylist()
         seen = [row["a"] for row in read_rows(table.metadata, filters=row_filter)]
         assert sorted(seen, key=str) == sorted(wanted, key=str), str(row_filter)
+
+
+def one(bound: int | float) -> dict[int, bytes]:
+    return {1: struct.pack("<q" if isinstance(bound, int) else "<d", bound)}
+
+
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        {"lower_bounds": one(9), "upper_bounds": one(1)},
+        {"null_value_counts": {1: 4}},
+        {"null_value_counts": {1: 5}, "lower_bounds": one(7), "upper_bounds": one(9)},
+        {"null_value_counts": {1: -1}, "lower_bounds": one(7), "upper_bounds": one(9)},
+        {"value_counts": {1: 3}, "null_value_counts": {1: 3}, "lower_bounds": {}, "upper_bounds": {}},
+        {"value_counts": {1: 5}, "lower_bounds": one(7), "upper_bounds": one(9)},
+    ],
+    ids=["inverted", "all-null", "nulls-5-of-4", "nulls-below-0", "values-3-of-4", "values-5-of-4"],
+)
+@pytest.mark.parametrize("rows_per_group", [2, 4])
+def test_statistics_of_a_manifest_that_disprove_themselves_lose_no_row(
+    tmp_path: Path, statistics: dict[str, Any], rows_per_group: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    file = table.new_file([{"a": value} for value in (1, 2, 5, 9)], rows_per_group=rows_per_group)
+    table.commit("append", [replace(file, arguments=file.arguments | statistics)])
+    column = pc.field("a")
+    for row_filter, wanted in ((column == 5, [5]), (column > 2, [5, 9]), (column < 2, [1]), (column != 5, [1, 2, 9])):
+        assert [row["a"] for row in read_rows(table.metadata, filters=row_filter)] == wanted
+    assert "contradict themselves and are not used" in caplog.text
+
+
+def test_a_manifest_list_whose_bounds_are_exchanged_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = TableWriter(tmp_path)
+    table.evolve(field_of(1, "a", "long"))
+    table.partition_by((1, "identity"))
+
+    def exchanged(*arguments: Any) -> list[Any]:
+        found = construct_partition_summaries(*arguments)
+        for each in found:
+            each[2], each[3] = each[3], each[2]
+        return found
+
+    monkeypatch.setattr("tests.iceberg.tables.construct_partition_summaries", exchanged)
+    files = [table.new_file([{"a": value}], partition=(value,)) for value in (1, 5, 9)]
+    table.commit("append", files)
+    assert read_rows(table.metadata, filters=pc.field("a") == 5) == [{"a": 5}]
+    assert "contradict themselves and are not used" in caplog.text
 
 
 struct_values = st.none() | st.fixed_dictionaries({name: st.none() | st.integers(0, 3) for name in "ab"})

@@ -99,14 +99,6 @@ def test_fields_that_only_the_file_requires_are_nullable_with_the_same_values(tm
     assert column.to_pylist() == values
 
 
-def test_names_with_dots_are_columns_of_their_own(tmp_path: Path) -> None:
-    table = pa.table({"a": pa.array([{"x": 1, "y": 2}]), "a.x": pa.array([3])})
-    (task,) = write_parquet(tmp_path / "a.parquet", table)
-    assert make_reader(make_spec(table.schema, columns=("a.x",))).read(task).to_pydict() == {"a.x": [3]}
-    both = make_reader(make_spec(table.schema, columns=("a.x", "a"))).read(task)
-    assert both.to_pydict() == {"a.x": [3], "a": [{"x": 1, "y": 2}]}
-
-
 def test_field_metadata_is_the_schemas(tmp_path: Path) -> None:
     wanted = pa.field("c", pa.int64(), metadata={"unit": "m"})
     assert read_as(tmp_path, pa.array([1]), wanted).schema.field("c").metadata == {b"unit": b"m"}

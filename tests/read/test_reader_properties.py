@@ -235,3 +235,47 @@ def test_the_dictionaries_of_a_stream_are_those_that_hold_where_a_batch_lies(
         reader = make_reader(make_spec(stored[0].schema))
         read = {task.ordinal: reader.read(task) for task in random.sample(tasks, len(tasks))}
     assert [read[ordinal].to_pydict() for ordinal in range(len(stored))] == [batch.to_pydict() for batch in stored]
+
+
+# Names that make the path of one leaf the name of another column.
+NAMES = ["a", "b", "a.b", "a.a", "a.list.element", "a.list", "", ".", "`é`"]
+ITEMS = st.builds(pa.field, st.just("element"), st.just(pa.int64()), nullable=st.booleans())
+INSIDE = st.builds(pa.field, st.sampled_from(["a", "b", "a.b", "element"]), st.just(pa.int64()), nullable=st.booleans())
+TYPES = st.one_of(
+    st.just(pa.int64()),
+    ITEMS.map(pa.list_),
+    st.lists(INSIDE, min_size=1, max_size=2, unique_by=lambda field: field.name).map(pa.struct),
+    INSIDE.map(lambda field: pa.map_(pa.int64(), pa.struct([field]))),
+)
+FIELDS = st.lists(
+    st.builds(pa.field, st.sampled_from(NAMES), TYPES, nullable=st.booleans()),
+    min_size=2,
+    max_size=5,
+    unique_by=lambda field: field.name,
+)
+
+
+def sample_of(kind: pa.DataType, value: int) -> Any:
+    """A value of this type, which no other number gives."""
+    if pa.types.is_struct(kind):
+        return {field.name: value + 100 * place for place, field in enumerate(kind)}
+    if pa.types.is_map(kind):
+        return [(value, sample_of(kind.item_type, value + 1))]
+    return [value] * (1 + value % 3) if pa.types.is_list(kind) else value
+
+
+@settings(max_examples=effort(100), deadline=None)
+@given(fields=FIELDS, is_compiled=st.booleans(), file_format=st.sampled_from(["parquet", "parquet", "orc"]))
+def test_columns_have_their_own_values_whatever_paths_are_alike(
+    fields: list[pa.Field], is_compiled: bool, file_format: str
+) -> None:
+    values = [[sample_of(field.type, 1000 * place + row) for row in range(5)] for place, field in enumerate(fields)]
+    table = pa.Table.from_arrays(
+        [pa.array(*each) for each in zip(values, pa.schema(fields).types, strict=True)], schema=pa.schema(fields)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a")
+        tasks = write_parquet(path, table, 3) if file_format == "parquet" else write_orc(path, table)
+        for names in (table.schema.names, table.schema.names[:1], table.schema.names[1::2]):
+            reader = make_reader(make_spec(table.schema, columns=tuple(names), is_compiled=is_compiled))
+            assert rows_of([reader.read(task) for task in tasks]) == table.select(names).to_pylist()

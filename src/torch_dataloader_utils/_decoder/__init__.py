@@ -8,10 +8,17 @@ It is built where a compiler is at hand; where none was, `IS_BUILT` is false and
 """
 
 try:
-    from torch_dataloader_utils._decoder._numbers import count_values, decode, gather, has_codec, read_footer
+    from torch_dataloader_utils._decoder._numbers import (
+        check_footer,
+        count_values,
+        decode,
+        gather,
+        has_codec,
+        read_footer,
+    )
 except ImportError:
     IS_BUILT = False
 else:
     IS_BUILT = True
 
-__all__ = ["IS_BUILT", "count_values", "decode", "gather", "has_codec", "read_footer"]
+__all__ = ["IS_BUILT", "check_footer", "count_values", "decode", "gather", "has_codec", "read_footer"]

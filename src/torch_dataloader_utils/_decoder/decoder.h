@@ -6,6 +6,7 @@
  *     codecs.c   compression, checksums
  *     gather.c   rows of decoded columns in another order
  *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
+ *     check.c    whether a footer fits itself
  *     thrift.c   the structs that headers and footers are made of
  *     module.c   the Python functions
  *
@@ -182,10 +183,6 @@ enum {
     CHUNK_DATA,
     CHUNK_DICTIONARY,
     CHUNK_NULLS,
-    CHUNK_TYPE,
-    CHUNK_TEXT_BYTES,  /* of its size statistics: this, and the lengths of two histograms */
-    CHUNK_REPETITIONS,
-    CHUNK_DEFINITIONS,
     CHUNK_NUMBERS
 };
 
@@ -205,5 +202,19 @@ bool read_footer(Bytes footer, const FooterShape *shape, int64_t *numbers);
 static inline size_t numbers_of(const FooterShape *shape) {
     return (size_t)shape->groups * (GROUP_NUMBERS + (size_t)shape->leaves * CHUNK_NUMBERS);
 }
+
+/* check.c: what does not fit in a footer, with the row group and leaf column where that was found (`faults` in module.c
+ * has the texts), and whether the bounds in statistics are values of their columns. */
+typedef enum { FITS = 0, NOT_PARSED, NO_TREE, TOO_DEEP, IS_ENCRYPTED, OTHER_CHUNKS, OTHER_TYPE, OTHER_LEVELS } FooterFault;
+
+enum { MOST_SCHEMA_DEPTH = 99 }; /* of nodes with children; with the leaves 100 levels, as pyarrow has it */
+
+typedef struct {
+    FooterFault fault;
+    int64_t group, leaf; /* -1: before the row groups */
+    bool has_sound_bounds;
+} FooterVerdict;
+
+FooterVerdict check_footer(Bytes footer);
 
 #endif

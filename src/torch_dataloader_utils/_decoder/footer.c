@@ -7,59 +7,7 @@
  */
 #include "thrift.h"
 
-enum { MOST_FIELD = 16 };
-
-/* The fields of a struct: their types (0: any), which of them must be there, and where numbers go (NULL: nowhere). */
-typedef struct {
-    uint8_t types[MOST_FIELD + 1];
-    uint32_t required;
-    int64_t *numbers[MOST_FIELD + 1];
-} Fields;
-
-/* Reads fields until one that is a list, if `stops` has its bit: its head is next then; else until the end, *number = 0.
- * `seen`: the bits of the fields so far. A field comes once. */
-static bool read_fields(Bytes *in, const Fields *fields, uint32_t stops, uint32_t *seen, int64_t *number) {
-    int type;
-    while (read_field(in, number, &type)) {
-        if (type == 0) {
-            *number = 0;
-            return (*seen & fields->required) == fields->required;
-        }
-        if (*number <= 0 || *number > MOST_FIELD) {
-            if (!pass_value(in, type, 1, false)) return false;
-            continue;
-        }
-        uint32_t bit = UINT32_C(1) << *number;
-        uint8_t wanted = fields->types[*number];
-        if (*seen & bit || (wanted != 0 && wanted != type)) return false;
-        *seen |= bit;
-        if (stops & bit) return true;
-        if (!(fields->numbers[*number] != NULL ? read_number(in, fields->numbers[*number]) : pass_value(in, type, 1, false)))
-            return false;
-    }
-    return false;
-}
-
 enum { FILE_PATH = 1, METADATA = 3, CRYPTO = 8, ENCRYPTED = 9 };
-
-/* How many numbers the histograms of levels have. */
-static bool read_size_statistics(Bytes *in, int64_t *numbers) {
-    enum { REPETITIONS = 2, DEFINITIONS = 3 };
-    Fields fields = {.types = {[1] = I64, [REPETITIONS] = LIST, [DEFINITIONS] = LIST},
-                     .numbers = {[1] = &numbers[CHUNK_TEXT_BYTES]}};
-    uint32_t seen = 0;
-    int64_t number = 0;
-    while (read_fields(in, &fields, 1 << REPETITIONS | 1 << DEFINITIONS, &seen, &number)) {
-        if (number == 0) return true;
-        uint64_t count;
-        int of;
-        if (!read_list(in, &count, &of)) return false;
-        numbers[number == REPETITIONS ? CHUNK_REPETITIONS : CHUNK_DEFINITIONS] = (int64_t)count;
-        for (; count > 0; count--)
-            if (!pass_value(in, of, 1, true)) return false;
-    }
-    return false;
-}
 
 static bool read_statistics(Bytes *in, int64_t *numbers) {
     enum { NULLS = 3 };
@@ -68,20 +16,20 @@ static bool read_statistics(Bytes *in, int64_t *numbers) {
 }
 
 static bool read_metadata(Bytes *in, int64_t *numbers) {
-    enum { STATISTICS = 12, SIZES = 16 };
+    enum { STATISTICS = 12 };
     for (int i = 0; i < CHUNK_NUMBERS; i++) numbers[i] = -1;
     Fields fields = {
         .types = {[1] = I32, [2] = LIST, [3] = LIST, [4] = I32, [5] = I64, [6] = I64, [7] = I64, [9] = I64, [11] = I64,
-                  [STATISTICS] = STRUCT, [SIZES] = STRUCT},
+                  [STATISTICS] = STRUCT},
         .required = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 9,
-        .numbers = {[1] = &numbers[CHUNK_TYPE], [4] = &numbers[CHUNK_CODEC], [5] = &numbers[CHUNK_VALUES], [6] = &numbers[CHUNK_UNCOMPRESSED],
+        .numbers = {[4] = &numbers[CHUNK_CODEC], [5] = &numbers[CHUNK_VALUES], [6] = &numbers[CHUNK_UNCOMPRESSED],
                     [7] = &numbers[CHUNK_COMPRESSED], [9] = &numbers[CHUNK_DATA], [11] = &numbers[CHUNK_DICTIONARY]},
     };
     uint32_t seen = 0;
     int64_t number = 0;
-    while (read_fields(in, &fields, 1 << STATISTICS | 1 << SIZES, &seen, &number)) {
+    while (read_fields(in, &fields, 1 << STATISTICS, &seen, &number)) {
         if (number == 0) return true;
-        if (!(number == SIZES ? read_size_statistics : read_statistics)(in, numbers)) return false;
+        if (!read_statistics(in, numbers)) return false;
     }
     return false;
 }

@@ -10,6 +10,16 @@
 #include "decoder.h"
 
 static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read"};
+static const char *const faults[] = {
+    "",
+    "it does not parse",
+    "its schema is not a tree of columns",
+    "its schema is too deep",
+    "it has encrypted columns",
+    "a row group has another number of column chunks than there are columns",
+    "a column chunk has another type than its column",
+    "size statistics count other levels than a column has",
+};
 
 /* What `decode` is given of each column, of each row group, and of each chunk; and what it says of each column. */
 enum {
@@ -283,8 +293,7 @@ PyDoc_STRVAR(read_footer_doc,
              "understood wholly\n\n"
              "footer[:head_end]: version and schema. footer[tail_start:]: what comes after the row groups. numbers: int64 as\n"
              "bytes; of each row group its rows and bytes, then of each leaf: codec, values, uncompressed and compressed\n"
-             "bytes, first data page, dictionary page, physical type, and of size statistics: bytes of text, lengths of the\n"
-             "histograms of repetition and definition levels (-1: none).");
+             "bytes, first data page, dictionary page (-1: none).");
 
 static PyObject *footer_numbers(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -310,10 +319,26 @@ static PyObject *footer_numbers(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(check_footer_doc,
+             "check_footer(footer) -> (fault, row group, leaf, has_sound_bounds)\n\n"
+             "fault: what contradicts itself in the footer, \"\" for nothing. row group, leaf: where, or -1. has_sound_bounds: whether\n"
+             "the bounds in statistics have the bytes of a value, and are not equal where they are called inexact.");
+
+static PyObject *footer_fault(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer footer;
+    if (!PyArg_ParseTuple(arguments, "y*", &footer)) return NULL;
+    FooterVerdict verdict = check_footer((Bytes){footer.buf, (const uint8_t *)footer.buf + footer.len});
+    PyBuffer_Release(&footer);
+    return Py_BuildValue("sLLO", faults[verdict.fault], (long long)verdict.group, (long long)verdict.leaf,
+                         verdict.has_sound_bounds ? Py_True : Py_False);
+}
+
 static PyMethodDef functions[] = {
     {"decode", decode, METH_VARARGS, decode_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
+    {"check_footer", footer_fault, METH_VARARGS, check_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},
     {NULL, NULL, 0, NULL},

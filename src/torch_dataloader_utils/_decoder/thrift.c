@@ -74,6 +74,28 @@ static bool pass_struct(Bytes *in, int depth) {
     return false;
 }
 
+bool read_fields(Bytes *in, const Fields *fields, uint32_t stops, uint32_t *seen, int64_t *number) {
+    int type;
+    while (read_field(in, number, &type)) {
+        if (type == 0) {
+            *number = 0;
+            return (*seen & fields->required) == fields->required;
+        }
+        if (*number <= 0 || *number > MOST_FIELD) {
+            if (!pass_value(in, type, 1, false)) return false;
+            continue;
+        }
+        uint32_t bit = UINT32_C(1) << *number;
+        uint8_t wanted = fields->types[*number];
+        if (*seen & bit || (wanted != 0 && wanted != type)) return false;
+        *seen |= bit;
+        if (stops & bit) return true;
+        if (!(fields->numbers[*number] != NULL ? read_number(in, fields->numbers[*number]) : pass_value(in, type, 1, false)))
+            return false;
+    }
+    return false;
+}
+
 bool read_numbers(Bytes *in, int64_t **fields, int64_t num_fields, bool *flag, int64_t flag_number) {
     int64_t number = 0;
     int type;

@@ -1,6 +1,7 @@
 """Arrow schemas from IPC bytes, the form in which frozen values hold them, and types nested in types."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -67,6 +68,27 @@ def case_error(where: str, wanted: FieldPath, seen: FieldPath) -> SchemaError:
 
 def _folded(path: FieldPath) -> FieldPath:
     return tuple(name.casefold() for name in path)
+
+
+def leaf_ranges(schema: pa.Schema) -> list[range]:
+    """The numbers of the Parquet leaf columns of each field, in field order.
+
+    Leaves are found by position: the path of a leaf does not tell a column "a.b" from field `b` of a struct `a`.
+
+        struct<a: int32, b: list<string>>, int64      0-1  2
+    """
+    counts = [_num_leaves(field.type) for field in schema]
+    return [range(stop - count, stop) for count, stop in zip(counts, accumulate(counts), strict=True)]
+
+
+def _num_leaves(data_type: pa.DataType) -> int:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _num_leaves(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return _num_leaves(data_type.value_type)
+    if data_type.num_fields == 0:
+        return 0 if pa.types.is_struct(data_type) else 1
+    return sum(_num_leaves(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:

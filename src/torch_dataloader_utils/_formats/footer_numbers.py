@@ -16,10 +16,7 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class OfChunk(IntEnum):
-    """The numbers of a column chunk; -1 where the footer has none.
-
-    The last three are of its size statistics: bytes of text, and the lengths of the histograms of levels.
-    """
+    """The numbers of a column chunk; -1 where the footer has none."""
 
     CODEC = 0
     VALUES = 1
@@ -28,10 +25,6 @@ class OfChunk(IntEnum):
     DATA_START = 4
     DICTIONARY_START = 5
     NULLS = 6
-    TYPE = 7
-    TEXT_BYTES = 8
-    REPETITIONS = 9
-    DEFINITIONS = 10
 
 
 class FooterNumbers(NamedTuple):

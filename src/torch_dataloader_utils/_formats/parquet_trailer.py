@@ -6,6 +6,7 @@ Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torch_dataloader_utils import _decoder
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -58,6 +59,40 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
     return length
 
 
+def check_structure(tail: bytes | memoryview, where: str) -> None:
+    """Refuse a footer that contradicts itself; arguments as for `check_unsigned`.
+
+    Call it before pyarrow parses the footer. pyarrow ends the process where levels, counts or types do not fit. Without
+    the compiled decoder nothing is checked.
+
+    Raises:
+        CorruptFileError: the footer does not parse, its schema is not a tree, or row groups do not have its columns.
+        UnsupportedFeatureError: encrypted columns, or a schema that is too deep.
+    """
+    fault, group, leaf, _ = _structure(tail)
+    match fault:
+        case "":
+            return
+        case "it has encrypted columns":
+            raise _encrypted(where)
+        case "its schema is too deep":
+            raise UnsupportedFeatureError(
+                f"{where}: {fault}, of more than 100 levels. Write the table again with fewer."
+            )
+    place = f" (row group {group})" if leaf < 0 else f" (row group {group}, leaf column {leaf})"
+    raise _corrupt(where, f"the footer contradicts itself: {fault}{place if group >= 0 else ''}")
+
+
+def has_sound_bounds(tail: bytes | memoryview) -> bool:
+    """Whether the bounds in statistics are values of their columns; pyarrow ends the process where they are not."""
+    return _structure(tail)[3]
+
+
+def _structure(tail: bytes | memoryview) -> tuple[str, int, int, bool]:
+    encoded = memoryview(tail)[-footer_length(tail) : -TRAILER_BYTES]
+    return _decoder.check_footer(encoded) if _decoder.IS_BUILT else ("", -1, -1, True)
+
+
 def check_unsigned(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
     """Refuse a file with encrypted columns and a plain footer, which is signed then.
 
@@ -69,9 +104,7 @@ def check_unsigned(tail: bytes | memoryview, metadata: "pq.FileMetaData", where:
         UnsupportedFeatureError: whichever columns are encrypted.
     """
     if footer_length(tail) - TRAILER_BYTES - metadata.serialized_size == _SIGNATURE_BYTES:
-        raise UnsupportedFeatureError(
-            f"{where}: columns are encrypted, which is not supported. Write the file again unencrypted."
-        )
+        raise _encrypted(where)
 
 
 def check_footer(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
@@ -108,6 +141,7 @@ def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], "
         CorruptFileError, UnsupportedFeatureError: as `checked_footer_length` and `check_unsigned`.
     """
     checked_footer_length(data, len(data), where)
+    check_structure(data, where)
     file = open_file()
     check_unsigned(data, file.metadata, where)
     return file
@@ -119,6 +153,12 @@ def _check_most(where: str, count: int, most: int, what: str) -> None:
             f"{where}: the file has {count:,} {what}, the limit is {most:,}. Write the table as more files, or check "
             "this one."
         )
+
+
+def _encrypted(where: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"{where}: columns are encrypted, which is not supported. Write the file again unencrypted."
+    )
 
 
 def _corrupt(where: str, what: str) -> CorruptFileError:

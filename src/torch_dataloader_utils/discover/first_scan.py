@@ -16,10 +16,11 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, none_left
+from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.discover.formats import format_hint, is_text, named_format, scan_file, scanned
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
-from torch_dataloader_utils.discover.parquet import group_rows, read_footer, with_uuids
+from torch_dataloader_utils.discover.parquet import check_total, group_rows, read_footer, with_uuids
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema, unified_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
@@ -30,7 +31,14 @@ _log = logging.getLogger(__name__)
 def scan_sidecar(
     store: Store, sidecar: FileEntry, root: str, entries: Sequence[FileEntry], request: ScanRequest
 ) -> list[FileScan] | None:
-    """The scan of each data file, in the order of `entries`; None if the sidecar is damaged or stale."""
+    """The scan of each data file, in the order of `entries`.
+
+    None, with a line in the log, if the sidecar is damaged, contradicts itself, or is not of the files as they are now.
+    """
+    written = sidecar.stat.modified_ns
+    if written is not None and any((entry.stat.modified_ns or 0) > written for entry in entries):
+        _log.warning("%s is older than some of its files and is not used; write it again", redact(sidecar.path))
+        return None
     try:
         tail = read_footer(store, sidecar)
         reader = pq.ParquetReader()
@@ -39,6 +47,8 @@ def scan_sidecar(
         check_footer(tail.data, metadata, redact(sidecar.path))
         schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
         rows, nulls = group_rows(metadata, schema, request.columns, tail.data)
+        check_total(sidecar.path, int(rows[:, 0].sum()), metadata.num_rows)
+        _check_values(sidecar.path, metadata)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]
     except (DataError, pa.ArrowException, OSError, ValueError) as error:
@@ -63,6 +73,16 @@ def scan_sidecar(
         )
         for entry in entries
     ]
+
+
+def _check_values(path: str, metadata: pq.FileMetaData) -> None:
+    """Raises CorruptFileError unless the first column without lists has a value for each row of its row group."""
+    leaves = range(metadata.num_columns)
+    leaf = next((leaf for leaf in leaves if not metadata.schema.column(leaf).max_repetition_level), None)
+    for group in map(metadata.row_group, range(metadata.num_row_groups if leaf is not None else 0)):
+        values = group.column(leaf).num_values
+        if not 0 <= values == group.num_rows:
+            raise corrupt(path, f"a row group has {group.num_rows} rows and a column of {values} values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,14 +11,18 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.arrow_schema import all_nullable
+from torch_dataloader_utils._formats.arrow_schema import all_nullable, leaf_ranges
 from torch_dataloader_utils._formats.footer_numbers import FooterNumbers, OfChunk, footer_numbers
-from torch_dataloader_utils._formats.parquet_trailer import check_metadata, checked_footer_length, chunk_start
+from torch_dataloader_utils._formats.parquet_trailer import (
+    check_metadata,
+    check_structure,
+    checked_footer_length,
+    chunk_start,
+)
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
-from torch_dataloader_utils.discover.schemas import leaf_counts
 
 # A LogicalType of UUID in the Thrift of a footer: field 14, an empty struct, and the ends of both structs.
 _UUID = b"\xec\x00\x00"
@@ -61,7 +65,9 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         if fragment is not None and (known := _known_values(schema, item, request)) is not None:
             if len(known) > len(item.partition):
                 fragment = _fragment(tail, request, known)
-            verdict = judge_groups(fragment, known, request.row_filter, request.filter_columns)
+            verdict = judge_groups(
+                fragment, known, request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
+            )
     return FileScan(
         groups=rows,
         size=tail.size,
@@ -102,11 +108,13 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
     """
     kept = store.kept_tail(entry.path, entry.stat.identity)
     if kept is not None:
+        check_structure(kept, redact(entry.path))
         return Tail(data=kept, size=entry.stat.size, identity=entry.stat.identity)
     tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
     need = checked_footer_length(tail.data, tail.size, redact(entry.path))
     if need > len(tail.data):
         tail = store.tail(entry.path, need, entry.stat)
+    check_structure(tail.data, redact(entry.path))
     store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
     return tail
 
@@ -132,21 +140,20 @@ def _holds_uuid(data_type: pa.DataType) -> bool:
 
 
 def _projected_leaves(
-    metadata: pq.FileMetaData, schema: pa.Schema, counts: Sequence[int], columns: tuple[str, ...] | None
+    metadata: pq.FileMetaData, schema: pa.Schema, fields: Sequence[range], columns: tuple[str, ...] | None
 ) -> list[int]:
-    """Indices of the leaf columns of the projected fields; names that the file lacks are left out.
+    """Return the numbers of the leaf columns of the projected fields; names that the file lacks are left out.
 
-    counts: leaf columns of each field.
+    fields: leaf columns of each field.
     """
     if columns is None:
         return list(range(metadata.num_columns))
-    stops = np.cumsum(counts)
     wanted = set(columns)
     return [
         leaf
-        for name, count, stop in zip(schema.names, counts, stops.tolist(), strict=True)
+        for name, leaves in zip(schema.names, fields, strict=True)
         if name in wanted
-        for leaf in range(stop - count, stop)
+        for leaf in leaves
         if leaf < metadata.num_columns
     ]
 
@@ -166,10 +173,10 @@ def group_rows(
     """
     numbers = footer_numbers(tail)
     shape = (metadata.num_row_groups, metadata.num_columns)
-    counts = leaf_counts(schema)
-    leaves = _projected_leaves(metadata, schema, counts, columns)
+    fields = leaf_ranges(schema)
+    leaves = _projected_leaves(metadata, schema, fields, columns)
     if numbers is None or numbers.chunks.shape[:2] != shape or not shape[1] or not _are_sane(numbers):
-        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), schema, counts)
+        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), schema, fields)
     rows, projected_bytes = numbers.groups.T
     if len(leaves) != metadata.num_columns:
         projected_bytes = numbers.chunks[:, leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
@@ -177,21 +184,21 @@ def group_rows(
     stops = starts + numbers.chunks[:, [0, -1], OfChunk.COMPRESSED]
     start = starts.min(axis=1)
     groups = np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
-    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], schema, counts)
+    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], schema, fields)
 
 
-def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, counts: Sequence[int]) -> Int64s:
+def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, fields: Sequence[range]) -> Int64s:
     """Nulls of each field, int64 [row groups, fields]; a count that cannot be is none.
 
-    counted: gives the nulls and values of leaf columns, int64 [row groups, leaves, 2]. counts: leaves of each field.
+    counted: gives the nulls and values of leaf columns, int64 [row groups, leaves, 2]. fields: leaves of each field.
     """
     # In lists of any length, writers count empty ones as nulls.
     places = [
         place
-        for place, (field, count) in enumerate(zip(schema, counts, strict=True))
-        if field.nullable and count == 1 and _has_own_nulls(field.type)
+        for place, (field, leaves) in enumerate(zip(schema, fields, strict=True))
+        if field.nullable and len(leaves) == 1 and _has_own_nulls(field.type)
     ]
-    found = counted((np.cumsum(counts, dtype=np.int64) - counts)[places])
+    found = counted(np.array([fields[place].start for place in places], dtype=np.int64))
     nulls = np.zeros((len(found), len(schema)), dtype=np.int64)
     nulls[:, places] = np.where((found[..., 0] > 0) & (found[..., 0] <= found[..., 1]), found[..., 0], 0)
     return nulls

@@ -1,8 +1,10 @@
 """Decides by partition values and statistics which files and row groups a filter keeps, before a row is read."""
 
+import json
 import logging
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -15,8 +17,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import Int64s, PartitionColumn
-from torch_dataloader_utils._formats.arrow_schema import type_holds
+from torch_dataloader_utils._formats.arrow_schema import leaf_ranges, type_holds
+from torch_dataloader_utils._formats.parquet_trailer import has_sound_bounds
 from torch_dataloader_utils._formats.row_filter import shown_filter
+from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.discover.file_scan import Verdict
 
 _log = logging.getLogger(__name__)
@@ -60,8 +64,14 @@ def judge_groups(
     partition: Sequence[tuple[pa.Field, Any]],
     row_filter: pc.Expression,
     used: Sequence[str],
+    *,
+    tail: Buffer,
+    where: str,
 ) -> Int64s:
     """One Verdict a row group of a Parquet file, from the statistics in its footer and the file's partition values.
+
+    tail: the end of the file, with the footer. where: the file, for the log, which says when statistics contradict
+        themselves; their row groups are MAYBE.
 
     Arrow's pruning decides, except where it is wrong or does not work; then all groups are MAYBE:
 
@@ -81,19 +91,27 @@ def judge_groups(
     verdicts = np.full(num_groups, Verdict.MAYBE, dtype=np.int64)
     if _misleads(fragment.metadata, read, row_filter):
         return verdicts
+    if not has_sound_bounds(tail):
+        _log.warning("%s: bounds in its statistics are not values of their columns, and none are used", where)
+        return verdicts
     may_prove_in = all(value is not None for field, value in partition if field.name in used) and all(
         has_exact_statistics(kind) for kind in read.values()
     )
+    leaves = _leaves_of(fragment, read)
     certain: set[int] = set()
     try:
-        possible = _surviving(fragment, row_filter, bound)
+        out = set(range(num_groups)).difference(_surviving(fragment, row_filter, bound))
         if may_prove_in:
-            certain = _groups_without_nulls(fragment, read).difference(_surviving(fragment, ~row_filter, bound))
+            certain = _groups_without_nulls(fragment.metadata, leaves)
+            certain.difference_update(_surviving(fragment, ~row_filter, bound))
     except pa.ArrowException as error:
         _log.debug("statistics cannot be compared with %s, and nothing is pruned: %s", shown_filter(row_filter), error)
         return verdicts
-    verdicts[sorted(certain)] = Verdict.IN
-    verdicts[sorted(set(range(num_groups)).difference(possible))] = Verdict.OUT
+    doubtful = {index for index in out | certain if _contradicts(fragment.metadata.row_group(index), leaves)}
+    if doubtful:
+        _log.warning("%s: statistics of %d row groups contradict themselves and are not used", where, len(doubtful))
+    verdicts[sorted(certain - doubtful)] = Verdict.IN
+    verdicts[sorted(out - doubtful)] = Verdict.OUT
     return verdicts
 
 
@@ -136,18 +154,60 @@ def _surviving(fragment: ds.ParquetFileFragment, row_filter: pc.Expression, sche
     return [group.id for group in fragment.subset(filter=row_filter, schema=schema).row_groups]
 
 
-def _groups_without_nulls(fragment: ds.ParquetFileFragment, columns: dict[str, pa.DataType]) -> set[int]:
-    metadata = fragment.metadata
-    leaves = {metadata.schema.column(leaf).path: leaf for leaf in range(metadata.num_columns)}
-    if not set(columns) <= set(leaves):
-        return set()
+def _leaves_of(fragment: ds.ParquetFileFragment, columns: Collection[str]) -> dict[int, pq.ColumnSchema]:
+    """The leaf columns of these columns, by their numbers."""
+    schema = fragment.physical_schema
+    found = (leaves for name, leaves in zip(schema.names, leaf_ranges(schema), strict=True) if name in columns)
+    return {leaf: fragment.metadata.schema.column(leaf) for leaves in found for leaf in leaves}
+
+
+def _groups_without_nulls(metadata: pq.FileMetaData, leaves: Iterable[int]) -> set[int]:
     found = set()
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
-        statistics = [group.column(leaves[name]).statistics for name in columns]
+        statistics = [group.column(leaf).statistics for leaf in leaves]
         if all(s is not None and s.has_min_max and s.has_null_count and s.null_count == 0 for s in statistics):
             found.add(index)
     return found
+
+
+def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, pq.ColumnSchema]) -> bool:
+    """Whether the statistics of one of these leaf columns cannot be right."""
+    for leaf, column in leaves.items():
+        chunk = group.column(leaf)
+        if column.max_repetition_level == 0 and chunk.num_values != group.num_rows:
+            return True
+        found = chunk.statistics
+        if found is None:
+            continue
+        nulls = found.null_count if found.has_null_count else 0
+        values = chunk.num_values - nulls
+        if nulls < 0 or values < 0 or (nulls and column.max_definition_level == 0):
+            return True
+        if found.has_min_max and (values == 0 or not _are_bounds(found, column)):
+            return True
+        least = min(values, 1 + (found.has_min_max and found.min_raw != found.max_raw))
+        if found.has_distinct_count and not least <= found.distinct_count <= values:
+            return True
+    return False
+
+
+def _are_bounds(statistics: pq.Statistics, column: pq.ColumnSchema) -> bool:
+    """Whether min and max are values of the column's type, and in its order."""
+    logical = json.loads(column.logical_type.to_json())
+    least, most = statistics.min_raw, statistics.max_raw
+    match logical["Type"], least:
+        case "Int", _:
+            bits, is_signed = logical["bitWidth"], logical["isSigned"]
+            if not is_signed:  # stored in 32 or 64 bits with a sign
+                least, most = (number % (1 << max(bits, 32)) for number in (least, most))
+            start = -(1 << bits - 1) if is_signed else 0
+            return bool(start <= least <= most < start + (1 << bits))
+        case "Decimal", bytes():
+            least, most = (int.from_bytes(number, "big", signed=True) for number in (least, most))
+        case "Float16", _:
+            least, most = (struct.unpack("<e", number)[0] for number in (least, most))
+    return bool(least <= most)  # false for NaN
 
 
 def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filter: pc.Expression) -> bool:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from torch_dataloader_utils._core.inventory import (
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import (
     Buffer,
     Credentials,
@@ -343,7 +345,7 @@ def load_inventory(
     tail = store.tail(target, store.stat(target).size)
     is_sealed = check_seal(tail.data, target)
     with _fitting(target):
-        file = pq.ParquetFile(pa.BufferReader(tail.data))
+        file = open_checked(tail.data, redact(target), partial(pq.ParquetFile, pa.BufferReader(tail.data)))
     about = _about(file.schema_arrow, target)
     if not is_sealed:
         raise corrupt(target, "the saved inventory has no seal, so that another tool wrote it")

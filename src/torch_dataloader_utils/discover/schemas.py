@@ -213,24 +213,6 @@ def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
     return len(set(columns).intersection(schema.names)) / len(schema.names)
 
 
-def leaf_counts(schema: pa.Schema) -> list[int]:
-    """The number of Parquet leaf columns of each field, in field order.
-
-    struct<a: int32, b: list<string>>, int64      [2, 1]
-    """
-    return [_leaves(field.type) for field in schema]
-
-
-def _leaves(data_type: pa.DataType) -> int:
-    if isinstance(data_type, pa.BaseExtensionType):
-        return _leaves(data_type.storage_type)
-    if pa.types.is_dictionary(data_type):
-        return _leaves(data_type.value_type)
-    if data_type.num_fields == 0:
-        return 0 if pa.types.is_struct(data_type) else 1
-    return sum(_leaves(data_type.field(i).type) for i in range(data_type.num_fields))
-
-
 def _types(schema: pa.Schema, path: str) -> dict[str, pa.DataType]:
     types = dict(zip(schema.names, schema.types, strict=True))
     if len(types) != len(schema.names):

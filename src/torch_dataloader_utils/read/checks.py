@@ -144,7 +144,7 @@ def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
 def _row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
     """The error for another number of rows than planned."""
     is_json = task.file_format is FileFormat.JSON
-    why = "its lines are not one object each" if is_json else "its footer is wrong"
+    why = "its lines are not one object each" if is_json else "its footer, or the _metadata file beside it, is wrong"
     return RowCountError(
         f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed or {why}. "
         f'Plan the data set again, or run "tdu verify {redact(task.path)}".'
@@ -170,7 +170,7 @@ def check_decoded_size(task: RowGroupTask, decoded_bytes: int, budget_bytes: int
 def check_all_decoded(task: RowGroupTask, columns: Sequence[str], batch: pa.RecordBatch) -> None:
     """Raises UnsupportedFeatureError if the decoder left out a column that the file has.
 
-    Decoders select columns by dotted paths and silently drop those they do not find; these would become nulls.
+    Decoders silently drop columns that they do not find, or that have no leaves; these would become nulls.
     """
     left_out = set(columns).difference(batch.schema.names) if batch.num_rows else None
     if left_out:

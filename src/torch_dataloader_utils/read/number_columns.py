@@ -10,9 +10,8 @@ Source: parquet-format, "Types" and "Logical Types".
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import Int64s, RowRange
+from torch_dataloader_utils._formats.arrow_schema import leaf_ranges
 from torch_dataloader_utils._formats.footer_numbers import OfChunk, chunk_starts
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._formats.record_batches import MAX_OFFSET
@@ -29,9 +29,6 @@ from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.read.source import TaskSource
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
-
-# As parquet.thrift numbers them.
-_PHYSICAL_TYPES = {"BOOLEAN": 0, "INT32": 1, "INT64": 2, "FLOAT": 4, "DOUBLE": 5, "FIXED_LEN_BYTE_ARRAY": 7}
 
 # Columns begin at multiples of this, as Arrow wants it.
 _ALIGNED_BYTES = 64
@@ -48,13 +45,12 @@ PAGES = ProcessMemory()
 class NumberColumn(NamedTuple):
     """A top-level column of one number a row, or of one list of numbers.
 
-    leaf: its number among the leaf columns. physical_type: as parquet.thrift numbers it.
+    leaf: its number among the leaf columns.
     stored, width: bytes of a value in the file, and in memory; a bit: 0, 1.
     is_optional: whether values, or items of lists, may be null; the field says whether lists may.
     """
 
     leaf: int
-    physical_type: int
     field: pa.Field
     stored: int
     width: int
@@ -65,12 +61,6 @@ class NumberColumn(NamedTuple):
     def kind(self) -> tuple[bool, int, int, bool]:
         """Columns are sorted by this: side by side, at even distances, those of one kind are a matrix as they lie."""
         return self.is_list, self.stored, self.width, self.is_integer
-
-    @property
-    def declared(self) -> tuple[int, int, int, int]:
-        """What the metadata of a chunk say of it, from `OfChunk.TYPE` on."""
-        definitions = 1 + self.is_optional + (1 + self.field.nullable if self.is_list else 0)
-        return self.physical_type, -1, 1 + self.is_list, definitions
 
     @property
     def layout(self) -> tuple[int, int, bool, bool, bool, int]:
@@ -92,15 +82,15 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
     if not _decoder.IS_BUILT:
         return {}
     found = {}
-    for leaf in range(metadata.num_columns):
-        column = metadata.schema.column(leaf)
-        field = _field_of(column, schema)
-        stored = None if field is None else _stored_type(column)
-        if field is None or stored is None or not _is_same(stored, _value_field(field).type):
+    for field, leaves in zip(schema, leaf_ranges(schema), strict=True):
+        if len(leaves) != 1:
+            continue
+        column = metadata.schema.column(leaves[0])
+        stored = _stored_type(column) if _is_plain(column, field) else None
+        if stored is None or not _is_same(stored, _value_field(field).type):
             continue
         found[field.name] = NumberColumn(
-            leaf=leaf,
-            physical_type=_PHYSICAL_TYPES[column.physical_type],
+            leaf=leaves[0],
             field=field,
             stored={"BOOLEAN": 0, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": 2}.get(column.physical_type, 8),
             width=max(1, stored.bit_width // 8),
@@ -111,23 +101,14 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
     return found
 
 
-def _field_of(column: Any, schema: pa.Schema) -> pa.Field | None:
-    """The field of a leaf column, if it holds one value a row, or one list of values that are no lists or structs.
+def _is_plain(column: Any, field: pa.Field) -> bool:
+    """Whether the leaf of a field holds one value a row, or one list of values that are no lists or structs.
 
     Levels say which: of lists one for each of what may be null, and one more.
     """
-    if not column.max_repetition_level:
-        names = [column.path] if column.max_definition_level <= 1 else []
-    else:  # "a.list.element", and other forms; a name may itself hold dots
-        names = list(accumulate(column.path.split("."), "{}.{}".format))
-    fields = [schema.field(name) for name in names if schema.get_field_index(name) >= 0]
-    if len(fields) != 1 or not column.max_repetition_level:
-        return fields[0] if fields else None
-    (field,) = fields
-    is_one = _is_list(field.type) and column.max_repetition_level == 1
-    return (
-        field if is_one and column.max_definition_level == 1 + field.nullable + _value_field(field).nullable else None
-    )
+    of_values = 1 + _value_field(field).nullable if _is_list(field.type) else 0
+    levels = (int(_is_list(field.type)), field.nullable + of_values)
+    return (column.max_repetition_level, column.max_definition_level) == levels
 
 
 def _is_list(data_type: pa.DataType) -> bool:
@@ -174,22 +155,6 @@ def _is_same(stored: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_timestamp(stored) and pa.types.is_timestamp(wanted):
         return bool(stored.unit == wanted.unit)
     return bool(stored == wanted)
-
-
-def are_as_declared(columns: Collection[NumberColumn], chunks: Int64s) -> bool:
-    """Whether the chunks of a file (see `FooterNumbers`) are of the type, and have the levels, of their columns.
-
-    pyarrow refuses others. Levels that are not counted (-1, 0) may be any.
-    """
-    leaves, declared = [column.leaf for column in columns], [column.declared for column in columns]
-    if not leaves or not len(chunks):
-        return True
-    if chunks.shape[1] <= max(leaves):
-        return False
-    found = chunks[:, leaves, OfChunk.TYPE :]
-    are_same = found == np.array(declared)
-    are_same[:, :, 2:] |= found[:, :, 2:] <= 0
-    return bool(are_same.all())
 
 
 def read_numbers(

@@ -49,7 +49,11 @@ def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: Sequence[pa.Field
     known = set(schema.names)
     names = [field.name for field in fields if field.name in known]
     check_unique(source.task, repeated_names(schema.names), names)
-    return names, stripes.read_stripe(source.task.ordinal, columns=names or _cheapest(schema))
+    batch = stripes.read_stripe(source.task.ordinal, columns=names or _cheapest(schema))
+    if not set(names) <= set(batch.schema.names):
+        # pyarrow takes a name with dots for a path, and a column "a.b" for field `b` of a struct `a`.
+        batch = stripes.read_stripe(source.task.ordinal).select(names)
+    return names, batch
 
 
 def _cheapest(schema: pa.Schema) -> list[str]:

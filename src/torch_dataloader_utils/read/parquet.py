@@ -5,6 +5,7 @@
 Source: parquet-format, "Column chunks"; pyarrow.parquet.ParquetReader.
 """
 
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -32,6 +33,8 @@ from torch_dataloader_utils.read.iceberg_fields import identify
 from torch_dataloader_utils.read.number_columns import read_numbers
 from torch_dataloader_utils.read.parquet_footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.read.source import TaskSource
+
+_log = logging.getLogger(__name__)
 
 # Decoded bytes of the columns of one call. pyarrow holds the pages of all of them, stored and decompressed, until it
 # returns: those of a few columns stay in a core's cache, and the next call uses their memory again (51 columns of
@@ -208,7 +211,7 @@ def decode_columns(
                 "it again or leave it out."
             )
         num_rows = end
-        yield _only(few, decoded)
+        yield decoded
     return num_rows or 0
 
 
@@ -245,12 +248,6 @@ def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows)
         if end >= stop:
             break
     return contiguous(batches), min(stop, end)
-
-
-def _only(columns: Sequence[str], batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without columns that were not asked for: for a column named "a.b", pyarrow also gives a struct `a`."""
-    names = batch.schema.names
-    return batch if len(names) <= len(columns) else batch.select([name for name in names if name in columns])
 
 
 def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:
@@ -308,7 +305,7 @@ def list_items(source: TaskSource, field: pa.Field) -> Int64s | None:
     """(rows, level entries, entries without a value) of column `field` in each row group of a file, int64 [groups, 3].
 
     Entries without a value are empty lists, null lists and null items; 0 where the footer does not count them. None
-    if the footer cannot tell: the file lacks the column, or it is more than one leaf.
+    if the footer cannot tell: the file lacks the column, it is more than one leaf, or counts contradict themselves.
     """
     footer = parquet_footer(source)
     name = field.name
@@ -317,13 +314,16 @@ def list_items(source: TaskSource, field: pa.Field) -> Int64s | None:
         column = identify(footer.columns.schema, extra.table).get(field_id(field))
         name = "" if column is None else column.name
     leaves = footer.columns.leaves.get(name, ())
-    if len(leaves) != 1:
+    if len(leaves) != 1 or not footer.has_sound_bounds:
         return None
     items = np.zeros((footer.metadata.num_row_groups, 3), dtype=np.int64)
     for ordinal in range(len(items)):
         group = footer.metadata.row_group(ordinal)
         chunk = group.column(leaves[0])
         statistics = chunk.statistics
-        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
-        items[ordinal] = (group.num_rows, chunk.num_values, nulls or 0)
+        nulls: int = statistics.null_count if statistics is not None and statistics.has_null_count else 0
+        if not 0 <= nulls <= chunk.num_values or chunk.num_values < group.num_rows:
+            _log.warning("%s: the counts of column %s contradict themselves and are not used", source.task.where, name)
+            return None
+        items[ordinal] = (group.num_rows, chunk.num_values, nulls)
     return items.sum(axis=0, keepdims=True) if _is_whole_file(source.task, footer) else items

@@ -5,24 +5,26 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._formats.arrow_schema import leaf_ranges
 from torch_dataloader_utils._formats.footer_numbers import FooterNumbers, footer_numbers
 from torch_dataloader_utils._formats.parquet_trailer import (
     check_metadata,
+    check_structure,
     checked_footer_length,
     footer_length,
+    has_sound_bounds,
 )
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.read.checks import no_such_group, repeated_names
 from torch_dataloader_utils.read.file_cache import FileCache
-from torch_dataloader_utils.read.number_columns import NumberColumn, are_as_declared, number_columns
+from torch_dataloader_utils.read.number_columns import NumberColumn, number_columns
 from torch_dataloader_utils.read.source import TaskSource
 
 # Tables with other columns.
@@ -51,20 +53,13 @@ class FileColumns:
     @classmethod
     def of(cls, metadata: pq.FileMetaData, schema: pa.Schema) -> Self:
         """The columns that a parsed footer describes; schema: its Arrow schema."""
-        leaves: dict[str, list[int]] = {name: [] for name in schema.names}
-        int96 = set()
-        for index in range(metadata.num_columns):
-            column = metadata.schema.column(index)
-            # As pyarrow selects: "a" stands for every leaf below it, and a name may itself hold dots.
-            for name in accumulate(column.path.split("."), "{}.{}".format):
-                if name in leaves:
-                    leaves[name].append(index)
-                    if column.physical_type == "INT96":
-                        int96.add(name)
+        kinds = [metadata.schema.column(leaf).physical_type for leaf in range(metadata.num_columns)]
+        leaves = {name: tuple(each) for name, each in zip(schema.names, leaf_ranges(schema), strict=True)}
+        int96 = (name for name, each in leaves.items() if any(kinds[leaf] == "INT96" for leaf in each))
         return cls(
             schema=schema,
             repeated=repeated_names(schema.names),
-            leaves={name: tuple(indices) for name, indices in leaves.items()},
+            leaves=leaves,
             num_leaves=metadata.num_columns,
             row_bits={each.name: _row_bits(each.type) for each in schema},
             int96=frozenset(int96),
@@ -140,6 +135,11 @@ class Footer:
         return metadata
 
     @property
+    def has_sound_bounds(self) -> bool:
+        """Whether pyarrow may be asked for the statistics of chunks; see `has_sound_bounds`."""
+        return has_sound_bounds(self._encoded)
+
+    @property
     def num_row_groups(self) -> int:
         """Row groups of the file."""
         return self.metadata.num_row_groups if self.numbers is None else len(self.numbers.groups)
@@ -173,6 +173,7 @@ def parquet_schema(source: TaskSource) -> pa.Schema:
 def _load(source: TaskSource) -> tuple[Footer, int]:
     kept = source.store.kept_tail(*source.key)
     encoded = _fetched(source) if kept is None else bytes(kept[-footer_length(kept) :])
+    check_structure(encoded, source.task.where)
     numbers = footer_numbers(encoded)
     is_small = numbers is not None and len(encoded) <= TAIL_BYTES
     columns = _known_columns.find(numbers) if numbers is not None and is_small else None
@@ -181,8 +182,6 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         metadata = _parsed(encoded)
         check_metadata(encoded, metadata, source.task.where)
         columns = _known_columns.of(metadata, numbers if is_small else None)
-    if numbers is not None and not are_as_declared(columns.numbers.values(), numbers.chunks):
-        numbers = None
     footer = Footer(encoded, columns, numbers, metadata)
     if kept is None:
         source.store.keep_tail(*source.key, encoded)

@@ -10,7 +10,9 @@ format work with the numbers as if they were stored so.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,9 @@ from torch_dataloader_utils._core.arguments import check_integer, check_seed, ho
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
+from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.raw_numbers import plain, validity
 from torch_dataloader_utils.shape.xxh64 import Words, byte_spans, hash_bytes, hash_integers
@@ -112,8 +115,10 @@ class Vocabulary:
         """
         file = check_path("path", path)
         try:
-            column = pq.read_table(file, columns=[pq.read_schema(file).names[0]]).column(0)
-        except (OSError, pa.ArrowException, IndexError) as error:
+            data = Path(file).read_bytes()
+            opened = open_checked(data, file, partial(pq.ParquetFile, pa.BufferReader(data)))
+            column = opened.read(columns=opened.schema_arrow.names[:1]).column(0)
+        except (OSError, DataError, pa.ArrowException, IndexError) as error:
             raise ConfigError(
                 f"{path}: no vocabulary can be read from it ({error}). Pass a Parquet file that tdu vocabulary wrote."
             ) from error

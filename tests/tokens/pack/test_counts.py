@@ -1,5 +1,6 @@
 """Where sample counts come from, and what happens when they are wrong."""
 
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -59,6 +60,17 @@ def test_without_null_counts_the_last_samples_may_be_all_padding(tmp_path):
     assert all(sample.tokens == (0,) * 16 and not any(sample.loss_mask) for sample in padding)
     assert all(sample.cu_seqlens == (0, 16) for sample in padding)
     assert drain(load(tmp_path, replace(PACKING, counts="read"))) == [real]
+
+
+def test_null_counts_that_cannot_be_are_not_believed(corpus, caplog):
+    path = corpus / "part-00.parquet"
+    column = pq.read_schema(path).get_field_index("tokens")
+    found = pq.read_metadata(path).row_group(0).column(column).statistics
+    below = struct.pack("<i", found.min_raw) + b"\x16"  # then comes the null count, as zigzag
+    pages, rest = path.read_bytes().rsplit(below + b"\4", 1)
+    path.write_bytes(pages + below + b"\x7f" + rest)  # -64 for 2
+    assert drain(load(corpus, PACKING)) == pack_corpus(TOKENS, PACKING)
+    assert "contradict themselves and are not used" in caplog.text
 
 
 @pytest.mark.parametrize("packing", [PACKING, replace(PACKING, fill="best_fit")])

@@ -79,7 +79,9 @@ def _scan(path: str, request: DataScanRequest, files: TableFiles) -> FileScan:
         check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
         verdict = None
         if request.row_filter is not None and _can_judge(request, schema):
-            verdict = judge_groups(fragment, (), request.row_filter, request.filter_columns)
+            verdict = judge_groups(
+                fragment, (), request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
+            )
     return FileScan(
         groups=rows,
         size=tail.size,

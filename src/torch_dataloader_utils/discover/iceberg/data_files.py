@@ -186,7 +186,9 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
         if request.row_filter is not None and judged is not None:
             if judged:
                 fragment = _PARQUET.make_fragment(pa.BufferReader(tail.data), partition_expression=guarantee(judged))
-            verdict = judge_groups(fragment, judged, request.row_filter, request.filter_columns)
+            verdict = judge_groups(
+                fragment, judged, request.row_filter, request.filter_columns, tail=tail.data, where=redact(file.path)
+            )
     return FileScan(
         groups=rows,
         size=tail.size,
