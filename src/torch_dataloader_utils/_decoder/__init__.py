@@ -2,16 +2,24 @@
 
 In: the pages of column chunks, and where their values shall lie. Out: values and bitmaps of nulls, or a reason why a
 chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `gather` writes rows of decoded
-columns in another order. `decoder.h` says what is where.
+columns in another order. `decoder.h` says what is where. `find_news` finds the lines of JSON that have keys which no
+earlier line had.
 
 It is built where a compiler is at hand; where none was, `IS_BUILT` is false and all chunks are pyarrow's.
 """
 
 try:
-    from torch_dataloader_utils._decoder._numbers import count_values, decode, gather, has_codec, read_footer
+    from torch_dataloader_utils._decoder._numbers import (
+        count_values,
+        decode,
+        find_news,
+        gather,
+        has_codec,
+        read_footer,
+    )
 except ImportError:
     IS_BUILT = False
 else:
     IS_BUILT = True
 
-__all__ = ["IS_BUILT", "count_values", "decode", "gather", "has_codec", "read_footer"]
+__all__ = ["IS_BUILT", "count_values", "decode", "find_news", "gather", "has_codec", "read_footer"]

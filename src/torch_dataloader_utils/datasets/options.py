@@ -234,8 +234,8 @@ class TableOptions(Checked):
     identity: FileIdentity = option(
         "strict",
         'what identifies files. "strict": path, size and etag or time. "content": the name below their common '
-        "directory, size, footer and both ends (64 KiB each), so that states fit copies of the data in another "
-        "place, store or time. Needs one request per file.",
+        "directory and a digest of all bytes, so that states fit copies of the data in another place, store or time, "
+        "and nothing else. Reads every byte of every file before the first batch, once on a host.",
         check_identity,
     )
     refresh: Literal["epoch"] | None = option(

@@ -74,6 +74,11 @@ class ScanRequest:
     on_error: OnError = "raise"
     int96_unit: Int96Unit = "ns"
 
+    @property
+    def finds_keys(self) -> bool:
+        """Whether the columns are those that all files have together, each a schema of its own: of JSON lines."""
+        return self.file_format is FileFormat.JSON and self.schema is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanItem:
