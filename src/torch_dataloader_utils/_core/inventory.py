@@ -104,7 +104,7 @@ class FileTable:
     changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
         one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
         of the files have other times.
-    contents: a digest of all bytes of each file (see discover/content.py), None if files are known by path and identity.
+    contents: a digest of all bytes of each file (see discover/content.py); None: files are known by path and identity.
         Then the fingerprint has these, and of paths what lies below `root`, so that copies elsewhere have the same.
     """
 

@@ -222,7 +222,7 @@ typedef struct {
     size_t count, room;
 } News;
 
-/* Adds the lines that show something new, or are not understood; false if there is no memory. */
-bool find_news(Bytes lines, Seen seen, News *news);
+/* Adds the first `most` lines that show something new, or are not understood; false if there is no memory. */
+bool find_news(Bytes lines, Seen seen, size_t most, News *news);
 
 #endif

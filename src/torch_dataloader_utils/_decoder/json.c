@@ -266,10 +266,10 @@ static bool is_understood(Line *line, uint64_t root) {
     return is_known;
 }
 
-bool find_news(Bytes lines, Seen seen, News *news) {
+bool find_news(Bytes lines, Seen seen, size_t most, News *news) {
     const uint8_t *start = lines.at;
     Line line = {.limit = lines.end, .seen = seen};
-    while (lines.at < lines.end) {
+    while (lines.at < lines.end && news->count < most) {
         const uint8_t *stop = memchr(lines.at, '\n', left_of(lines));
         line.at = lines.at;
         line.end = stop == NULL ? lines.end : stop;

@@ -1,7 +1,7 @@
 """The schema of JSON lines, from all lines: every key, also nested ones, in the type that holds all its values.
 
     pieces of the text  ─►  lines that show a new key, or a new kind of value  ─►  pyarrow infers  ─►  pa.Schema
-                            NewLines (compiled)                                    JsonSchema
+                            compiled
 
 A line that shows nothing new cannot change the schema: pyarrow's types follow from the kinds of values alone. Without
 the compiled module all lines count as new: the schema is the same, and takes eight times as long.
@@ -11,8 +11,9 @@ import io
 import json
 import re
 import secrets
+import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,10 +32,10 @@ _CONFLICT = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)", re.DOTALL
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class NewLine(NamedTuple):
+class _NewLine(NamedTuple):
     """A line that shows something new.
 
-    at: where it begins in the text; None for a line that stands for a file. is_noted: what it shows is not new any more.
+    at: where it begins in the text; None for a line that stands for a file. is_noted: what it shows is new no more.
     """
 
     at: int | None
@@ -42,52 +43,11 @@ class NewLine(NamedTuple):
     is_noted: bool
 
 
-class NewLines:
-    """Finds the lines of a text that show a key, or a kind of value of a key, that no earlier line had."""
-
-    def __init__(self) -> None:
-        self._seen = np.zeros(_SLOTS, dtype=np.uint64)
-        self._root = secrets.randbits(64)
-        self._open: list[bytes] = []
-        self._position = 0
-
-    def feed(self, piece: bytes) -> list[NewLine]:
-        """Return the new ones of the lines that end in the next piece of the text."""
-        stop = piece.rfind(b"\n") + 1
-        if stop == 0:
-            self._open.append(piece)
-            return []
-        start = piece.find(b"\n") + 1 if self._open else 0
-        found = self._find(b"".join([*self._open, piece[:start]])) if start else []
-        self._open = [piece[stop:]]
-        return found + self._find(memoryview(piece)[start:stop])
-
-    def rest(self) -> list[NewLine]:
-        """Return the last line, if it has no line end and is new."""
-        return self._find(b"".join(self._open))
-
-    def forget(self) -> None:
-        """Count every line as new again: one was noted that does not decode, so that its keys are not known."""
-        self._seen[:] = 0
-
-    def _find(self, lines: bytes | memoryview) -> list[NewLine]:
-        at = self._position
-        self._position += len(lines)
-        if not _decoder.IS_BUILT:
-            texts = bytes(lines).split(b"\n")
-            starts = accumulate((len(text) + 1 for text in texts), initial=at)
-            return [NewLine(start, text, False) for start, text in zip(starts, texts, strict=False) if text.strip()]
-        found = np.frombuffer(_decoder.find_news(lines, self._seen, self._root), dtype=np.int64).reshape(-1, 3)
-        return [
-            NewLine(at + start, bytes(lines[start:stop]), bool(is_noted)) for start, stop, is_noted in found.tolist()
-        ]
-
-
 class JsonSchema:
-    """Learns the columns of JSON lines, of one file or of several.
+    """Learns the columns of JSON lines: of a text that is fed piece by piece in file order, or of several files.
 
     Types are pyarrow's: null and x is x, integers and floats are float64, times and other texts are text, and objects
-    are structs with all their keys.
+    are structs with all their keys. A line that does not decode teaches nothing, and is an error where it is read.
 
     where: the file, for messages. columns: the names that are needed, None for all. left_out: the other keys, of which
     values have no one type, or too many keys.
@@ -100,55 +60,98 @@ class JsonSchema:
         self.left_out: set[str] = set()
         self._where = where
         self._columns = None if columns is None else frozenset(columns)
+        self._seen = np.zeros(_SLOTS, dtype=np.uint64)
+        self._root = secrets.randbits(64)
+        self._most = _LINES_AT_ONCE
+        self._open: list[bytes] = []
+        self._position = 0
 
-    def add(self, lines: Sequence[NewLine]) -> bool:
-        """Learn from lines; False if a noted one does not decode, so that its keys are not known.
-
-        A line that does not decode teaches nothing, and is an error where it is read.
+    def feed(self, piece: bytes) -> None:
+        """Learn from the lines that end in the next piece of the text.
 
         Raises:
             SchemaError: a needed key has values of no one type, or there are too many keys.
         """
-        starts = range(0, len(lines), _LINES_AT_ONCE)
-        return all([self._learn(lines[start : start + _LINES_AT_ONCE]) for start in starts])
+        stop = piece.rfind(b"\n") + 1
+        if stop:
+            start = piece.find(b"\n") + 1 if self._open else 0
+            self._learn_text(b"".join([*self._open, piece[:start]]))
+            self._learn_text(piece[start:stop])
+            self._open = []
+        if stop < len(piece):
+            self._open.append(piece[stop:])
+
+    def finish(self) -> None:
+        """Learn from the last line, if it has no line end; otherwise as `feed`."""
+        self._learn_text(b"".join(self._open))
+        self._open = []
+
+    def _learn_text(self, lines: bytes) -> None:
+        """Learn from whole lines."""
+        start = 0
+        while start < len(lines) and (new := self._find(lines, start)):
+            damaged = self._learn(new)
+            if damaged is not None:
+                # Its keys count as seen. After this, no line is noted before the one before it was learned from.
+                self._seen[:] = 0
+                self._most = 1
+            last = damaged or new[-1]
+            start = (last.at or 0) - self._position + len(last.text)
+        self._position += len(lines)
+
+    def _find(self, lines: bytes, start: int) -> list[_NewLine]:
+        """The first lines from `start` on that show something new."""
+        if _decoder.IS_BUILT:
+            news = _decoder.find_news(memoryview(lines)[start:], self._seen, self._root, self._most)
+            found = [
+                (start + first, start + stop, bool(is_noted))
+                for first, stop, is_noted in struct.iter_unpack("3q", news)
+            ]
+        else:
+            ends = [start - 1]
+            while ends[-1] < len(lines) and len(ends) <= _LINES_AT_ONCE:
+                ends.append(lines.find(b"\n", ends[-1] + 1) % (len(lines) + 1))
+            found = [(first + 1, stop, False) for first, stop in pairwise(ends)]
+        return [_NewLine(self._position + first, lines[first:stop], is_noted) for first, stop, is_noted in found]
 
     def add_schema(self, schema: pa.Schema, where: str) -> None:
         """Learn the schema of another file.
 
         Raises:
-            SchemaError: see `add`.
+            SchemaError: see `feed`.
         """
         if not schema.equals(self.schema):
             self._where = where
-            self._learn([NewLine(None, _encoded(_example(schema)), False)])
+            self._learn([_NewLine(None, _encoded(_example(schema)), False)])
 
-    def _learn(self, lines: Sequence[NewLine]) -> bool:
+    def _learn(self, lines: Sequence[_NewLine]) -> _NewLine | None:
+        """Learn from lines up to the first one that is noted and does not decode, and return that one."""
         try:
             schema = infer_schema([_encoded(_example(self.schema)), *map(self._wanted, lines)])
-        except ValueError as error:  # of pyarrow or json
+        except pa.ArrowInvalid as error:
             if len(lines) == 1:
                 return self._learn_around(lines[0], error)
             half = len(lines) // 2
-            return all([self._learn(lines[:half]), self._learn(lines[half:])])
+            return self._learn(lines[:half]) or self._learn(lines[half:])
         self._set(schema)
-        return True
+        return None
 
-    def _wanted(self, line: NewLine) -> bytes:
+    def _wanted(self, line: _NewLine) -> bytes:
         """The line without the keys that are left out."""
         text = line.text.removeprefix(_BYTE_ORDER_MARK)
-        value = json.loads(text) if self.left_out else None
-        if not isinstance(value, dict):
+        value = _object(text) if self.left_out else None
+        if value is None:
             return text
         return _encoded({key: each for key, each in value.items() if key not in self.left_out})
 
-    def _learn_around(self, line: NewLine, error: ValueError) -> bool:
+    def _learn_around(self, line: _NewLine, error: pa.ArrowInvalid) -> _NewLine | None:
         """Learn from a line that pyarrow refused, without the keys that have values of two kinds."""
         conflict = _CONFLICT.search(str(error))
         if conflict is None:
-            return not line.is_noted
+            return line if line.is_noted else None
         if self._columns is not None:
-            known, value = _example(self.schema), json.loads(self._wanted(line))
-            keys = {key for key in value if key not in self._columns and _conflict(key, known, value)}
+            known, value = _example(self.schema), _object(self._wanted(line)) or {}
+            keys = {key for key in value.keys() - self._columns if _conflict(key, known, value)}
             if keys:
                 self._leave_out(keys)
                 return self._learn([line])
@@ -165,9 +168,9 @@ class JsonSchema:
             largest = max(self.schema, key=lambda field: _keys(field.type)).name
             if self._columns is None or largest in self._columns:
                 raise SchemaError(
-                    f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, so that they "
-                    "are values. Write them as values of one key, or leave the column out: columns= with the names of "
-                    "the others."
+                    f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, so that "
+                    "they are values. Write them as values of one key, or leave the column out: columns= with the "
+                    "names of the others."
                 )
             self._leave_out({largest})
 
@@ -189,9 +192,9 @@ def infer_schema(lines: Iterable[bytes]) -> pa.Schema:
 
 def learn_schema(text: bytes, where: str, columns: Sequence[str] | None = None) -> pa.Schema:
     """The columns of a text of JSON lines; see `JsonSchema`."""
-    learned, lines = JsonSchema(where, columns), NewLines()
-    learned.add(lines.feed(text))
-    learned.add(lines.rest())
+    learned = JsonSchema(where, columns)
+    learned.feed(text)
+    learned.finish()
     return learned.schema
 
 
@@ -207,8 +210,8 @@ def check_keys(seen: pa.Schema, wanted: pa.Schema, where: str, columns: Collecti
         key = _missing(field.type, types[field.name], field.name) if field.name in types else field.name
         if key:
             raise SchemaError(
-                f"{where} has the key {key!r}, which the schema lacks. Add it to schema=, leave schema= out so that all "
-                "keys are found, or name the columns to read: columns=."
+                f"{where} has the key {key!r}, which the schema lacks. Add it to schema=, leave schema= and "
+                "count_rows=False out so that all keys are found, or name the columns to read: columns=."
             )
 
 
@@ -240,11 +243,24 @@ def _value(data_type: pa.DataType) -> Any:
     return next((value for is_kind, value in _VALUES if is_kind(data_type)), None)
 
 
-_VALUES = ((pa.types.is_boolean, True), (pa.types.is_integer, 1), (pa.types.is_floating, 0.5), (pa.types.is_string, "x"))
+_VALUES = (
+    (pa.types.is_boolean, True),
+    (pa.types.is_integer, 1),
+    (pa.types.is_floating, 0.5),
+    (pa.types.is_string, "x"),
+)
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode()
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _conflict(key: str, *objects: Mapping[str, Any]) -> bool:

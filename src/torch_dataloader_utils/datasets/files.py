@@ -144,6 +144,7 @@ class FileSource(Checked):
             count_rows=options.count_rows is not False,
             on_error=options.on_error,
             missing=self.missing,
+            identity=options.identity,
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
 

@@ -3,17 +3,19 @@
     size, bytes 0 to 4 MiB, 4 to 8 MiB, ...  ─►  a digest of each piece  ─►  a digest of the size and these
 
 Copies of a file, and files that were touched, have the digest of the original, in any directory and any store. Pieces
-are read in parallel, also those of one file, and only a few are in memory.
+are read in parallel, also those of one file, and only a few are in memory. Rows that a table deletes by position count
+too; files of equality deletes are those of the snapshot and are not read.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory, StringColumn
 from torch_dataloader_utils._core.option_values import FileIdentity
 from torch_dataloader_utils._runtime.parallel import map_in_order, map_watched, threads_for
@@ -21,11 +23,15 @@ from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import FileStat, StoreAccess, is_local, open_store, redact
 from torch_dataloader_utils._store.identity import check_identity
 from torch_dataloader_utils.discover.formats import REMOTE_THREADS
-from torch_dataloader_utils.discover.whole_reads import keep_result, load_result
+from torch_dataloader_utils.discover.whole_reads import (
+    KEPT_DIGEST,
+    PIECE_BYTES,
+    ContentDigest,
+    keep_result,
+    load_result,
+    piece_digest,
+)
 from torch_dataloader_utils.errors import FileChangedError
-
-_PIECE_BYTES = 4 << 20
-_KEPT_AS = "blake2b of 4 MiB pieces"
 
 
 def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess) -> Inventory:
@@ -49,9 +55,9 @@ def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess
     left = [file for file, digest in enumerate(contents) if not digest]
     for file, digest in _digests(inventory, access, [(file, known[file].stat) for file in left], threads):
         contents[file] = digest
-        keep_result(
-            open_store(files.paths[file], access), files.paths[file], known[file].stat, _KEPT_AS, digest.encode()
-        )
+        path = files.paths[file]
+        keep_result(open_store(path, access), path, known[file].stat, KEPT_DIGEST, digest.encode())
+    contents = list(map(_with_deletes, contents, files.extras)) if files.extras else contents
     _compare(inventory, contents)
     changed = [version.stat.changed_ns for version in known]
     return replace(
@@ -80,34 +86,33 @@ def _look_up(inventory: Inventory, access: StoreAccess, file: int) -> _Version:
         check_identity(path, files.pin(file), stat)
     else:
         stat = FileStat(size=int(files.sizes[file]), identity=files.identities[file])
-    return _Version(stat, (load_result(store, path, stat, _KEPT_AS) or b"").decode())
+    return _Version(stat, (load_result(store, path, stat, KEPT_DIGEST) or b"").decode())
 
 
 def _digests(
-    inventory: Inventory, access: StoreAccess, files: Iterable[tuple[int, FileStat]], threads: int
+    inventory: Inventory, access: StoreAccess, files: Sequence[tuple[int, FileStat]], threads: int
 ) -> Iterator[tuple[int, str]]:
-    """Read each of the files (number, version) whole; give (number, digest) in their order."""
-    pieces = (
-        (file, stat, start) for file, stat in files for start in range(0, max(1, stat.size), _PIECE_BYTES)
-    )
-    paths = inventory.files.paths
+    """Read each of these files (number, version) whole; give (number, digest), in their order."""
 
-    def read(piece: tuple[int, FileStat, int]) -> tuple[int, int, bytes]:
+    def read(piece: tuple[int, FileStat, int]) -> bytes:
         file, stat, start = piece
-        span = (start, min(_PIECE_BYTES, stat.size - start))
-        data = open_store(paths[file], access).ranges(paths[file], [span], stat.pin)[0] if span[1] else b""
-        return file, stat.size, blake2b(data, digest_size=16).digest()
+        path, span = inventory.files.paths[file], (start, min(PIECE_BYTES, stat.size - start))
+        return piece_digest(open_store(path, access).ranges(path, [span], stat.pin)[0])
 
+    pieces = ((file, stat, start) for file, stat in files for start in range(0, stat.size, PIECE_BYTES))
     with threads_for(threads, "tdu-content") as pool:
-        of_file = blake2b(digest_size=16)
-        left = 0
-        for file, size, digest in map_in_order(read, pieces, pool, 2 * threads):
-            if not left:
-                of_file, left = blake2b(str(size).encode(), digest_size=16), -(-max(1, size) // _PIECE_BYTES)
-            of_file.update(digest)
-            left -= 1
-            if not left:
-                yield file, of_file.hexdigest()
+        digests = map_in_order(read, pieces, pool, 2 * threads)
+        for file, stat in files:
+            content = ContentDigest(stat.size)
+            while (digest := content.result()) is None:
+                content.add_piece(next(digests))
+            yield file, digest
+
+
+def _with_deletes(digest: str, extra: Any) -> str:
+    if not isinstance(extra, IcebergFile) or not len(extra.positions):
+        return digest
+    return blake2b(digest.encode() + extra.positions.tobytes(), digest_size=16).hexdigest()
 
 
 def _compare(inventory: Inventory, contents: list[str]) -> None:

@@ -264,7 +264,7 @@ def _bytes(text: str) -> bytes:
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
-# Of files that are known by a digest of all bytes. Digests of version 2 are of the ends of each file: they are left out.
+# With a digest of all bytes of each file. The digests of version 2, of the ends of each file, are left out.
 _VERSION_OF_CONTENTS = 3
 _VERSIONS = (_VERSION, 2, _VERSION_OF_CONTENTS)
 

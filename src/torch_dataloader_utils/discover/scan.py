@@ -127,8 +127,8 @@ def scan_files(
         on_error=on_error,
         int96_unit=_checked_unit(int96_unit),
         missing=check_missing("missing", missing),
+        identity=check_identity("identity", identity),
     )
-    check_identity("identity", identity)
     access = StoreAccess.of(storage_options, credentials, remote)
     inventory = scan_paths(
         path,

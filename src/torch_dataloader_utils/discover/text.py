@@ -1,4 +1,4 @@
-"""JSON lines and CSV: blocks of whole lines, whose rows are counted by scanning the file once; keys are found with them.
+"""JSON lines and CSV: blocks of whole lines, whose rows are counted, and keys of JSON found, by one scan of the file.
 
 A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
 header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
@@ -17,18 +17,11 @@ import pyarrow.csv as pa_csv
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._formats.arrow_schema import decode_schema
-from torch_dataloader_utils._formats.json_schema import (
-    JsonSchema,
-    NewLine,
-    NewLines,
-    check_keys,
-    infer_schema,
-    learn_schema,
-)
+from torch_dataloader_utils._formats.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.whole_reads import keep_result, load_result
+from torch_dataloader_utils.discover.whole_reads import KEPT_DIGEST, ContentDigest, keep_result, load_result
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 
 _NEWLINE = 10
@@ -171,7 +164,7 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
 
 
 def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[pa.Schema, Int64s]:
-    """The columns of a file, and its blocks; of a large one, both are kept on the host: they take a read of all of it."""
+    """The columns and blocks of a file; of a large one they are kept on the host, as they take a read of all of it."""
     # Which columns are left out depends on those that are needed.
     kept_as = f"JSON {request.text}"
     for_columns = f"{kept_as} {request.columns}"
@@ -183,7 +176,9 @@ def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[p
         learned = JsonSchema(redact(entry.path), request.columns)
         groups = _json_groups(store, entry, request, learned)
         schema = learned.schema
-        keep_result(store, entry.path, entry.stat, for_columns if learned.left_out else kept_as, _packed(schema, groups))
+        keep_result(
+            store, entry.path, entry.stat, for_columns if learned.left_out else kept_as, _packed(schema, groups)
+        )
     if request.schema is None:
         return schema, groups
     check_keys(schema, request.schema, redact(entry.path), request.columns)
@@ -201,14 +196,8 @@ def _unpacked(data: bytes) -> tuple[pa.Schema, Int64s]:
 
 
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: JsonSchema) -> Int64s:
-    new = NewLines()
-
-    def learn(lines: list[NewLine]) -> None:
-        if not learned.add(lines):
-            new.forget()
-
-    counter = _counted(store, entry, request, start=0, blank=_JSON_BLANKS, hear=lambda piece: learn(new.feed(piece)))
-    learn(new.rest())
+    counter = _counted(store, entry, request, start=0, blank=_JSON_BLANKS, hear=learned.feed)
+    learned.finish()
     return _counted_groups(entry, counter)
 
 
@@ -244,10 +233,14 @@ def _counted(
 ) -> LineCounter:
     """The lines from byte `start` of the text on, of which `hear` gets each piece too."""
     counter = LineCounter(start=start, block_bytes=request.text.block_bytes, blank=blank)
-    stream = _stream(store, entry, start)
+    content = ContentDigest(entry.stat.size) if request.identity == "content" else None
+    stream = _stream(store, entry, content)
+    stream.read(start)
     while piece := stream.read(_PIECE_BYTES):
         counter.feed(piece)
         hear(piece)
+    if content is not None and (digest := content.result()) is not None:
+        keep_result(store, entry.path, entry.stat, KEPT_DIGEST, digest.encode())
     return counter
 
 
@@ -269,7 +262,7 @@ def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
     parse_bytes = _CSV_PARSE_BYTES
     while True:
         try:
-            return _rows_in_blocks(_stream(store, entry, 0), column, parse_bytes)
+            return _rows_in_blocks(_stream(store, entry), column, parse_bytes)
         except pa.ArrowInvalid as error:
             if "straddles two block boundaries" not in str(error) or parse_bytes >= _MOST_CSV_PARSE_BYTES:
                 raise
@@ -357,7 +350,7 @@ def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
     Longer if its first line ends later, or the first row after a CSV header: a type needs a value.
     """
     blanks, start = (_CSV_BLANKS, _CSV_HEADER_AND_ROW) if is_csv else (_JSON_BLANKS, _LINE)
-    stream = _stream(store, entry, 0)
+    stream = _stream(store, entry)
     # One byte more shows whether there is more.
     size, head = _HEAD_BYTES, stream.read(_HEAD_BYTES + 1)
     while len(head) > size and size < _MOST_HEAD_BYTES and not start.match(_after_blanks(head, blanks)):
@@ -375,24 +368,21 @@ def _after_blanks(head: bytes, blanks: bytes) -> bytes:
     return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
 
 
-def _stream(store: Store, entry: FileEntry, start: int) -> pa.NativeFile:
-    """The text from `start` on, decompressed."""
+def _stream(store: Store, entry: FileEntry, content: ContentDigest | None = None) -> pa.NativeFile:
+    """The text, decompressed; `content` gets the stored bytes."""
+    file = pa.PythonFile(_SequentialFile(store, entry, content), mode="r")
     codec = codec_of(entry.path)
-    if codec is None:
-        return pa.PythonFile(_SequentialFile(store, entry, start), mode="r")
-    stream = pa.CompressedInputStream(pa.PythonFile(_SequentialFile(store, entry, 0), mode="r"), codec)
-    if start:
-        stream.read(start)
-    return stream
+    return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
 class _SequentialFile:
-    """Reads a stored file from `start` to its end, in the pieces that are asked for."""
+    """Reads a stored file from its start to its end, in the pieces that are asked for."""
 
-    def __init__(self, store: Store, entry: FileEntry, start: int) -> None:
+    def __init__(self, store: Store, entry: FileEntry, content: ContentDigest | None) -> None:
         self._store = store
         self._entry = entry
-        self._position = start
+        self._content = content
+        self._position = 0
         self.closed = False
 
     def read(self, length: int = -1) -> bytes | memoryview:
@@ -402,6 +392,8 @@ class _SequentialFile:
         if length == 0:
             return b""
         (data,) = self._store.ranges(self._entry.path, [(self._position, length)], self._entry.stat.identity)
+        if self._content is not None:
+            self._content.feed(data)
         self._position += length
         return data
 

@@ -140,7 +140,7 @@ class Reader:
         is_placed = projection.row_filter is None and not has_unplaced_deletes(task)
         # Decoders of other formats give all rows.
         decoded = stored_range(rows, deleted) if is_placed and task.file_format is FileFormat.PARQUET else ALL_ROWS
-        source = self._source(task)
+        source = self._source(task, projection.known)
         with foreign_errors(task, source.file_is_planned):
             stored, deleted = self._decoded(source, projection, decoded, deleted)
             if decoded == ALL_ROWS:
@@ -181,7 +181,7 @@ class Reader:
         if missing:
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
-    def _source(self, task: RowGroupTask) -> TaskSource:
+    def _source(self, task: RowGroupTask, known: frozenset[str] | None = None) -> TaskSource:
         store = self._store(task.path)
         store.note_read(task.path, task.identity, task.ordinal)
         return TaskSource(
@@ -190,6 +190,7 @@ class Reader:
             page_checksums=self.spec.page_checksums,
             is_compiled=self.spec.is_compiled,
             max_row_group_bytes=self.spec.max_row_group_bytes,
+            known=known,
         )
 
     def _decoded(
