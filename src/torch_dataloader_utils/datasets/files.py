@@ -105,8 +105,8 @@ class FileSource(Checked):
     missing: Missing = option(
         "error",
         '"null" accepts files with different columns: a column that a file lacks is null there (see nulls), and one '
-        "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV and JSON "
-        'lines need scan_files(schema=). "error": all files need the same columns and types.',
+        "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV needs "
+        'scan_files(schema=). "error": all files need the same columns and types, except JSON lines.',
         check_missing,
     )
 

@@ -235,7 +235,8 @@ class TableOptions(Checked):
         "strict",
         'what identifies files. "strict": path, size and etag or time. "content": the name below their common '
         "directory and a digest of all bytes, so that states fit copies of the data in another place, store or time, "
-        "and nothing else. Reads every byte of every file before the first batch, once on a host.",
+        "and nothing else. Every byte of every file is read before the first batch, unless this host has kept the "
+        "digest.",
         check_identity,
     )
     refresh: Literal["epoch"] | None = option(

@@ -91,7 +91,8 @@ def scan_files(
         storage_options: for the storage client; kept out of the inventory.
         credentials, remote: see `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
-        schema: of text files, which carry none; otherwise inferred from the first one.
+        schema: of text files, which carry none; otherwise that of the start of the first CSV file, or of all JSON lines.
+            A key that it lacks is an error, unless `columns` leaves it out.
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
         on_progress: called in the caller's thread after each file with (files done, files to scan).
@@ -101,7 +102,8 @@ def scan_files(
         int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
             not; what is finer is cut.
         missing: "null" takes files that lack some of the columns, or have them in narrower types: the data set has the
-            columns of all files, each in the widest type, and is null where a file lacks one. Text needs a schema then.
+            columns of all files, each in the widest type, and is null where a file lacks one. CSV needs a schema then;
+            JSON lines always have the keys of all files.
         identity: "content" knows files by all their bytes, which are read, so that states and fingerprints fit the same
             data in another place; see `StructuredDataset.create_dataloader`.
 
