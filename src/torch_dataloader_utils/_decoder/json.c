@@ -206,8 +206,8 @@ static bool walk_object(Line *line, uint64_t key, int depth) {
     if (skip(line, '}')) return true;
     do {
         Bytes name;
-        if (!skip(line, '"') || !read_text(line, &name) || !skip(line, ':') || 
-                !walk(line, number_of(key, name, line->limit), depth))
+        if (!skip(line, '"') || !read_text(line, &name) || !skip(line, ':') ||
+            !walk(line, number_of(key, name, line->limit), depth))
             return false;
     } while (skip(line, ','));
     return skip(line, '}');

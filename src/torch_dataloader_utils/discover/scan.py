@@ -91,8 +91,8 @@ def scan_files(
         storage_options: for the storage client; kept out of the inventory.
         credentials, remote: see `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
-        schema: of text files, which carry none; otherwise that of the start of the first CSV file, or of all JSON lines.
-            A key that it lacks is an error, unless `columns` leaves it out.
+        schema: of text files, which carry none; otherwise that of the start of the first CSV file, or of all lines of
+            JSON. A key that it lacks is an error, unless `columns` leaves it out.
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
         on_progress: called in the caller's thread after each file with (files done, files to scan).
