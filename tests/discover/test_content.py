@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -141,14 +142,16 @@ def test_a_large_footer_counts_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """A file of each format, of which the digest is kept on the host."""
     folder, places = tmp_path_factory.mktemp("large"), {}
     table = pa.table({"n": pa.array(range(600_000), pa.int64()), "s": pa.array(["word and word"] * 600_000)})
     for kind, (_, write) in WRITERS.items():
         places[kind] = folder / kind
         write(places[kind], table)
-    return places
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield places
 
 
 @settings(max_examples=5 * EFFORT, deadline=None)
