@@ -4,7 +4,7 @@
                             compiled
 
 A line that shows nothing new cannot change the schema: pyarrow's types follow from the kinds of values alone. Without
-the compiled module all lines count as new: the schema is the same, and takes eight times as long.
+the compiled module all lines count as new: the schema is the same, and takes many times as long.
 """
 
 import io
@@ -76,7 +76,8 @@ class JsonSchema:
         if stop:
             start = piece.find(b"\n") + 1 if self._open else 0
             self._learn_text(b"".join([*self._open, piece[:start]]))
-            self._learn_text(piece[start:stop])
+            lines = memoryview(piece)[start:stop]
+            self._learn_text(lines if _decoder.IS_BUILT else bytes(lines))
             self._open = []
         if stop < len(piece):
             self._open.append(piece[stop:])
@@ -86,7 +87,7 @@ class JsonSchema:
         self._learn_text(b"".join(self._open))
         self._open = []
 
-    def _learn_text(self, lines: bytes) -> None:
+    def _learn_text(self, lines: bytes | memoryview) -> None:
         """Learn from whole lines."""
         start = 0
         while start < len(lines) and (new := self._find(lines, start)):
@@ -99,9 +100,9 @@ class JsonSchema:
             start = (last.at or 0) - self._position + len(last.text)
         self._position += len(lines)
 
-    def _find(self, lines: bytes, start: int) -> list[_NewLine]:
+    def _find(self, lines: bytes | memoryview, start: int) -> list[_NewLine]:
         """The first lines from `start` on that show something new."""
-        if _decoder.IS_BUILT:
+        if not isinstance(lines, bytes) or _decoder.IS_BUILT:
             news = _decoder.find_news(memoryview(lines)[start:], self._seen, self._root, self._most)
             found = [
                 (start + first, start + stop, bool(is_noted))
@@ -112,7 +113,7 @@ class JsonSchema:
             while ends[-1] < len(lines) and len(ends) <= _LINES_AT_ONCE:
                 ends.append(lines.find(b"\n", ends[-1] + 1) % (len(lines) + 1))
             found = [(first + 1, stop, False) for first, stop in pairwise(ends)]
-        return [_NewLine(self._position + first, lines[first:stop], is_noted) for first, stop, is_noted in found]
+        return [_NewLine(self._position + first, bytes(lines[first:stop]), is_noted) for first, stop, is_noted in found]
 
     def add_schema(self, schema: pa.Schema, where: str) -> None:
         """Learn the schema of another file.
