@@ -17,7 +17,10 @@ else:
                 "torch_dataloader_utils._decoder._numbers",
                 [
                     f"src/torch_dataloader_utils/_decoder/{name}.c"
-                    for name in ("module", "chunk", "lists", "values", "codecs", "gather", "footer", "check", "thrift")
+                    for name in (
+                        *("module", "chunk", "lists", "values", "codecs", "gather"),
+                        *("footer", "check", "thrift", "json"),
+                    )
                 ],
                 depends=[f"src/torch_dataloader_utils/_decoder/{name}.h" for name in ("decoder", "thrift")],
                 extra_compile_args=["-O3", "-Wall", "-Wextra"],

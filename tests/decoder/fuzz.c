@@ -3,7 +3,8 @@
  *     fuzz SEEDS SECONDS RANDOM_SEED
  *
  * SEEDS: a file of seeds, one after the other, each 12 int64 (codec, stored, width, is_integer, is_optional, num_values,
- * first, count, most_page_bytes, checks_pages, lists, length) and the pages; or FOOTER, ten zeros, length, and a footer.
+ * first, count, most_page_bytes, checks_pages, lists, length) and the pages; or FOOTER or LINES, ten zeros, length, and a
+ * footer or lines of JSON.
  * lists: 0 for flat chunks, 1 for lists, 2 for those that may be null. A mutation flips bits, sets bytes, cuts, doubles or
  * exchanges spans, or takes a number at random for one of the arguments. Buffers are allocated for each run with the
  * exact size, so that one byte too far is found. Offsets of a chunk that decoded must ascend to no more than its values.
@@ -16,7 +17,7 @@
 
 #include "decoder.h"
 
-enum { FIELDS = 12, LENGTH = 11, FOOTER = 100 };
+enum { FIELDS = 12, LENGTH = 11, FOOTER = 100, LINES = 101 };
 typedef struct {
     int64_t fields[FIELDS];
     uint8_t *pages;
@@ -94,6 +95,22 @@ int main(int count, char **arguments) {
                 decoded += read_footer(footer, &shape, numbers);
                 free(numbers);
             }
+            free(exact);
+            free(copy);
+            continue;
+        }
+        if (fields[0] == LINES) {
+            static uint64_t slots[256];
+            if (!below(16)) memset(slots, 0, sizeof slots);
+            uint8_t *exact = malloc(length == 0 ? 1 : length);
+            memcpy(exact, copy, length);
+            News news = {NULL, 0, 0};
+            if (!find_news((Bytes){exact, exact + length}, (Seen){slots, 255, next_number()}, 1 + below(8), &news)) abort();
+            for (size_t i = 0; i < news.count; i++) {
+                if (news.lines[i].start > news.lines[i].stop || (size_t)news.lines[i].stop > length) abort();
+                decoded += news.lines[i].is_understood;
+            }
+            free(news.lines);
             free(exact);
             free(copy);
             continue;

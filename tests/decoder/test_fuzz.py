@@ -17,7 +17,11 @@ from tests.decoder.test_decoder import numbers
 ROOT = Path(__file__).parents[2]
 DECODER = ROOT / "src" / "torch_dataloader_utils" / "_decoder"
 SECONDS = 60
-FOOTER = 100  # see fuzz.c
+FOOTER, LINES = 100, 101  # see fuzz.c
+JSON = b"""{"a": 1, "b": {"c": [1.5e-3, null, true, "2024-01-01T12:30:00+01:00"]}, "a key of many bytes": "te\\"xt\\\\"}
+{"a":9223372036854775808,"z":"2024-02-29 00:00:00Z", "":[[],{}]}
+
+{"a": -0, "text": "one that is longer than sixteen bytes \\" \\u00e9"}"""
 CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "ZSTD": 6, "LZ4": 7}
 STORED = {"BOOLEAN": 0, "INT32": 4, "FLOAT": 4}
 ITEMS = "l.list.element"
@@ -79,6 +83,7 @@ def seeds() -> bytes:
             layout = (stored, width, chunk.physical_type in ("INT32", "INT64"), 1)
             rest = (chunk.num_values, 0, 300, 1 << 20, checksums, 2 * is_list, len(pages))
             found.append(struct.pack("<12q", *map(int, (CODECS[chunk.compression], *layout, *rest))) + pages)
+        found += [struct.pack("<12q", LINES, *[0] * 10, len(JSON)) + JSON] * (len(found) // 10)
     return b"".join(found)
 
 

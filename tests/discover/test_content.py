@@ -1,20 +1,30 @@
 """identity="content": the same data elsewhere is the same data, other data is not."""
 
+import json
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.discover.datasets import FILES, WRITERS, Write, write_parquet
+from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError
+from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
+from torch_dataloader_utils._core.sealed_state import sealed
+from torch_dataloader_utils._store import LocalStore, StoreAccess
+from torch_dataloader_utils.discover.content import identified
+from torch_dataloader_utils.discover.saved_inventory import _KEY, sealed_parquet, to_table
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, FileChangedError
 
 
 def _written(folder: Path, write: Write, first: int = 1000) -> None:
@@ -63,7 +73,7 @@ def test_other_data_under_the_same_names_is_refused(kind: str, tmp_path: Path) -
     _written(tmp_path / "here", write)
     _written(tmp_path / "there", write, first=2000)
     state = _open(tmp_path / "here", file_format).state_dict()
-    with pytest.raises(CheckpointMismatchError, match="files by content"):
+    with pytest.raises(CheckpointMismatchError, match=r"files by digest .* other bytes"):
         _open(tmp_path / "there", file_format).load_state_dict(state)
 
 
@@ -129,6 +139,113 @@ def test_a_large_footer_counts_as_a_whole(tmp_path: Path) -> None:
     assert here.read_bytes()[: 64 << 10][-9:] == there.read_bytes()[: 64 << 10][-9:]
     prints = [scan_files(file, identity="content").fingerprint() for file in (here, there)]
     assert prints[0] != prints[1]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A file of each format, of which the digest is kept on the host."""
+    folder, places = tmp_path_factory.mktemp("large"), {}
+    table = pa.table({"n": pa.array(range(600_000), pa.int64()), "s": pa.array(["word and word"] * 600_000)})
+    for kind, (_, write) in WRITERS.items():
+        places[kind] = folder / kind
+        write(places[kind], table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield places
+
+
+@settings(max_examples=effort(5), deadline=None)
+@pytest.mark.parametrize("kind", WRITERS)
+@given(data=st.data())
+def test_no_byte_changes_unnoticed_though_size_and_time_stay(
+    kind: str, data: st.DataObject, large: dict[str, Path]
+) -> None:
+    file, file_format = large[kind], WRITERS[kind][0]
+    status, content = file.stat(), file.read_bytes()
+    before = scan_files(file, file_format, identity="content")
+    at = data.draw(st.integers(0, len(content) - 1))
+    try:
+        with file.open("r+b") as opened:
+            opened.seek(at)
+            opened.write(bytes([content[at] ^ data.draw(st.sampled_from([1, 2, 4, 128]))]))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with suppress(DataError):  # such as a footer that does not decode any more
+            assert scan_files(file, file_format, identity="content").fingerprint() != before.fingerprint()
+        saved = replace(before, files=replace(before.files, changed_ns=None))
+        with pytest.raises(FileChangedError, match="its bytes have digest"):
+            _open(file, file_format, inventory=saved)
+        _open(file, file_format, inventory=saved, identity="strict")
+    finally:
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert scan_files(file, file_format, identity="content").fingerprint() == before.fingerprint()
+
+
+def test_reads_are_pinned_to_what_was_proved_also_of_a_saved_inventory(tmp_path: Path) -> None:
+    _written(tmp_path / "here", WRITERS["parquet"][1])
+    save_inventory(scan_files(tmp_path / "here"), tmp_path / "saved.parquet")
+    loader = _open(tmp_path / "here", "parquet", inventory=load_inventory(tmp_path / "saved.parquet"))
+    for file in (tmp_path / "here").iterdir():
+        status = file.stat()
+        file.write_bytes(file.read_bytes())
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(FileChangedError):
+        _rows(loader)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_scan_of_text_reads_no_more_for_the_digest(
+    kind: str, large: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    read_into = LocalStore.read_into
+
+    def heard(store: LocalStore, path: str, spans: Any, *rest: Any) -> None:
+        read.extend(length for _, length in spans)
+        read_into(store, path, spans, *rest)
+
+    monkeypatch.setattr(LocalStore, "read_into", heard)
+    found = {}
+    for cache in (str(tmp_path / "one"), str(tmp_path / "other"), "off"):
+        monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", cache)
+        read.clear()
+        scan_files(large[kind], kind, identity="strict" if cache.endswith("one") else "content")
+        found[cache] = sum(read)
+    one, other, off = found.values()
+    assert one == other == off - large[kind].stat().st_size
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "other"))
+    kept = scan_files(large[kind], kind, identity="content")
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", "off")
+    assert scan_files(large[kind], kind, identity="content").fingerprint() == kept.fingerprint()
+
+
+def test_what_was_known_by_the_ends_of_files_is_not_taken_for_proved(tmp_path: Path) -> None:
+    _written(tmp_path / "here", WRITERS["parquet"][1])
+    inventory = scan_files(tmp_path / "here", identity="content")
+    table, about = to_table(inventory)
+    described = table.replace_schema_metadata({_KEY: json.dumps({"version": 2, **about})})
+    (tmp_path / "old.parquet").write_bytes(sealed_parquet(described))
+    old = load_inventory(tmp_path / "old.parquet")
+    assert old.fingerprint() == scan_files(tmp_path / "here").fingerprint()
+    loader = _open(tmp_path / "here", "parquet", inventory=old)
+    assert loader.dataset.planner.inventory.fingerprint() == inventory.fingerprint()
+
+    state = {key: value for key, value in loader.state_dict().items() if key != "checksum"}
+    shown = {**dict(state["settings"]), "files": "3 files by content 0badc0de"}
+    state = sealed({**state, "fingerprint": "0" * 32, "settings": [list(each) for each in shown.items()]})
+    with pytest.raises(CheckpointMismatchError, match="looked at the ends of each file"):
+        loader.load_state_dict(state)
+
+
+def test_rows_that_a_table_deletes_by_position_count(tmp_path: Path) -> None:
+    def fingerprint(deleted: list[int]) -> str:
+        write_parquet(tmp_path / "part", 0, [10])
+        extra = IcebergFile(table=TableFields(schema=b"", keys=b""), positions=np.array(deleted, dtype=np.int64))
+        inventory = scan_files(tmp_path / "part")
+        inventory = replace(inventory, files=replace(inventory.files, extras=(extra,)))
+        return identified(inventory, "content", StoreAccess()).fingerprint()
+
+    assert fingerprint([1, 2]) == fingerprint([1, 2]) != fingerprint([1, 3])
 
 
 def test_an_unknown_word_is_refused(tmp_path: Path) -> None:

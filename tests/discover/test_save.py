@@ -136,10 +136,10 @@ def test_a_file_that_is_no_inventory_or_a_newer_one_says_so(tmp_path):
         load_inventory(tmp_path / "data")
     save_inventory(made(1, 1), tmp_path / "i")
     table = pq.read_table(tmp_path / "i")
-    about = table.schema.metadata[b"torch_dataloader_utils.inventory"].replace(b'"version": 1', b'"version": 3')
+    about = table.schema.metadata[b"torch_dataloader_utils.inventory"].replace(b'"version": 1', b'"version": 4')
     table = table.replace_schema_metadata({b"torch_dataloader_utils.inventory": about})
     (tmp_path / "i").write_bytes(sealed_parquet(table))
-    with pytest.raises(ConfigError, match="version 3"):
+    with pytest.raises(ConfigError, match="version 4"):
         load_inventory(tmp_path / "i")
     (tmp_path / "i").write_bytes(b"cut")
     with pytest.raises(CorruptFileError):

@@ -50,10 +50,11 @@ def test_a_second_scan_counts_nothing_and_says_the_same(folder, counted):
 
 
 def test_other_blocks_and_other_versions_are_counted_anew(folder, counted):
+    file = folder / "large.jsonl"
+    os.utime(file, ns=(1, 1))
     scan(folder)
     assert scan(folder, block_bytes=2 << 20)[0] == LINES
     assert len(counted) == 2
-    file = folder / "large.jsonl"
     file.write_bytes(LINE * (LINES - 1) + b"\n" * len(LINE))  # as many bytes, one row less
     os.utime(file, ns=(1, 1))
     assert scan(folder)[0] == LINES - 1

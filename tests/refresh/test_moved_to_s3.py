@@ -88,5 +88,5 @@ def test_other_data_under_the_same_names_on_s3_are_refused(kind: str, s3: MotoS3
     write_files(tmp_path / "there", kind, first=3000)
     state = Files(str(tmp_path / "here"), WRITERS[kind][0], {}).open(**OPTIONS)[0].state_dict()
     others = Files(upload(tmp_path / "there", s3, f"{kind}/other"), WRITERS[kind][0], s3.options)
-    with pytest.raises(CheckpointMismatchError, match="files by content"):
+    with pytest.raises(CheckpointMismatchError, match="files by digest"):
         others.open(**OPTIONS)[0].load_state_dict(state)

@@ -405,12 +405,12 @@ def test_a_file_name_that_is_no_text_is_told_with_the_name(trips):
 
 
 def test_types_of_text_that_were_guessed_wrong_are_given_as_the_message_says(tmp_path):
-    for number, value in enumerate(("null", "1.5")):
-        (tmp_path / f"{number}.jsonl").write_text(f'{{"fare": {value}}}\n')
+    for number, value in enumerate(("", "1.5")):
+        (tmp_path / f"{number}.csv").write_text(f"fare,n\n{value},1\n")
     with pytest.raises(SchemaError, match=r"inventory=scan_files\(\.\.\., schema=\)"):
-        list(load(tmp_path, format="jsonl"))
-    inventory = scan_files(tmp_path, "jsonl", schema=pa.schema([("fare", pa.float32())]))
-    batches = load(tmp_path, format="jsonl", inventory=inventory, output_format="dict")
+        list(load(tmp_path, format="csv"))
+    inventory = scan_files(tmp_path, "csv", schema=pa.schema([("fare", pa.float32()), ("n", pa.int64())]))
+    batches = load(tmp_path, format="csv", inventory=inventory, output_format="dict")
     assert [batch["fare"] for batch in batches] == [[None, 1.5]]
 
 

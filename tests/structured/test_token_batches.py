@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import warnings
 from collections import Counter
@@ -435,11 +436,13 @@ class TestLengths:
         load(texts, token_batches=replace(TOKENS, column="tokens"))
         assert reads == [("tokens",)] * num_groups
 
-    def test_another_file_is_measured_anew(self, reads, tmp_path):
+    @pytest.mark.parametrize("identity", ["strict", "content"])
+    def test_another_file_is_measured_anew_though_size_and_time_stay(self, reads, tmp_path, identity):
         path = tmp_path / "texts.parquet"
         for length in (3, 4):
             pq.write_table(pa.table({"row": range(10), "length": [length] * 10}), path)
-            loader = load(str(path), token_batches=TokenBatches("length", max_tokens=4))
+            os.utime(path, ns=(1, 1))
+            loader = load(str(path), token_batches=TokenBatches("length", max_tokens=4), identity=identity)
             assert loader.dataset.planner.lengths.tolist() == [length] * 10
 
     def test_a_filter_is_never_taken_from_what_was_kept(self, texts, reads):

@@ -104,7 +104,7 @@ class FileTable:
     changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
         one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
         of the files have other times.
-    contents: a digest of each file's content (see discover/content.py), None if files are known by path and identity.
+    contents: a digest of all bytes of each file (see discover/content.py); None: files are known by path and identity.
         Then the fingerprint has these, and of paths what lies below `root`, so that copies elsewhere have the same.
     """
 
@@ -386,7 +386,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
     """
     files, groups = inventory.files, inventory.groups
     file_arrays = [part for column in files.known_by() for part in (column.offsets, column.data)]
-    kind = "files" if files.contents is None else "files by content"
+    kind = "files" if files.contents is None else "files by digest"
     return (
         ("columns", "all" if inventory.projection is None else _shortened(", ".join(inventory.projection))),
         ("filters", short_digest(inventory.row_filter.encode()) if inventory.row_filter else "none"),

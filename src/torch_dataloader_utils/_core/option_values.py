@@ -15,7 +15,7 @@ from torch_dataloader_utils._core.arguments import (
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 FileIdentity = Literal["strict", "content"]
-"""What identifies a file: its path, size and etag or time; or what is in it."""
+"""What identifies a file: its path, size and etag or time; or all its bytes."""
 
 
 def check_identity(name: str, identity: Any) -> FileIdentity:

@@ -266,6 +266,13 @@ def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
             "schema, branch= and no option under the table's present one. Pass snapshot_id=; if you did, branch= of a "
             "branch that you make at that snapshot. "
         )
+    if "files by content" in str(saved.get("files")):
+        return (
+            'The state was saved when identity="content" looked at the ends of each file, which does not prove that '
+            "the bytes between them are the same. "
+        )
+    if all("by digest" in str(side.get("files")) for side in (saved, present)):
+        return "The files hold other bytes, or have other names below their common directory. "
     if saved.get("files") != present.get("files"):
         return (
             "Files are known by path, size and etag or time: copied or touched ones are other files. States that are "

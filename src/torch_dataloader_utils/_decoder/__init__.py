@@ -2,7 +2,8 @@
 
 In: the pages of column chunks, and where their values shall lie. Out: values and bitmaps of nulls, or a reason why a
 chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `gather` writes rows of decoded
-columns in another order. `decoder.h` says what is where.
+columns in another order. `decoder.h` says what is where. `find_news` finds the lines of JSON that have keys which no
+earlier line had.
 
 It is built where a compiler is at hand; where none was, `IS_BUILT` is false and all chunks are pyarrow's.
 """
@@ -12,6 +13,7 @@ try:
         check_footer,
         count_values,
         decode,
+        find_news,
         gather,
         has_codec,
         read_footer,
@@ -21,4 +23,13 @@ except ImportError:
 else:
     IS_BUILT = True
 
-__all__ = ["IS_BUILT", "check_footer", "count_values", "decode", "gather", "has_codec", "read_footer"]
+__all__ = [
+    "IS_BUILT",
+    "check_footer",
+    "count_values",
+    "decode",
+    "find_news",
+    "gather",
+    "has_codec",
+    "read_footer",
+]

@@ -1,4 +1,4 @@
-/* Decodes Parquet column chunks of numbers, and of lists of numbers, into memory of the caller.
+/* Decodes Parquet column chunks of numbers, and of lists of numbers, into memory of the caller; finds the keys of JSON.
  *
  *     chunk.c    page headers, which rows of a page are wanted
  *     lists.c    levels of lists
@@ -7,6 +7,7 @@
  *     gather.c   rows of decoded columns in another order
  *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
  *     check.c    whether a footer fits itself
+ *     json.c     lines of JSON with keys that no earlier line had
  *     thrift.c   the structs that headers and footers are made of
  *     module.c   the Python functions
  *
@@ -216,5 +217,24 @@ typedef struct {
 } FooterVerdict;
 
 FooterVerdict check_footer(Bytes footer);
+
+/* json.c: the keys and kinds of values that earlier lines had, as numbers in a table; 0 is a free slot. */
+typedef struct {
+    uint64_t *slots, mask; /* there are mask + 1 of them, a power of 2 */
+    uint64_t root;         /* the number of the outermost object */
+} Seen;
+
+/* Bytes of a line, and whether it was understood: then the table has what is new in it. */
+typedef struct {
+    int64_t start, stop, is_understood;
+} NewLine;
+
+typedef struct {
+    NewLine *lines;
+    size_t count, room;
+} News;
+
+/* Adds the first `most` lines that show something new, or are not understood; false if there is no memory. */
+bool find_news(Bytes lines, Seen seen, size_t most, News *news);
 
 #endif

@@ -334,7 +334,40 @@ static PyObject *footer_fault(PyObject *module, PyObject *arguments) {
                          verdict.has_sound_bounds ? Py_True : Py_False);
 }
 
+PyDoc_STRVAR(find_news_doc,
+             "find_news(lines, seen, root, most) -> int64 as bytes: start, stop and whether it was understood, of the first\n"
+             "`most` lines of JSON with a key, or a kind of value of a key, that no earlier line had, or not understood\n\n"
+             "seen: uint64, a power of 2 of them, zeros for the first call; then has what understood lines had. root: any\n"
+             "number, the same for all calls.");
+
+static PyObject *find_new_lines(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer lines, seen;
+    unsigned long long root;
+    Py_ssize_t most;
+    if (!PyArg_ParseTuple(arguments, "y*w*Kn", &lines, &seen, &root, &most)) return NULL;
+    size_t slots = (size_t)seen.len / sizeof(uint64_t);
+    PyObject *result = NULL;
+    if (slots == 0 || (slots & (slots - 1)) || (uintptr_t)seen.buf % sizeof(uint64_t)) {
+        PyErr_SetString(PyExc_ValueError, "the table is not a power of 2 of numbers");
+    } else {
+        News news = {NULL, 0, 0};
+        bool is_whole;
+        Py_BEGIN_ALLOW_THREADS
+        Bytes bytes = {lines.buf, (const uint8_t *)lines.buf + lines.len};
+        is_whole = find_news(bytes, (Seen){seen.buf, slots - 1, root}, most < 0 ? 0 : (size_t)most, &news);
+        Py_END_ALLOW_THREADS
+        result = is_whole ? PyBytes_FromStringAndSize((const char *)news.lines, (Py_ssize_t)(news.count * sizeof(NewLine)))
+                          : PyErr_NoMemory();
+        free(news.lines);
+    }
+    PyBuffer_Release(&lines);
+    PyBuffer_Release(&seen);
+    return result;
+}
+
 static PyMethodDef functions[] = {
+    {"find_news", find_new_lines, METH_VARARGS, find_news_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},

@@ -1,4 +1,4 @@
-"""A cache on this host of footers, row lengths and line counts, for other processes and the next job.
+"""A cache on this host of footers, row lengths and results of whole reads, for other processes and the next job.
 
 Each is one file, named by a hash of (path, identity), so that a replaced data file never gets an old footer. Only this
 user can read them: a directory that others can enter is not used. They appear whole or not at all, and have a checksum
@@ -146,9 +146,9 @@ def row_length_cache() -> KeptFiles | None:
     return _kept("lengths")
 
 
-def line_count_cache() -> KeptFiles | None:
-    """This user's cache of line counts of large local text files; None if it is switched off."""
-    return _kept("blocks")
+def scan_cache() -> KeptFiles | None:
+    """This user's cache of what reading all of a large local file gave; None if it is switched off."""
+    return _kept("scans")
 
 
 _opened: dict[tuple[str, str], KeptFiles] = {}

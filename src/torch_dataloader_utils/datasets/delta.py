@@ -50,8 +50,10 @@ from torch_dataloader_utils.datasets.options import (
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
     counting_share,
+    given_alike,
     is_scanned_once,
     ranks_of,
+    reads_files,
     scanning_share,
     shows_bars,
 )
@@ -170,14 +172,15 @@ class DeltaSource(Checked):
         """The inventory that was given, or that of the table (the same on all ranks), and how its files are reached."""
         scan = self.scan_options(options.columns, options.filters, options.on_error)
         share = counting_share(options, *ranks_of(options))
+        once = is_scanned_once(options, is_remote=not is_local(os.fspath(self.table)))
         if self.inventory is not None:
             check_snapshot("DeltaDataset", self.inventory.snapshot, "version", self.version, self.from_version)
-            compare_options(options, meets=scanning_share(options).count > 1)
+            once = once and reads_files(self.inventory, options)
+            compare_options(options, meets=once or scanning_share(options).count > 1)
             if self.roots is not None:
                 self.roots.check_inventory(self.inventory)
-            found = identified(self.inventory, options.identity, self.access)
+            found = given_alike(self.inventory, options, self.access, once=once)
             return under_filter(found, options.filters), self.access
-        once = is_scanned_once(options, is_remote=not is_local(os.fspath(self.table)))
         compare_options(options, meets=once or share.count > 1)
         with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
 

@@ -24,7 +24,14 @@ from torch_dataloader_utils.datasets.options import (
     REMOTE_TEXT,
     TableOptions,
 )
-from torch_dataloader_utils.datasets.rank_agreement import compare_options, is_scanned_once, scanning_share, shows_bars
+from torch_dataloader_utils.datasets.rank_agreement import (
+    compare_options,
+    given_alike,
+    is_scanned_once,
+    reads_files,
+    scanning_share,
+    shows_bars,
+)
 from torch_dataloader_utils.datasets.row_counts import under_filter
 from torch_dataloader_utils.discover.bad_files import lies_in
 from torch_dataloader_utils.discover.content import identified
@@ -98,8 +105,8 @@ class FileSource(Checked):
     missing: Missing = option(
         "error",
         '"null" accepts files with different columns: a column that a file lacks is null there (see nulls), and one '
-        "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV and JSON "
-        'lines need scan_files(schema=). "error": all files need the same columns and types.',
+        "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV needs "
+        'scan_files(schema=). "error": all files need the same columns and types, except JSON lines.',
         check_missing,
     )
 
@@ -118,13 +125,13 @@ class FileSource(Checked):
         """
         access = StoreAccess.of(self.storage_options, self.credentials, self.remote)
         is_remote = not all(map(is_local, _names(self.path)))
-        once = self.inventory is None and is_scanned_once(options, is_remote=is_remote)
+        once = reads_files(self.inventory, options) and is_scanned_once(options, is_remote=is_remote)
         compare_options(options, meets=once or scanning_share(options).count > 1)
         if self.inventory is None:
             found = self._scan(options, access, once=once)
         else:
             _check_place(self.inventory, self.path)
-            found = identified(self.inventory, options.identity, access)
+            found = given_alike(self.inventory, options, access, once=once)
         return under_filter(found, options.filters), access
 
     def _scan(self, options: TableOptions, access: StoreAccess, *, once: bool) -> Inventory:
@@ -137,6 +144,7 @@ class FileSource(Checked):
             count_rows=options.count_rows is not False,
             on_error=options.on_error,
             missing=self.missing,
+            identity=options.identity,
         )
         with work_bar("footers", is_wanted=shows_bars(options)) as on_progress:
 

@@ -49,8 +49,10 @@ from torch_dataloader_utils.datasets.options import (
 from torch_dataloader_utils.datasets.rank_agreement import (
     compare_options,
     counting_share,
+    given_alike,
     is_scanned_once,
     ranks_of,
+    reads_files,
     scanning_share,
     shows_bars,
 )
@@ -232,15 +234,17 @@ class IcebergSource(Checked):
         """
         place, scan = self.place, self.scan_options(options.columns, options.filters, options.on_error)
         share = counting_share(options, *ranks_of(options))
+        once = is_scanned_once(options, is_remote=self.catalog_config is not None or not is_local(place.table))
         if self.inventory is not None:
             read = self.inventory.snapshot
             check_snapshot("IcebergDataset", read, "snapshot", self.snapshot_id, self.from_snapshot_id)
-            compare_options(options, meets=scanning_share(options).count > 1)
+            once = once and reads_files(self.inventory, options)
+            compare_options(options, meets=once or scanning_share(options).count > 1)
             if place.allowed_roots is not None:
                 place.allowed_roots.check_inventory(self.inventory)
             access = self.access()
-            return under_filter(identified(self.inventory, options.identity, access), options.filters), access
-        once = is_scanned_once(options, is_remote=self.catalog_config is not None or not is_local(place.table))
+            found = given_alike(self.inventory, options, access, once=once)
+            return under_filter(found, options.filters), access
         compare_options(options, meets=once or share.count > 1)
         with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
 

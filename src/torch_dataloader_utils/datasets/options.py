@@ -234,8 +234,9 @@ class TableOptions(Checked):
     identity: FileIdentity = option(
         "strict",
         'what identifies files. "strict": path, size and etag or time. "content": the name below their common '
-        "directory, size, footer and both ends (64 KiB each), so that states fit copies of the data in another "
-        "place, store or time. Needs one request per file.",
+        "directory and a digest of all bytes, so that states fit copies of the data in another place, store or time, "
+        "and nothing else. Every byte of every file is read before the first batch, unless this host has kept the "
+        "digest.",
         check_identity,
     )
     refresh: Literal["epoch"] | None = option(

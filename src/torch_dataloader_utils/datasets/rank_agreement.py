@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import short_digest
+from torch_dataloader_utils._core.inventory import Inventory, short_digest
 from torch_dataloader_utils._formats.row_filter import filter_text
+from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish
@@ -14,6 +16,7 @@ from torch_dataloader_utils.stream.ranks import (
     add_over_ranks,
     all_or_none,
     counting_part,
+    from_rank_zero,
     mesh_members,
     resolve_ranks,
     running_ranks,
@@ -74,6 +77,24 @@ def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
     # With NCCL alone, ranks that have not chosen their GPU yet would all use the first one.
     can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
     return can_meet and counting_part(*ranks_of(options))[1] > 1
+
+
+def reads_files(inventory: Inventory | None, options: TableOptions) -> bool:
+    """Whether files are read before the plan: for an inventory, if the caller gave none, or for digests of contents."""
+    return inventory is None or options.identity == "content"
+
+
+def given_alike(inventory: Inventory, options: TableOptions, access: StoreAccess, *, once: bool) -> Inventory:
+    """Return the inventory that the caller gave with its files known as `options` say; once: rank 0 reads for all.
+
+    Raises:
+        FileChangedError, StoreError: see `identified`.
+    """
+
+    def prove() -> Inventory:
+        return identified(inventory, options.identity, access)
+
+    return from_rank_zero(prove) if once else prove()
 
 
 def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:

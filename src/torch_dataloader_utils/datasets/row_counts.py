@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask, short_digest
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import RowSpace
@@ -200,10 +200,10 @@ def read_lengths(
     groups = share.of(inventory.num_groups)
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
     kept = row_length_cache() if is_known else None
-    rows = f"{what} of rows {share.index, share.count}{_read_by(inventory)}"
-    # Not by content: its digest covers only parts of a file.
-    files = replace(inventory.files, contents=None)
-    key = (replace(inventory, files=files).fingerprint(), rows)
+    changed = inventory.files.changed_ns
+    # A local file may be overwritten and given its old time back; a digest of all bytes does not change with it.
+    version = "" if changed is None or inventory.files.contents is not None else short_digest(changed)
+    key = (inventory.fingerprint(), f"{what} of rows {share.index, share.count}{_read_by(inventory)} {version}")
     found = None if kept is None else _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found

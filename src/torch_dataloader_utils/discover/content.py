@@ -1,73 +1,127 @@
-"""Files known by what is in them: `identified` gives each file of an inventory a digest of its footer and its ends.
+"""Files known by what is in them: `identified` gives each file of an inventory a digest of all its bytes.
 
-Copies of a file, and files that were touched, have the digest of the original, in any directory and any store. It does
-not cover all bytes: only the size, the first and last 64 KiB, and all of a larger footer. Footers of Parquet and ORC
-say how long every column of every row group is, and its least and greatest value.
+    size, bytes 0 to 4 MiB, 4 to 8 MiB, ...  ─►  a digest of each piece  ─►  a digest of the size and these
+
+Copies of a file, and files that were touched, have the digest of the original, in any directory and any store. Pieces
+are read in parallel, also those of one file, and only a few are in memory. Rows that a table deletes by position count
+too; files of equality deletes are those of the snapshot and are not read.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
-from typing import assert_never
+from typing import Any, NamedTuple
 
-from torch_dataloader_utils._core.inventory import FileFormat, Inventory, StringColumn
+import numpy as np
+
+from torch_dataloader_utils._core.iceberg import IcebergFile
+from torch_dataloader_utils._core.inventory import Inventory, StringColumn
 from torch_dataloader_utils._core.option_values import FileIdentity
-from torch_dataloader_utils._formats.parquet_trailer import checked_footer_length
-from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, StoreAccess, open_store, redact
-from torch_dataloader_utils.discover.arrow import footer_bytes as arrow_footer_bytes
-from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
+from torch_dataloader_utils._runtime.parallel import map_in_order, map_watched, threads_for
+from torch_dataloader_utils._runtime.threads import available_cpus
+from torch_dataloader_utils._store import FileStat, StoreAccess, is_local, open_store, redact
+from torch_dataloader_utils._store.identity import check_identity
 from torch_dataloader_utils.discover.formats import REMOTE_THREADS
-from torch_dataloader_utils.discover.orc import footer_bytes as orc_footer_bytes
+from torch_dataloader_utils.discover.whole_reads import (
+    KEPT_DIGEST,
+    PIECE_BYTES,
+    ContentDigest,
+    keep_result,
+    load_result,
+    piece_digest,
+)
+from torch_dataloader_utils.errors import FileChangedError
 
 
 def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess) -> Inventory:
-    """The inventory with its files known as `identity` says: by content, states of it fit copies in another place.
+    """Return the inventory with its files known as `identity` says.
 
-    An inventory whose files are known by content already stays as it is. Else each file costs a read of both ends,
-    pinned to the identity that it was scanned with.
+    "content": every byte of every file is read, unless this host keeps the digest of this version of the file. Digests
+    that the inventory has already are compared. Local files are then pinned to the time of their last change.
 
     Raises:
-        FileChangedError: a file was changed since. NoDataError: it is gone. CorruptFileError: a footer that is larger
-            than its file. StoreError: the storage failed.
+        FileChangedError: a file was changed since the scan. NoDataError: it is gone. StoreError: the storage failed.
     """
-    if identity == "strict" or inventory.files.contents is not None:
+    if identity == "strict":
         return inventory
-    contents = map_watched(
-        partial(_content, inventory, access), range(inventory.num_files), threads=REMOTE_THREADS, name="tdu-content"
-    )
-    return replace(inventory, files=replace(inventory.files, contents=StringColumn.of(contents)))
-
-
-def _content(inventory: Inventory, access: StoreAccess, file: int) -> str:
     files = inventory.files
-    path, size, identity = files.paths[file], int(files.sizes[file]), files.pin(file)
-    if not size:
-        return blake2b(b"0", digest_size=16).hexdigest()
-    store, length = open_store(path, access), min(size, TAIL_BYTES)
-    head, tail = store.ranges(path, [(0, length), (size - length, length)], identity)
-    need = _footer_bytes(path, FileFormat(int(files.formats[file])), tail, size)
-    if need > size:
-        raise corrupt(path, f"the footer claims {need} bytes of a file of {size}")
-    if need > length:
-        (tail,) = store.ranges(path, [(size - need, need)], identity)
-    digest = blake2b(str(size).encode(), digest_size=16)
-    digest.update(head)
-    digest.update(tail)
-    return digest.hexdigest()
+    all_local = all(map(is_local, files.paths))
+    threads = available_cpus() if all_local else REMOTE_THREADS
+    known = map_watched(
+        partial(_look_up, inventory, access), range(inventory.num_files), threads=threads, name="tdu-content"
+    )
+    contents = [version.digest for version in known]
+    left = [file for file, digest in enumerate(contents) if not digest]
+    for file, digest in _digests(inventory, access, [(file, known[file].stat) for file in left], threads):
+        contents[file] = digest
+        path = files.paths[file]
+        keep_result(open_store(path, access), path, known[file].stat, KEPT_DIGEST, digest.encode())
+    contents = list(map(_with_deletes, contents, files.extras)) if files.extras else contents
+    _compare(inventory, contents)
+    changed = [version.stat.changed_ns for version in known]
+    return replace(
+        inventory,
+        files=replace(
+            files,
+            contents=StringColumn.of(contents),
+            changed_ns=None if None in changed else np.array(changed, dtype=np.int64),
+        ),
+    )
 
 
-def _footer_bytes(path: str, file_format: FileFormat, tail: Buffer, size: int) -> int:
-    """Bytes of the footer at the end of the file; 0 for text, which has none."""
-    with decoding(path, "footer"):
-        match file_format:
-            case FileFormat.PARQUET:
-                return checked_footer_length(tail, size, redact(path))
-            case FileFormat.ORC:
-                return orc_footer_bytes(tail)
-            case FileFormat.ARROW:
-                return arrow_footer_bytes(tail)
-            case FileFormat.CSV | FileFormat.JSON:
-                return 0
-            case _:
-                assert_never(file_format)
+class _Version(NamedTuple):
+    """The version of a file that is read now, and the digest that this host keeps for it; "" for none."""
+
+    stat: FileStat
+    digest: str
+
+
+def _look_up(inventory: Inventory, access: StoreAccess, file: int) -> _Version:
+    files = inventory.files
+    path = files.paths[file]
+    store = open_store(path, access)
+    if store.is_local:
+        stat = store.stat(path)
+        check_identity(path, files.pin(file), stat)
+    else:
+        stat = FileStat(size=int(files.sizes[file]), identity=files.identities[file])
+    return _Version(stat, (load_result(store, path, stat, KEPT_DIGEST) or b"").decode())
+
+
+def _digests(
+    inventory: Inventory, access: StoreAccess, files: Sequence[tuple[int, FileStat]], threads: int
+) -> Iterator[tuple[int, str]]:
+    """Read each of these files (number, version) whole; give (number, digest), in their order."""
+
+    def read(piece: tuple[int, FileStat, int]) -> bytes:
+        file, stat, start = piece
+        path, span = inventory.files.paths[file], (start, min(PIECE_BYTES, stat.size - start))
+        return piece_digest(open_store(path, access).ranges(path, [span], stat.pin)[0])
+
+    pieces = ((file, stat, start) for file, stat in files for start in range(0, stat.size, PIECE_BYTES))
+    with threads_for(threads, "tdu-content") as pool:
+        digests = map_in_order(read, pieces, pool, 2 * threads)
+        for file, stat in files:
+            content = ContentDigest(stat.size)
+            while (digest := content.result()) is None:
+                content.add_piece(next(digests))
+            yield file, digest
+
+
+def _with_deletes(digest: str, extra: Any) -> str:
+    if not isinstance(extra, IcebergFile) or not len(extra.positions):
+        return digest
+    return blake2b(digest.encode() + extra.positions.tobytes(), digest_size=16).hexdigest()
+
+
+def _compare(inventory: Inventory, contents: list[str]) -> None:
+    """Raise FileChangedError if a file has other bytes than the inventory was made of."""
+    if inventory.files.contents is None:
+        return
+    for file, (was, now) in enumerate(zip(inventory.files.contents, contents, strict=True)):
+        if was != now:
+            raise FileChangedError(
+                f"{redact(inventory.files.paths[file])} is not the file that was planned: its bytes have digest {now}, "
+                f"planned {was}, though size and time are the same. Restore the file, or scan the data set again."
+            )

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._core.option_values import FileIdentity
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._store import FileEntry
 from torch_dataloader_utils.errors import ConfigError
@@ -61,6 +62,7 @@ class ScanRequest:
     schema: the columns of all files, None until they are known; that of text files may be given, since they carry none.
     missing: "null" takes files that lack some of the columns, or have them in narrower types.
     on_error: "skip" gives a BadFile for a file whose metadata does not decode. int96_unit: of timestamps in Parquet.
+    identity: "content" keeps the digest of a text that is read whole.
     """
 
     file_format: FileFormat
@@ -73,6 +75,12 @@ class ScanRequest:
     missing: Missing = "error"
     on_error: OnError = "raise"
     int96_unit: Int96Unit = "ns"
+    identity: FileIdentity = "strict"
+
+    @property
+    def finds_keys(self) -> bool:
+        """Whether the columns are those that all files have together, each a schema of its own: of JSON lines."""
+        return self.file_format is FileFormat.JSON and self.schema is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,6 +109,10 @@ class FirstScan:
         """The files among those scanned so far whose metadata does not decode."""
         return {file: scan for file, scan in self.scans.items() if isinstance(scan, BadFile)}
 
+    def with_schema(self, file_schema: pa.Schema) -> "FirstScan":
+        """The same facts for files that have these columns together."""
+        return replace(self, file_schema=file_schema, schema=dataset_schema(file_schema, self.fields))
+
     def wanted(self, file: int) -> tuple[pa.Schema, str]:
         """The schema that a file must have: that of its own first scan, or else of the file `path`; and that path."""
         scan = self.scans.get(file)
@@ -166,7 +170,8 @@ def _learn(
         partitions, fields = type_partitions(texts, file_schema, path)
     schema = dataset_schema(file_schema, fields, keeps_required=request.schema is not None)
     hint = partial(hive_hint, [path] if partitioning is None else [], files.root)
-    check_columns(request.columns or (), schema, hint)
+    if not request.finds_keys:
+        check_columns(request.columns or (), schema, hint)
     return FirstScan(
         path=path,
         file_schema=file_schema,

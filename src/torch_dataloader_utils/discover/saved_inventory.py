@@ -145,7 +145,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
             PartitionColumn(name=name, values=_read_values(values), codes=_numbers_of(file, _CODES + name))
             for name, values in about["partitions"]
         ),
-        contents=_strings_of(file, _CONTENT) if _CONTENT in file.schema_arrow.names else None,
+        contents=_strings_of(file, _CONTENT) if about["version"] == _VERSION_OF_CONTENTS else None,
     )
     lists = {name: _lists_of(file, name) for name in _GROUP_COLUMNS}
     counts = lists["ordinal"][0]
@@ -271,8 +271,9 @@ def _bytes(text: str) -> bytes:
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
-# Of files that are known by content, which earlier releases would leave out of the fingerprint.
-_VERSION_OF_CONTENTS = 2
+# With a digest of all bytes of each file. The digests of version 2, of the ends of each file, are left out.
+_VERSION_OF_CONTENTS = 3
+_VERSIONS = (_VERSION, 2, _VERSION_OF_CONTENTS)
 
 
 def save_inventory(
@@ -328,6 +329,8 @@ def load_inventory(
 ) -> Inventory:
     """The inventory that `save_inventory` wrote, with the same arrays and the same fingerprint.
 
+    Of version 2 (files known by their ends), the files are known by path and identity; identity="content" reads them.
+
     Args:
         storage_options, credentials, remote: of the store that it lies in, as for `scan_files`.
         allowed_roots: prefixes of where its files may lie: "s3://bucket/trips", "s3://" (any bucket), "/data". None:
@@ -371,9 +374,9 @@ def _about(schema: pa.Schema, path: str) -> Mapping[str, Any]:
     with _fitting(path):
         about: Mapping[str, Any] = json.loads(text)
         version = about["version"]
-    if version not in (_VERSION, _VERSION_OF_CONTENTS):
+    if version not in _VERSIONS:
         raise ConfigError(
-            f"{redact(path)} is of inventory version {version}; this library reads {_VERSION} and "
+            f"{redact(path)} is of inventory version {version}; this library reads {_VERSION} to "
             f"{_VERSION_OF_CONTENTS}. Scan and save again."
         )
     return about

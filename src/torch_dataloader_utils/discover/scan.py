@@ -27,10 +27,11 @@ from torch_dataloader_utils._core.inventory import (
 )
 from torch_dataloader_utils._core.option_values import FileIdentity, check_identity
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
+from torch_dataloader_utils._formats.json_schema import JsonSchema
 from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
-from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
+from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.file_scan import (
@@ -50,7 +51,7 @@ from torch_dataloader_utils.discover.hive import partition_values
 from torch_dataloader_utils.discover.known_nulls import known_nulls
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.discover.prune import judge_partitions
-from torch_dataloader_utils.discover.schemas import check_same_schema
+from torch_dataloader_utils.discover.schemas import check_columns, check_same_schema
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 
 _log = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ def scan_files(
         storage_options: for the storage client; kept out of the inventory.
         credentials, remote: see `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
-        schema: of text files, which carry none; otherwise inferred from the first one.
+        schema: of text files, which carry none; otherwise that of the start of the first CSV file, or of all lines of
+            JSON. A key that it lacks is an error, unless `columns` leaves it out.
         text: how text files are cut.
         executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
         on_progress: called in the caller's thread after each file with (files done, files to scan).
@@ -101,9 +103,10 @@ def scan_files(
         int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
             not; what is finer is cut.
         missing: "null" takes files that lack some of the columns, or have them in narrower types: the data set has the
-            columns of all files, each in the widest type, and is null where a file lacks one. Text needs a schema then.
-        identity: "content" knows files by what is in them, so that states and fingerprints fit the same data in another
-            place; see `StructuredDataset.create_dataloader`.
+            columns of all files, each in the widest type, and is null where a file lacks one. CSV needs a schema then;
+            JSON lines always have the keys of all files.
+        identity: "content" knows files by all their bytes, which are read, so that states and fingerprints fit the same
+            data in another place; see `StructuredDataset.create_dataloader`.
 
     Returns:
         Files sorted by path; row groups in file order, without empty ones.
@@ -127,8 +130,8 @@ def scan_files(
         on_error=on_error,
         int96_unit=_checked_unit(int96_unit),
         missing=check_missing("missing", missing),
+        identity=check_identity("identity", identity),
     )
-    check_identity("identity", identity)
     access = StoreAccess.of(storage_options, credentials, remote)
     inventory = scan_paths(
         path,
@@ -154,10 +157,10 @@ def scan_paths(
 ) -> Inventory:
     """As `scan_files`, with an access that readers of the files use later too, so that they share a client."""
     _check_partitioning(partitioning)
-    if request.missing == "null" and is_text(request.file_format) and request.schema is None:
+    if request.missing == "null" and request.file_format is FileFormat.CSV and request.schema is None:
         raise ConfigError(
-            'missing="null" needs a schema for CSV and JSON lines, which carry none: pass inventory=scan_files(path, '
-            'format, schema=..., missing="null").'
+            'missing="null" needs a schema for CSV, which carries none: pass inventory=scan_files(path, format, '
+            'schema=..., missing="null").'
         )
     store, files = find_files(
         path, access, empty_has_no_rows=is_text(request.file_format), allow_bare_files=allow_bare_files
@@ -189,7 +192,14 @@ def scan_listed(
         with scanned(store, request, _items(files, first, left), executor) as scans:
             in_order = (ready[file] if file in ready else next(scans) for file in chosen)
             heard = on_progress if left or request.missing == "error" else None
-            stats, groups, bad, nulls = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts)
+            schemas: dict[pa.Schema, str] | None = {first.file_schema: first.path} if request.finds_keys else None
+            found = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts, schemas)
+    stats, groups, bad, nulls = found
+    if schemas is not None:
+        first = first.with_schema(_united(schemas, request.columns))
+        check_columns(request.columns or (), first.schema, first.hint)
+        if filters is not None:
+            filter_columns(filters, first.schema, first.hint(shown_filter(filters)))
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(paths, stats, request.file_format, first.partitions),
@@ -208,11 +218,17 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
 
     The filter stays in the request only if it uses columns of the files.
     """
-    request = replace(request, schema=first.file_schema)
+    if not request.finds_keys:
+        request = replace(request, schema=first.file_schema)
     row_filter = request.row_filter
     if row_filter is None:
         return request, np.full(num_files, Verdict.IN, dtype=np.int64)
-    used = filter_columns(row_filter, first.schema, first.hint(shown_filter(row_filter)))
+    try:
+        used = filter_columns(row_filter, first.schema, first.hint(shown_filter(row_filter)))
+    except ConfigError:
+        if not request.finds_keys:
+            raise
+        return request, np.full(num_files, Verdict.MAYBE, dtype=np.int64)  # its columns may come later
     verdicts = judge_partitions(row_filter, used, first.schema, first.partitions, num_files)
     if used and set(used) <= {field.name for field in first.fields}:
         return replace(request, row_filter=None), verdicts
@@ -236,8 +252,12 @@ def _collect(
     chosen: Sequence[int],
     scans: Iterable[FileScan | BadFile],
     file_verdicts: Int64s,
+    schemas: dict[pa.Schema, str] | None,
 ) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]], Mapping[str, int]]:
-    """The stats of all files, the row groups of the chosen ones, the bad ones among them, and `known_nulls`."""
+    """Return the stats of all files, the row groups of the chosen ones, the bad ones among them, and `known_nulls`.
+
+    schemas: gets the schemas of the chosen files, each with the first path that has it; None if they have to be alike.
+    """
     stats = [entry.stat for entry in files.entries]
     paths = [entry.path for entry in files.entries]
     groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
@@ -249,7 +269,10 @@ def _collect(
         if isinstance(scan, BadFile):
             bad.append((paths[file], scan))
             continue
-        check_same_schema(*first.wanted(file), scan.schema, paths[file])
+        if schemas is None:
+            check_same_schema(*first.wanted(file), scan.schema, paths[file])
+        else:
+            schemas.setdefault(scan.schema, paths[file])
         stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
@@ -261,6 +284,13 @@ def _collect(
     names = {field.name for field in first.schema}.difference(field.name for field in first.fields)
     nulls = known_nulls(whole, names, lambda schema: (name if name in names else None for name in schema.names))
     return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad, nulls
+
+
+def _united(schemas: Mapping[pa.Schema, str], columns: Sequence[str] | None) -> pa.Schema:
+    learned = JsonSchema("", columns)
+    for schema, path in schemas.items():
+        learned.add_schema(schema, redact(path))
+    return learned.schema
 
 
 def _file_table(

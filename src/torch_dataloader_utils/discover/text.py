@@ -1,4 +1,4 @@
-"""JSON lines and CSV: blocks of whole lines, whose rows are counted by scanning the file once.
+"""JSON lines and CSV: blocks of whole lines, whose rows are counted, and keys of JSON found, by one scan of the file.
 
 A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
 header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
@@ -13,21 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, Int64s
 from torch_dataloader_utils._core.paths import codec_of
+from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._formats.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
 from torch_dataloader_utils._store import FileEntry, Store, redact
-from torch_dataloader_utils._store.identity import names_no_version
-from torch_dataloader_utils._store.kept_files import line_count_cache
 from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.discover.whole_reads import KEPT_DIGEST, ContentDigest, keep_result, load_result
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 
 _NEWLINE = 10
 _RETURN = 13
 _LAST_SPACE = 32
-_QUOTE = 34
 
 
 class LineCounter:
@@ -51,11 +50,12 @@ class LineCounter:
         self._open_line = b""  # the first byte that is not blank of the unfinished line, if it has one
         self._blocks: list[tuple[int, int, int]] = []
 
-    def feed(self, piece: bytes | memoryview) -> None:
+    def feed(self, piece: bytes) -> None:
         """Counts the next piece of the file."""
         text = np.frombuffer(piece, dtype=np.uint8)
-        self.has_quotes = self.has_quotes or bool((text == _QUOTE).any())
-        self._look_for_returns(text)
+        self.has_quotes = self.has_quotes or b'"' in piece
+        if self._ends_with_return or b"\r" in piece:
+            self._look_for_returns(text)
         stops = np.flatnonzero(text == _NEWLINE) + 1
         if len(stops) == 0:
             self._extend_open_line(piece)
@@ -83,18 +83,18 @@ class LineCounter:
             self._block_start, self._block_rows = self._position, 0
         return np.array(self._blocks, dtype=np.int64).reshape(-1, 3)
 
-    def _rows(self, piece: bytes | memoryview, text: npt.NDArray[np.uint8], stops: Int64s) -> npt.NDArray[np.bool_]:
+    def _rows(self, piece: bytes, text: npt.NDArray[np.uint8], stops: Int64s) -> npt.NDArray[np.bool_]:
         starts = np.concatenate([[0], stops[:-1]])
         is_row = np.ones(len(stops), dtype=bool)
         # Only lines that begin with a control character or space can be blank.
         for index in np.flatnonzero(text[starts] <= _LAST_SPACE).tolist():
-            is_row[index] = bool(bytes(piece[int(starts[index]) : int(stops[index])]).strip(self._blank))
+            is_row[index] = bool(piece[int(starts[index]) : int(stops[index])].strip(self._blank))
         is_row[0] |= bool(self._open_line)
         return is_row
 
-    def _extend_open_line(self, rest: bytes | memoryview) -> None:
+    def _extend_open_line(self, rest: bytes) -> None:
         if not self._open_line:
-            self._open_line = bytes(rest).strip(self._blank)[:1]
+            self._open_line = rest.strip(self._blank)[:1]
 
     def _close_blocks(self, stops: Int64s, rows_before: Int64s) -> None:
         counted = 0
@@ -111,7 +111,6 @@ class LineCounter:
 
 
 _PIECE_BYTES = 8 << 20
-_SMALLEST_KEPT_BYTES = 8 << 20
 _HEAD_BYTES = 1 << 20
 _MOST_HEAD_BYTES = 32 << 20
 _CSV_PARSE_BYTES = 1 << 20
@@ -130,12 +129,13 @@ _CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
 def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """The blocks of a text file; physical_rows is UNKNOWN without `count_rows`. projected_bytes = stored bytes.
 
-    The schema is the request's, or inferred from the first MiB where the request has none yet. A file of blank lines
-    has no blocks.
+    The schema is the request's, or that of the file where the request has none: of all its lines if JSON lines are
+    counted, else inferred from the first MiB. A file of blank lines has no blocks.
 
     Raises:
         SchemaError: a CSV header that differs from the schema's names; only the order may, and with missing="null" some
-        may be missing. Or columns of JSON lines that have no one type. UnsupportedFeatureError: a JSON array.
+        may be missing. Or columns of JSON lines that have no one type, or that the schema lacks.
+        UnsupportedFeatureError: a JSON array.
     """
     entry = item.entry
     is_csv = request.file_format is FileFormat.CSV
@@ -143,13 +143,13 @@ def scan_text(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
         head, is_cut = _head(store, entry, is_csv)
         if not head:
             return _blank(entry, request)
-        schema = _schema(entry.path, head, request, is_csv=is_csv, is_cut=is_cut)
-        if not request.count_rows:
-            groups = _whole(entry, UNKNOWN)
-        elif is_csv:
-            groups = _once(store, entry, request, lambda: _csv_groups(store, entry, head, schema.names[0], request))
+        if not is_csv and request.count_rows:
+            schema, groups = _json_lines(store, entry, request)
         else:
-            groups = _once(store, entry, request, lambda: _json_groups(store, entry, request))
+            schema = _schema(entry.path, head, request, is_csv=is_csv, is_cut=is_cut)
+            groups = _whole(entry, UNKNOWN)
+            if request.count_rows:
+                groups = _csv_groups(store, entry, head, schema.names[0], request)
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
 
 
@@ -163,28 +163,56 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
     )
 
 
-def _once(store: Store, entry: FileEntry, request: ScanRequest, count: Callable[[], Int64s]) -> Int64s:
-    """The result of `count()` for this version of a file; of a large one it is kept on the host: it reads all of it."""
-    if entry.stat.size < _SMALLEST_KEPT_BYTES or names_no_version(entry.stat.identity):
-        return count()
-    version = f"{entry.stat.identity} {request.file_format.name} {request.text}"
-    blocks = line_count_cache() if store.is_local else None
-    kept = blocks.get(entry.path, version) if blocks is not None else store.kept_tail(entry.path, version)
-    if kept is not None:
-        return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
-    groups = np.ascontiguousarray(count())
-    if blocks is not None:
-        blocks.put(entry.path, version, groups.tobytes())
+def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[pa.Schema, Int64s]:
+    """The columns and blocks of a file; of a large one they are kept on the host, as they take a read of all of it."""
+    # Which columns are left out depends on those that are needed.
+    kept_as = f"JSON {request.text}"
+    for_columns = f"{kept_as} {request.columns}"
+    for what in (kept_as, for_columns):
+        if (kept := load_result(store, entry.path, entry.stat, what)) is not None:
+            schema, groups = _unpacked(kept)
+            break
     else:
-        store.keep_tail(entry.path, version, groups.tobytes())
-    return groups
+        learned = JsonSchema(redact(entry.path), request.columns)
+        groups = _json_groups(store, entry, request, learned)
+        schema = learned.schema
+        keep_result(
+            store, entry.path, entry.stat, for_columns if learned.left_out else kept_as, _packed(schema, groups)
+        )
+    if request.schema is None:
+        return schema, groups
+    check_keys(schema, request.schema, redact(entry.path), request.columns)
+    return request.schema, groups
 
 
-def _json_groups(store: Store, entry: FileEntry, request: ScanRequest) -> Int64s:
-    return _counted_groups(entry, _counted(store, entry, request, start=0, blank=_JSON_BLANKS))
+def _packed(schema: pa.Schema, groups: Int64s) -> bytes:
+    data = schema.serialize().to_pybytes()
+    return b"".join([len(data).to_bytes(8, "little"), data, np.ascontiguousarray(groups).tobytes()])
+
+
+def _unpacked(data: bytes) -> tuple[pa.Schema, Int64s]:
+    stop = 8 + int.from_bytes(data[:8], "little")
+    return decode_schema(data[8:stop]), np.frombuffer(data[stop:], dtype=np.int64).reshape(-1, 4)
+
+
+def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: JsonSchema) -> Int64s:
+    counter = _counted(store, entry, request, start=0, blank=_JSON_BLANKS, hear=learned.feed)
+    learned.finish()
+    return _counted_groups(entry, counter)
 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
+    """The blocks of a file; of a large one they are kept on the host."""
+    kept_as = f"CSV {request.text}"
+    kept = load_result(store, entry.path, entry.stat, kept_as)
+    if kept is not None:
+        return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
+    groups = _counted_csv(store, entry, head, column, request)
+    keep_result(store, entry.path, entry.stat, kept_as, np.ascontiguousarray(groups).tobytes())
+    return groups
+
+
+def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
     header = _header(head)
     counter = _counted(store, entry, request, start=len(header), blank=_CSV_BLANKS)
     may_hold_line_ends = counter.has_quotes or not _closes(header)
@@ -194,12 +222,25 @@ def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, reques
     return _counted_groups(entry, counter)
 
 
-def _counted(store: Store, entry: FileEntry, request: ScanRequest, *, start: int, blank: bytes) -> LineCounter:
-    """The lines from byte `start` of the text on."""
+def _counted(
+    store: Store,
+    entry: FileEntry,
+    request: ScanRequest,
+    *,
+    start: int,
+    blank: bytes,
+    hear: Callable[[bytes], None] = lambda _: None,
+) -> LineCounter:
+    """The lines from byte `start` of the text on, of which `hear` gets each piece too."""
     counter = LineCounter(start=start, block_bytes=request.text.block_bytes, blank=blank)
-    stream = _stream(store, entry, start)
+    content = ContentDigest(entry.stat.size) if request.identity == "content" else None
+    stream = _stream(store, entry, content)
+    stream.read(start)
     while piece := stream.read(_PIECE_BYTES):
         counter.feed(piece)
+        hear(piece)
+    if content is not None and (digest := content.result()) is not None:
+        keep_result(store, entry.path, entry.stat, KEPT_DIGEST, digest.encode())
     return counter
 
 
@@ -221,7 +262,7 @@ def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
     parse_bytes = _CSV_PARSE_BYTES
     while True:
         try:
-            return _rows_in_blocks(_stream(store, entry, 0), column, parse_bytes)
+            return _rows_in_blocks(_stream(store, entry), column, parse_bytes)
         except pa.ArrowInvalid as error:
             if "straddles two block boundaries" not in str(error) or parse_bytes >= _MOST_CSV_PARSE_BYTES:
                 raise
@@ -243,7 +284,7 @@ def _rows_in_blocks(stream: pa.NativeFile, column: str, parse_bytes: int) -> int
 
 def _schema(path: str, head: bytes, request: ScanRequest, *, is_csv: bool, is_cut: bool) -> pa.Schema:
     if not is_csv:
-        return request.schema or _json_schema(path, _whole_lines(head) if is_cut else head)
+        return request.schema or _json_schema(path, _whole_lines(head) if is_cut else head, request.columns)
     if request.schema is None:
         return _csv_schema(head, is_cut=is_cut)
     header = _header(head)
@@ -260,22 +301,18 @@ def _schema(path: str, head: bytes, request: ScanRequest, *, is_csv: bool, is_cu
     return request.schema
 
 
-def _json_schema(path: str, head: bytes) -> pa.Schema:
-    options = pa_json.ReadOptions(block_size=len(head) + 1)
+def _json_schema(path: str, head: bytes, columns: tuple[str, ...] | None) -> pa.Schema:
     try:
-        return pa_json.read_json(io.BytesIO(head), read_options=options).schema
+        return infer_schema([head])
     except pa.ArrowInvalid as error:
         if head.lstrip(b" \t\r\n").startswith(b"["):
             raise UnsupportedFeatureError(
                 f"{redact(path)} begins with a JSON array. JSON lines are needed: one object a line, without brackets "
                 "around them and commas between them. Write it again in that form, or leave it out."
             ) from error
-        if "changed from" in str(error):
-            raise SchemaError(
-                f"{redact(path)}: the types of a column differ from line to line ({error}). Write the file again with "
-                "one type a column, or name the other columns alone: inventory=scan_files(..., schema=)."
-            ) from error
-        raise
+        if "changed from" not in str(error):
+            raise
+    return learn_schema(head, redact(path), columns)
 
 
 def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
@@ -313,7 +350,7 @@ def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
     Longer if its first line ends later, or the first row after a CSV header: a type needs a value.
     """
     blanks, start = (_CSV_BLANKS, _CSV_HEADER_AND_ROW) if is_csv else (_JSON_BLANKS, _LINE)
-    stream = _stream(store, entry, 0)
+    stream = _stream(store, entry)
     # One byte more shows whether there is more.
     size, head = _HEAD_BYTES, stream.read(_HEAD_BYTES + 1)
     while len(head) > size and size < _MOST_HEAD_BYTES and not start.match(_after_blanks(head, blanks)):
@@ -331,24 +368,21 @@ def _after_blanks(head: bytes, blanks: bytes) -> bytes:
     return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
 
 
-def _stream(store: Store, entry: FileEntry, start: int) -> pa.NativeFile:
-    """The text from `start` on, decompressed."""
+def _stream(store: Store, entry: FileEntry, content: ContentDigest | None = None) -> pa.NativeFile:
+    """The text, decompressed; `content` gets the stored bytes."""
+    file = pa.PythonFile(_SequentialFile(store, entry, content), mode="r")
     codec = codec_of(entry.path)
-    if codec is None:
-        return pa.PythonFile(_SequentialFile(store, entry, start), mode="r")
-    stream = pa.CompressedInputStream(pa.PythonFile(_SequentialFile(store, entry, 0), mode="r"), codec)
-    if start:
-        stream.read(start)
-    return stream
+    return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
 class _SequentialFile:
-    """Reads a stored file from `start` to its end, in the pieces that are asked for."""
+    """Reads a stored file from its start to its end, in the pieces that are asked for."""
 
-    def __init__(self, store: Store, entry: FileEntry, start: int) -> None:
+    def __init__(self, store: Store, entry: FileEntry, content: ContentDigest | None) -> None:
         self._store = store
         self._entry = entry
-        self._position = start
+        self._content = content
+        self._position = 0
         self.closed = False
 
     def read(self, length: int = -1) -> bytes | memoryview:
@@ -358,6 +392,8 @@ class _SequentialFile:
         if length == 0:
             return b""
         (data,) = self._store.ranges(self._entry.path, [(self._position, length)], self._entry.stat.identity)
+        if self._content is not None:
+            self._content.feed(data)
         self._position += length
         return data
 

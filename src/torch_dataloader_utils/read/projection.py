@@ -55,6 +55,7 @@ class Projection:
     delivered: names of the output, in order. filtered: names in the row filter.
     made: fields, of both, that no file holds: partition columns, and `_file` and `_pos`.
     row_filter: the expression, or None.
+    known: names of all columns of the data set, if all are delivered; else None.
     """
 
     stored: pa.Schema
@@ -62,6 +63,7 @@ class Projection:
     filtered: tuple[str, ...]
     made: tuple[pa.Field, ...]
     row_filter: pc.Expression | None
+    known: frozenset[str] | None
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """The schema of these stored columns."""
@@ -97,6 +99,7 @@ def project(spec: ReadSpec) -> Projection:
         filtered=filtered,
         made=tuple(field for name, field in fields.items() if name in made),
         row_filter=spec.row_filter,
+        known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
     )
 
 

@@ -141,7 +141,7 @@ class Reader:
         is_placed = projection.row_filter is None and not has_unplaced_deletes(task)
         # Decoders of other formats give all rows.
         decoded = stored_range(rows, deleted) if is_placed and task.file_format is FileFormat.PARQUET else ALL_ROWS
-        source = self._source(task)
+        source = self._source(task, projection.known)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, projection)):
             stored, deleted = self._decoded(source, projection, decoded, deleted)
             if decoded == ALL_ROWS:
@@ -192,7 +192,7 @@ class Reader:
         if missing:
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
-    def _source(self, task: RowGroupTask) -> TaskSource:
+    def _source(self, task: RowGroupTask, known: frozenset[str] | None = None) -> TaskSource:
         store = self._store(task.path)
         store.note_read(task.path, task.identity, task.ordinal)
         return TaskSource(
@@ -201,6 +201,7 @@ class Reader:
             page_checksums=self.spec.page_checksums,
             is_compiled=self.spec.is_compiled,
             max_row_group_bytes=self.spec.max_row_group_bytes,
+            known=known,
         )
 
     def _decoded(

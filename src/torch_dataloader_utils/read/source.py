@@ -22,6 +22,8 @@ class TaskSource:
     """Gives a decoder its bytes and its limits (see ReadSpec), for one read of a task in one thread.
 
     A small file is fetched whole, once, and kept as long as this object.
+
+    known: names of all columns of the data set, if all are delivered; else None.
     """
 
     task: RowGroupTask
@@ -29,6 +31,7 @@ class TaskSource:
     page_checksums: bool
     max_row_group_bytes: int
     is_compiled: bool = True
+    known: frozenset[str] | None = None
     _fetched: list[Buffer] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property

@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 
+from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils._core.paths import codec_of
+from torch_dataloader_utils._formats.json_schema import check_keys, learn_schema
 from torch_dataloader_utils._formats.record_batches import contiguous, rows_only
 from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.errors import CorruptFileError
@@ -69,12 +71,16 @@ def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch
 def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
     """The rows of one block of JSON lines, columns `fields`, in the fields' types; what a line lacks is null.
 
+    Where lines were not counted, keys are looked for here: those that the fields lack are an error, not left out.
+
     Raises:
         SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
     """
     data = _block(source)
     if len(data) == 0:
         return rows_only(0)
+    if source.task.physical_rows == UNKNOWN and fields:
+        _check_keys(source, bytes(data), pa.schema(fields))
     table = pa_json.read_json(
         pa.BufferReader(data),
         read_options=pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -84,6 +90,13 @@ def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatc
         ),
     )
     return contiguous(table.to_batches()) if fields else rows_only(table.num_rows)
+
+
+def _check_keys(source: TaskSource, data: bytes, fields: pa.Schema) -> None:
+    where, names = source.task.where, set(fields.names)
+    seen = learn_schema(data, where, None if source.known is not None else fields.names)
+    # Of all columns, those that are no fields come from the names of directories.
+    check_keys(seen, fields, where, names if source.known is None else set(seen.names) - (source.known - names))
 
 
 def _block(source: TaskSource) -> Buffer:

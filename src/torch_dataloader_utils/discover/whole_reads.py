@@ -1,0 +1,80 @@
+"""Results of reading all of a file, kept on this host: rows and keys of text, and the digest of its bytes.
+
+They are kept for one version of a file. Of a local file, the version has the time of its last change (ctime) too, so
+that a file that was overwritten and given its old time back has another version.
+"""
+
+from hashlib import blake2b
+
+from torch_dataloader_utils._store import Buffer, FileStat, Store
+from torch_dataloader_utils._store.identity import names_no_version
+from torch_dataloader_utils._store.kept_files import scan_cache
+
+# To read a smaller local file again takes no longer than a tick of the file system's clock.
+_SMALLEST_LOCAL_BYTES = 8 << 20
+
+PIECE_BYTES = 4 << 20
+KEPT_DIGEST = "blake2b of 4 MiB pieces"
+
+
+class ContentDigest:
+    """A digest of all bytes of a file: of its size, and of a digest of each piece of 4 MiB.
+
+    So pieces may be read in parallel; `feed` takes the bytes in file order instead, cut anywhere.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = size
+        self._of_pieces = blake2b(str(size).encode(), digest_size=16)
+        self._piece, self._piece_left = blake2b(digest_size=16), min(size, PIECE_BYTES)
+
+    def feed(self, data: Buffer) -> None:
+        """Add the next bytes."""
+        rest = memoryview(data)
+        while rest:
+            part, rest = rest[: self._piece_left], rest[self._piece_left :]
+            self._piece.update(part)
+            self._piece_left -= len(part)
+            if not self._piece_left:
+                self.add_piece(self._piece.digest())
+                self._piece, self._piece_left = blake2b(digest_size=16), min(self._left, PIECE_BYTES)
+
+    def add_piece(self, digest: bytes) -> None:
+        """Add the next piece by its own digest; see `piece_digest`."""
+        self._of_pieces.update(digest)
+        self._left -= min(self._left, PIECE_BYTES)
+
+    def result(self) -> str | None:
+        """32 hex digits; None if bytes are missing."""
+        return None if self._left else self._of_pieces.hexdigest()
+
+
+def piece_digest(data: Buffer) -> bytes:
+    """The digest of a piece."""
+    return blake2b(data, digest_size=16).digest()
+
+
+def load_result(store: Store, path: str, stat: FileStat, what: str) -> bytes | None:
+    """The result that this host keeps for this version of the file, if there is one; what: which result."""
+    if not store.is_local:
+        return store.kept_tail(path, _version(stat, what)) if _is_kept(store, stat) else None
+    kept = scan_cache() if _is_kept(store, stat) else None
+    return None if kept is None else kept.get(path, _version(stat, what))
+
+
+def keep_result(store: Store, path: str, stat: FileStat, what: str, result: bytes) -> None:
+    """Keep a result for this version of the file, for other processes of this host and the next job."""
+    if not _is_kept(store, stat):
+        return
+    if not store.is_local:
+        store.keep_tail(path, _version(stat, what), result)
+    elif (kept := scan_cache()) is not None:
+        kept.put(path, _version(stat, what), result)
+
+
+def _version(stat: FileStat, what: str) -> str:
+    return f"{stat.pin} {what}"
+
+
+def _is_kept(store: Store, stat: FileStat) -> bool:
+    return not names_no_version(stat.identity) and (not store.is_local or stat.size >= _SMALLEST_LOCAL_BYTES)
