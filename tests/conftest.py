@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from torch.utils.data import _utils
 
 from tests.effort import TIER, spread
 
@@ -31,6 +32,9 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 multiprocessing.set_forkserver_preload(
     ["torch_dataloader_utils.datasets.build", "torch._dynamo", "tests.packing.ranks", "tests.refresh.job"]
 )
+
+# How long torch waits for a worker whose iterator was garbage: five seconds by itself, in whichever test collects it.
+_utils.MP_STATUS_CHECK_INTERVAL = 1.0
 
 settings.register_profile(
     "test",

@@ -144,6 +144,7 @@ of_interrupt(Terminated()).show()
     assert (done.returncode, done.stderr) == (0, b"tdu: Terminated.\n")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["verify", "bench"])
 def test_ctrl_c_does_not_wait_for_a_store_that_does_not_answer(tmp_path, name):
     pq.write_table(pa.table({"id": range(9)}), tmp_path / "a.parquet")

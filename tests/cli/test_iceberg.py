@@ -55,6 +55,7 @@ def test_a_metadata_file_or_a_table_directory_will_do(lake):
     assert tdu_json("scan", directory, "--format", "iceberg")["num_rows"] == 290
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_catalog_by_its_name_in_the_configuration(lake):
     environment = {

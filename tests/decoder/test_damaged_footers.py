@@ -38,6 +38,7 @@ for bit in range(first, 8 * (len(whole) - 8), step):
 
 
 # Every third bit is of every place in a byte.
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.full)])
 @pytest.mark.parametrize("options", [{"use_dictionary": False}, {"use_dictionary": True, "write_statistics": False}])
 def test_a_flip_of_any_bit_of_a_footer_has_the_verdict_of_pyarrow(

@@ -274,6 +274,7 @@ def run_job(path: Path, state: Path, *, ranks: int, steps: int, version: int) ->
     return ids
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_killed_job_goes_on_on_other_ranks_while_the_table_moves(table: HandTable, tmp_path: Path) -> None:
     state, version = tmp_path / "state.json", table.version

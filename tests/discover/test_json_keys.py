@@ -169,7 +169,7 @@ def test_columns_and_filters_may_name_keys_that_come_late(late):
     assert rows(late, columns=["n"], filters=pc.field("mixed") == 1) == [{"n": 0.5}]
     with pytest.raises(ConfigError, match="did you mean 'tools'"):
         rows(late, columns=["tool"])
-    with pytest.raises(ConfigError, match="No match for"):
+    with pytest.raises(ConfigError, match="no column is called 'tool'"):
         rows(late, filters=pc.field("tool") == 1)
 
 

@@ -209,6 +209,7 @@ def test_a_missing_object_is_asked_for_once(server: S3Server, access: StoreAcces
     assert len(server.requests) == 1
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_trying_ends_with_the_cap_and_says_how_long_it_tried(server: S3Server, access: StoreAccess) -> None:
     url = server.put("a", b"0123456789")

@@ -237,6 +237,7 @@ def test_a_resume_on_other_ranks_gives_every_place_once(
 FORMATS = ("parquet", "orc", "arrow", "csv", "json")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @given(draw=st.data(), file_format=st.sampled_from(FORMATS), num_workers=st.sampled_from([0, 0, 0, 1]))
 @settings(max_examples=effort(60))

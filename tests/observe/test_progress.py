@@ -56,6 +56,7 @@ def test_lines_come_every_interval_with_figures_as_extras(table, caplog):
     assert caplog.records[-1].getMessage().startswith("epoch 0 rank 0 of 1: 165 of 165 rows (100%)")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_without_rich_data_sets_are_read_and_progress_is_lines(table):
     code = f"""
@@ -103,6 +104,7 @@ def test_where_logging_is_not_configured_the_lines_still_come(table, monkeypatch
     assert shown.out == ""
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_bars_come_on_a_terminal(table):
     script = (

@@ -189,6 +189,7 @@ def test_tensor_rank_0_without_a_microbatch_ends_its_peers(saved):
     assert of_peer == ["DataError: tensor-parallel rank 0 could not give this microbatch; its own error says why."] * 3
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "shapes", [FEW_SHAPES, pytest.param(SHAPES, marks=pytest.mark.full)], ids=["few shapes", "all shapes"]

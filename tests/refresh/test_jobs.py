@@ -48,6 +48,7 @@ def _audit(out: Path, *names: str) -> Steps:
     return received
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -154,6 +154,7 @@ def test_workers_of_another_loader_read_the_newest_data_or_say_that_they_cannot(
         rows_of(kept)
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 def test_a_state_at_the_end_of_an_epoch_goes_on_with_newer_data(source: Any) -> None:
     loader, dataset = source.open(refresh="epoch", **OPTIONS)

@@ -69,6 +69,7 @@ def check_epochs(ranks: list[list[list[float]]]) -> None:
     assert len(orders) == NUM_EPOCHS
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_pytorch_ddp(training_data: Path, tmp_path: Path) -> None:
     check_epochs(run("PYTORCH_DDP", training_data, tmp_path / "reports"))

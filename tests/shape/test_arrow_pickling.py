@@ -36,8 +36,8 @@ def as_text(batches):
     return [(str(batch.schema), batch.to_pylist()) for batch in batches]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.processes
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_worker_processes_give_the_types_that_threads_give(table, method):
     assert as_text(load(table, 1, multiprocessing_context=method)[0]) == as_text(load(table, 0)[0])

@@ -86,6 +86,7 @@ def test_what_matches_nothing_is_named(web: WebServer, path: str) -> None:
         scan_files(web.url(path))
 
 
+@pytest.mark.full
 def test_a_page_that_fails_for_good_loses_no_directory(web: WebServer) -> None:
     access = StoreAccess(remote=RemoteOptions(retry=RetryPolicy(most_seconds=4, first_delay_seconds=0.01)))
     url = web.url("data/*/*.parquet")

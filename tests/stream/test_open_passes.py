@@ -148,6 +148,7 @@ def test_the_end_of_a_forked_child_leaves_its_parents_passes_alone(tmp_path, tab
     assert lines == ["0", "broken off"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("made_by", ["daemon", "main"])
 def test_a_pass_of_a_daemon_thread_goes_on_as_long_as_the_thread(tmp_path, table, made_by):
     """It would take the end of a pass that was closed for the end of the epoch."""
@@ -232,6 +233,7 @@ def test_a_forked_child_that_lets_go_of_a_loader_leaves_its_parents_workers_alon
     assert lines == ["completed", "18", "completed", "0 18 True"]
 
 
+@pytest.mark.full
 def test_workers_that_outlive_a_killed_child_do_not_remove_its_parents_sockets(tmp_path, table):
     lines = run(
         tmp_path,

@@ -164,6 +164,7 @@ def test_forked_workers_do_not_collect_the_garbage_of_the_trainer(table, tmp_pat
     assert file.read_text() == f"{os.getpid()} "
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("method", START_METHODS)
 def test_every_start_method_delivers_the_planned_order(table, method):
     expected = [check_batch(batch) for batch in load(table[0], num_workers=2)[0]]
@@ -183,6 +184,7 @@ def test_workers_of_one_start_method_leave_those_of_another_alone(table):
         assert [check_batch(batch) for batch in load(table[0], multiprocessing_context=method)[0]] == expected
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_the_error_of_a_program_that_starts_itself_in_its_workers_says_what_to_do(table, tmp_path, method):

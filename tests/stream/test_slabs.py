@@ -276,6 +276,7 @@ def test_batches_of_several_lanes_arrive_as_they_are(large_row_groups):
     assert sorted(row for batch in loader for row in check_rows(batch)) == list(range(ROWS))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.processes
 @pytest.mark.parametrize("context", ["forkserver", "spawn"])
 def test_they_do_under_every_start_method(large_row_groups, context):

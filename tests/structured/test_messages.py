@@ -134,6 +134,7 @@ def test_torchdata_without_its_adapter_is_refused_with_the_recipe(trips, num_wor
         next(iter(loader))
 
 
+@pytest.mark.full
 def test_the_adapter_for_torchdata_takes_data_sets_of_batches_alone(trips):
     with pytest.raises(ConfigTypeError, match=r"for_torchdata got .*RowDataset"):
         for_torchdata(RowDataset(trips))

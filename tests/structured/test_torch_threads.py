@@ -93,7 +93,7 @@ def ends(folder):
     return dict(zip(map(str, all_options), map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @counts_threads
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_pass_starts_no_threads_of_torch(ends, options):

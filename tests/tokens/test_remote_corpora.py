@@ -171,6 +171,7 @@ def samples(s3: MotoS3, tmp_path: Path) -> tuple[GPTDataset, GPTDataset]:
     return made[0], made[1]
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_spawned_workers_give_the_samples_of_the_local_corpus(
     s3: MotoS3, samples: tuple[GPTDataset, GPTDataset]

@@ -155,6 +155,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_function_of_a_script_has_one_name_in_all_processes(source: Path, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)

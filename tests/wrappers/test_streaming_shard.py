@@ -70,6 +70,7 @@ def test_batch_mode_has_the_order_of_iterable_dataset_shard_and_its_true_length(
     assert [len(shard) for shard in every_shard] == [len(items) for items in wanted]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("case", "wanted"), BATCH_SAMPLER_ORDERS)
 def test_even_batches_means_what_it_means_for_batch_sampler_shard(case, wanted):
     count, batch_size, num_shards, drop_last, split_batches, even_batches = case

@@ -386,11 +386,13 @@ def _about(schema: pa.Schema, path: str) -> Mapping[str, Any]:
 def _fitting(path: str) -> Iterator[None]:
     """Turns errors of decoding into CorruptFileError, also those for parts that are missing or of a wrong type.
 
-    What Arrow does not support is damage too: no inventory has it.
+    Features that are not supported are damage too: no inventory has them.
     """
     with decoding(path, "saved inventory"):
         try:
             yield
+        except UnsupportedFeatureError as error:
+            raise corrupt(path, f"the saved inventory does not decode ({error})") from error
         except LoaderError:
             raise
         except (LookupError, TypeError, AttributeError, NotImplementedError, OSError, pa.ArrowInvalid) as error:

@@ -322,6 +322,7 @@ for step, batch in enumerate(loader, 1):
 """
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_the_audit_of_a_killed_job_has_every_token_once(folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("job")

@@ -404,6 +404,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
             pack_tokens("text", 8, tokenizer=path)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_packing_needs_no_tokenizer_package():
     code = (
