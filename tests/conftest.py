@@ -1,4 +1,4 @@
-"""Hypothesis without a deadline and, but for `make full`, without chance; signals as at a terminal; who starts processes."""
+"""Hypothesis without a deadline, and without chance but in `make full`; signals as at a terminal; who starts processes."""
 
 import gc
 import multiprocessing
@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is not of this tier."""
     if TIER == "full":
         return
-    left_out = {"full", "processes"} if TIER == "quick" else {"full"}
+    left_out = {"full", "processes", "slow"} if TIER == "quick" else {"full"}
     of_test: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not any(marker.name in left_out for marker in item.iter_markers()):

@@ -4,7 +4,8 @@ tests that start no process.
     effort(60)                    examples of a property: 60, 15, 10
     @pytest.mark.cases(2)         cases of a parametrised test: all, two, two
     @pytest.mark.full             only in `make full`
-    @pytest.mark.processes        not in `make quick`
+    @pytest.mark.processes        not in `make quick`, as it starts processes
+    @pytest.mark.slow             nor this, which takes a third of a second or more
 """
 
 import os

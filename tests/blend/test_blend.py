@@ -118,6 +118,7 @@ def test_samples_are_mixed_in_their_shares(tables, stop, batch_size):
         assert max(Counter(row for batch in batches for row in batch).values()) == 1
 
 
+@pytest.mark.slow
 @given(data=st.data(), per=st.sampled_from(["batch", "sample"]), num_ranks=st.integers(1, 3))
 @settings(max_examples=effort(12), deadline=None)
 def test_a_state_at_any_step_continues_exactly(tables, data, per, num_ranks):
@@ -150,6 +151,7 @@ def test_a_state_at_any_step_continues_exactly(tables, data, per, num_ranks):
     assert len(states[0]) < 3_000
 
 
+@pytest.mark.slow
 @given(steps=st.integers(0, 8), old=st.integers(1, 3), new=st.integers(1, 3), batch_size=st.integers(2, 6))
 @settings(max_examples=effort(12), deadline=None)
 def test_whole_batches_resume_on_another_topology(tables, steps, old, new, batch_size):
@@ -212,6 +214,7 @@ SOURCE_OPTIONS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     per=st.sampled_from(["batch", "sample"]),
     num_ranks=st.integers(1, 3),

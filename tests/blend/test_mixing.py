@@ -41,6 +41,7 @@ def listed(column):
     return [values.tolist() for values in column] if isinstance(column, Ragged) else [*map(str, column)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_mixed_rows_are_those_of_the_parts_in_their_order(kind, data):

@@ -161,6 +161,7 @@ def test_a_cap_that_is_an_error_comes_after_all_steps_before_it(tables, options)
 MOVING = WeightSchedule({0: [6, 2, 0], 6: [1, 1, 1], 12: [0, 1, 3]}, linear=True)
 
 
+@pytest.mark.slow
 @given(
     data=st.data(),
     per=st.sampled_from(["batch", "sample"]),

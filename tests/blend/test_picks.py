@@ -27,6 +27,7 @@ def block_picks(request, monkeypatch):
     monkeypatch.setattr(picks, "_BLOCK_PICKS", request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("block_picks")
 @given(sources=sources, stop=stops, rows=st.integers(1, 9), resume=st.integers(0, 30))
 @settings(max_examples=effort(30), deadline=None)

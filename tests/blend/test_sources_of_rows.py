@@ -23,6 +23,7 @@ def listed(column):
     return column.to_pylist() if isinstance(column, pa.Array) else column.tolist()
 
 
+@pytest.mark.slow
 @given(
     data=st.data(),
     per=st.sampled_from(["batch", "sample"]),

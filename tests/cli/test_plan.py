@@ -79,6 +79,7 @@ def test_names_are_escaped_and_credentials_left_out(tmp_path):
     assert "&lt;script&gt;" in page
 
 
+@pytest.mark.slow
 def test_many_row_groups_are_merged_where_nothing_is_lost(tmp_path):
     write_table(tmp_path, [[2] * 4500])
     plan = plan_epoch(scan_files(str(tmp_path)), batch_size=100)

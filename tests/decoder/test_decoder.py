@@ -164,6 +164,7 @@ def column_bits(column: pa.Array) -> Any:
     return valid.tolist(), column.to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
 @given(table=tables(), rows=ROW_RANGES)
 def test_rows_are_those_of_pyarrow(
@@ -202,6 +203,7 @@ def test_pages_outside_of_the_rows_that_are_needed_are_not_decoded(tmp_path: Pat
             assert (outcome(task, table.schema, rows=rows) is CorruptFileError) == (row in range(*rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd", "lz4"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_numbers_of_common_codecs_are_decoded_here(tmp_path: Path, compression: str, version: str, monkeypatch) -> None:
@@ -225,6 +227,7 @@ def outcome(task: RowGroupTask, schema: pa.Schema, **options: Any) -> Any:
     return bits_of(batch)
 
 
+@pytest.mark.slow
 @given(table=tables(), data=st.data())
 def test_a_damaged_file_has_the_verdict_of_pyarrow(
     tmp_path_factory: pytest.TempPathFactory, table: Any, data: st.DataObject
@@ -251,6 +254,7 @@ def test_a_damaged_file_has_the_verdict_of_pyarrow(
         assert isinstance(ours, type)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
 def test_a_file_that_is_cut_anywhere_is_an_error(tmp_path: Path, way: AbstractContextManager[Any]) -> None:
     path = tmp_path / "a.parquet"

@@ -44,6 +44,7 @@ def readers(schema: pa.Schema, **options: Any) -> tuple[Reader, Reader]:
     return compiled, plain
 
 
+@pytest.mark.slow
 @given(table=tables(), data=st.data())
 def test_rows_together_are_those_of_pyarrow_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, table: Any, data: st.DataObject
@@ -71,6 +72,7 @@ def test_rows_together_are_those_of_pyarrow_one_by_one(
     assert bits_of(found) == bits_of(wanted)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     stored=st.lists(st.sampled_from([pa.int8(), pa.int32(), pa.int64()]), min_size=4, max_size=4),
@@ -101,6 +103,7 @@ def test_types_that_became_wider_columns_that_came_later_and_deleted_rows(
         assert found.column(1).null_count == missing
 
 
+@pytest.mark.slow
 @given(table=tables(), data=st.data())
 def test_a_damaged_file_among_others_has_the_verdict_of_pyarrow(
     tmp_path_factory: pytest.TempPathFactory, table: Any, data: st.DataObject
@@ -146,6 +149,7 @@ def footer_of(content: bytes) -> bytes:
     return content[-8 - int.from_bytes(content[-8:-4], "little") :]
 
 
+@pytest.mark.slow
 @given(table=tables())
 def test_numbers_of_a_footer_are_those_that_pyarrow_reads(table: Any) -> None:
     content, written, group_rows = table
@@ -168,6 +172,7 @@ def test_numbers_of_a_footer_are_those_that_pyarrow_reads(table: Any) -> None:
             assert max(0, found[OfChunk.DICTIONARY_START]) == (chunk.dictionary_page_offset or 0)
 
 
+@pytest.mark.slow
 @given(table=tables(), data=st.data())
 def test_numbers_of_a_damaged_footer_are_those_that_pyarrow_reads(table: Any, data: st.DataObject) -> None:
     """Where it reads any; the decoder may understand a footer that is wrong only in what it passes over."""

@@ -86,6 +86,7 @@ def contents(draw: st.DrawFn) -> pa.Table:
     return pa.table(columns)
 
 
+@pytest.mark.slow
 @given(
     table=contents(),
     write=st.sampled_from(WRITERS),

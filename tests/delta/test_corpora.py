@@ -70,6 +70,7 @@ def test_rows_of_a_larger_table_are_counted_by_the_plan() -> None:
     assert scan_delta(ROOT / "COVID-19_NYT").num_rows == ROWS["COVID-19_NYT"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cdf-table-with-cdc-and-dvs", "simple_table", "delta-0.2.0", "checkpoint-cdf-table"])
 def test_every_version_that_the_log_still_has(name: str) -> None:
     for version in range(DeltaTable(ROOT / name).version() + 1):

@@ -123,6 +123,7 @@ def write_checkpoint(table: HandTable, version: int, kind: str) -> None:
                 write_parquet(table.log / f"{name}.{uuid}.parquet", [*others, *beside])
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(30), deadline=None)
 @given(
     checkpoints=st.dictionaries(st.integers(0, 8), st.sampled_from(["one", "parts", "sidecars", "json"]), max_size=3),
@@ -463,6 +464,7 @@ def test_damaged_commits_name_the_log(line: str, reason: str, tmp_path: Path) ->
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(150), deadline=None)
 @given(data=st.data())
 def test_hostile_bytes_in_the_log_give_rows_or_an_error_of_ours(
@@ -592,6 +594,7 @@ def test_a_vector_deletes_rows_that_the_file_has(storage: str, tmp_path: Path) -
         numbers(tmp_path)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(100), deadline=None)
 @given(data=st.data())
 def test_hostile_bytes_in_a_vector_are_noticed(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

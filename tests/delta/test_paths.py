@@ -43,6 +43,7 @@ def spellings(draw: st.DrawFn, root: Path, name: str) -> str:
     return scheme + "".join(letters)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(25), deadline=None)
 @given(data=st.data())
 def test_histories_in_any_spelling_give_the_rows_of_their_files(

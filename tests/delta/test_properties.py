@@ -133,6 +133,7 @@ class Model:
         self.keep()
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(60), deadline=None)
 @given(steps=STEPS, partition_by=st.sampled_from([[], ["p"], ["p", "k"]]), data=st.data())
 def test_tables_of_deltalake_at_every_version_with_filters(
@@ -259,6 +260,7 @@ def hand_tables(draw: st.DrawFn, root: Path, *, widened: bool = True) -> tuple[H
     return table, rows
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(100), deadline=None)
 @given(data=st.data())
 def test_deletion_vectors_column_mapping_and_widened_types(data: st.DataObject) -> None:
@@ -272,6 +274,7 @@ def test_deletion_vectors_column_mapping_and_widened_types(data: st.DataObject) 
         assert in_order(only) == in_order({"c0": row["c0"]} for row in rows)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(20), deadline=None)
 @given(data=st.data())
 def test_rows_that_an_engine_of_its_own_agrees_on(data: st.DataObject) -> None:
@@ -282,6 +285,7 @@ def test_rows_that_an_engine_of_its_own_agrees_on(data: st.DataObject) -> None:
         assert in_order(theirs) == in_order(rows) == in_order(read_rows(root, allow_empty=True)), table.version
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(25), deadline=None)
 @given(batches=st.lists(st.integers(1, 5), min_size=1, max_size=5), data=st.data())
 def test_increments_add_up(batches: list[int], data: st.DataObject) -> None:

@@ -313,6 +313,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield url, options_for(server.server_port)
 
 
+@pytest.mark.slow
 def test_a_table_on_s3(bucket: Any) -> None:
     url, options = bucket
     assert sorted(row["id"] for row in read_rows(url, storage_options=options)) == [i for i in range(30) if i != 3]
@@ -321,6 +322,7 @@ def test_a_table_on_s3(bucket: Any) -> None:
     assert sorted(row["id"] for row in found) == [i for i in range(30) if i % 2 and i != 3]
 
 
+@pytest.mark.slow
 def test_credentials_are_asked_for_and_never_shown(bucket: Any) -> None:
     url, options = bucket
     secret = {name: options[name] for name in ("key", "secret")}

@@ -51,6 +51,7 @@ def test_a_dask_cluster_scans_files_as_threads_do(dask_client: Any, tmp_path: Pa
     assert inventory.num_rows == 7 * 9
 
 
+@pytest.mark.slow
 def test_a_listing_asks_for_each_page_once(server: S3Server, access: StoreAccess) -> None:
     pytest.importorskip("s3fs", reason="s3fs is not installed")
     for number in range(600):

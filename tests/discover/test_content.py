@@ -86,6 +86,7 @@ def test_by_default_a_copy_is_other_data_and_the_message_names_the_option(tmp_pa
             _open(tmp_path / "there", "parquet", identity=identity).load_state_dict(state)
 
 
+@pytest.mark.slow
 @given(files=FILES, changed=st.integers(0, 7), byte=st.integers(0, 2**16))
 def test_a_copy_has_the_fingerprint_and_one_with_a_changed_byte_has_not(
     files: list[list[int]], changed: int, byte: int, tmp_path_factory: pytest.TempPathFactory
@@ -154,6 +155,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
         yield places
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(5), deadline=None)
 @pytest.mark.parametrize("kind", WRITERS)
 @given(data=st.data())
@@ -193,6 +195,7 @@ def test_reads_are_pinned_to_what_was_proved_also_of_a_saved_inventory(tmp_path:
         _rows(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_scan_of_text_reads_no_more_for_the_digest(
     kind: str, large: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -72,6 +72,7 @@ def test_an_orc_file_with_more_than_one_stripe_was_tested(tmp_path):
     assert (groups.projected_bytes < groups.byte_length).all()
 
 
+@pytest.mark.slow
 def test_a_footer_larger_than_the_first_read_is_read_again(tmp_path):
     wide = pa.table({f"column_{i:04}": [1.5, 2.5] for i in range(1500)})
     pa.parquet.write_table(wide, tmp_path / "a.parquet", row_group_size=1)
@@ -83,6 +84,7 @@ def test_a_footer_larger_than_the_first_read_is_read_again(tmp_path):
     assert scan_files(tmp_path / "a.orc", "orc").num_rows == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "orc", "arrow", "stream"])
 def test_a_file_cut_anywhere_or_with_any_byte_changed_gives_an_inventory_or_a_data_error(tmp_path, kind):
     path = tmp_path / "a"

@@ -18,6 +18,8 @@ from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._formats.json_schema import JsonSchema
 from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError
 
+pytestmark = pytest.mark.slow
+
 TIMES = ["2024-02-29", "2023-02-29", "1900-02-29", "2000-02-29", "2024-04-31", "2024-00-10", "0000-01-01"]
 TIMES += [f"2024-01-01{rest}" for rest in ("T", " 12", "T23:59:60", " 24:00", "T12:30Z", " 12:30:00+01", "T12+0100")]
 TIMES += [f"2024-01-01T12:30:00{rest}" for rest in ("-01:00", "+1:00", ".5", "z", "+24:00", "Z+01", " ", "+01:60", "+")]

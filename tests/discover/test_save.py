@@ -212,6 +212,7 @@ def damaged(content: bytes, random: np.random.Generator, most_bits: int) -> byte
     return bytes(flipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_bits", [1, 4])
 def test_flipped_bits_of_a_saved_inventory_are_found(tmp_path, partitioned, most_bits):
     path = tmp_path / "i"
@@ -232,6 +233,7 @@ def test_flipped_bits_of_a_saved_inventory_are_found(tmp_path, partitioned, most
     assert found > 590
 
 
+@pytest.mark.slow
 def test_every_bit_of_the_seal_may_flip(tmp_path, partitioned):
     path = tmp_path / "i"
     save_inventory(partitioned, path)
@@ -268,6 +270,7 @@ def test_the_same_inventory_is_saved_as_the_same_bytes(tmp_path, partitioned):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
+@pytest.mark.slow
 def test_damage_under_a_seal_is_never_a_foreign_error(tmp_path, partitioned):
     path = tmp_path / "i"
     save_inventory(partitioned, path)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def test_every_row_group_with_rows_is_listed_once_in_order(files):
         assert pa.ipc.read_schema(pa.py_buffer(inventory.schema)) == SCHEMA
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(40), deadline=None)
 @given(files=FILES, seed=st.integers())
 def test_listing_order_executor_and_a_saved_copy_change_nothing(files, seed):
@@ -96,6 +98,7 @@ def test_listing_order_executor_and_a_saved_copy_change_nothing(files, seed):
         assert seen.tolist() == wanted.tolist() == getattr(again.groups, name).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(120), deadline=None)
 @given(files=FILES, row_filter=filters())
 def test_a_filter_leaves_out_only_dead_groups_and_counts_only_whole_ones(files, row_filter):

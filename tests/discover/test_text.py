@@ -103,6 +103,7 @@ def test_a_second_file_with_returns_for_line_ends_may_be_cut_in_a_row(tmp_path):
 LONG = "x" * (2 << 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "text"),
     [
@@ -130,6 +131,7 @@ def test_rows_may_be_longer_than_the_first_mib(tmp_path, ending, text):
     assert sum(LONG in value for value in batch["b"].to_pylist()) == 2
 
 
+@pytest.mark.slow
 def test_the_types_of_the_only_row_are_its_types_though_it_is_long_and_has_no_line_end(tmp_path):
     (tmp_path / "a.csv").write_text(f"a,b\n1,{LONG}")
     inventory = scan_files(tmp_path, "csv")

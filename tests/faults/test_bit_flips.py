@@ -27,6 +27,7 @@ def flip(at: int) -> Any:
     return act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [100, 700, 1500, 2300])
 def test_a_flip_in_a_reply_is_an_error_that_names_the_row_group(server: S3Server, access: StoreAccess, at: int) -> None:
     upload(server, compression="none", use_dictionary=False)
@@ -51,6 +52,7 @@ def test_row_groups_that_arrive_flipped_are_left_out_and_counted(server: S3Serve
     assert sorted(rows.tolist()) == [*range(300), *range(400, 900)]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_no_flip_in_the_data_of_a_file_gives_other_values(tmp_path: Path, compression: str) -> None:

@@ -22,6 +22,8 @@ from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.plan.epoch_plan import host_reads
 from torch_dataloader_utils.plan.upcoming import CacheForecast
 
+pytestmark = pytest.mark.slow
+
 ROWS = 1200
 WRITERS: dict[str, Callable[[pa.Table, Path], object]] = {
     "parquet": partial(pq.write_table, row_group_size=100),

@@ -109,6 +109,7 @@ def test_what_the_server_repeats_of_a_token_shows_nowhere(
     assert "asking for new credentials" in caplog.text
 
 
+@pytest.mark.slow
 def test_keys_that_were_rotated_are_asked_for_again(server: S3Server, tokens: TokenFile) -> None:
     url = server.put("a", b"0123456789")
     rotated = Rule(error(403, "InvalidAccessKeyId"), count=None)

@@ -121,6 +121,7 @@ def test_a_process_ends_though_a_look_up_or_a_listing_is_under_way(method: str, 
     assert "a request to the storage was given up" in output
 
 
+@pytest.mark.slow
 def test_a_look_up_that_a_web_server_does_not_answer_is_sent_again() -> None:
     given_up = threading.Event()
 
@@ -175,6 +176,7 @@ def _describe(access: StoreAccess) -> Job:
     return lambda: write_sequences(prefixes, "never-written", storage_options=access)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [_scan, _take, _pack, _describe])
 def test_what_fails_does_not_wait_for_what_else_is_under_way(begin: Callable[[StoreAccess], Job]) -> None:
     answered, may_go = threading.Event(), threading.Event()

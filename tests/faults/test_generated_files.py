@@ -10,6 +10,8 @@ import pytest
 from tests.faults.generated_child import CASES
 from tests.faults.test_hostile import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Kind of error, and a part of its message; None for exact rows.
 WANTED: dict[str, tuple[str, str] | int] = {
     "good": 3,

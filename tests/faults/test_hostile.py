@@ -41,6 +41,7 @@ def verdicts() -> dict[str, dict[str, Any]]:
     return {answer["file"]: answer for answer in answers}
 
 
+@pytest.mark.slow
 def test_every_file_gets_a_verdict(verdicts: dict[str, dict[str, Any]]) -> None:
     assert set(verdicts) == {path.name for path in CORPUS.glob("*/*.parquet")}
     for name, answer in verdicts.items():

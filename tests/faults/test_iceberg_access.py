@@ -21,6 +21,8 @@ from torch_dataloader_utils._store.access import without_secrets
 from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials
 from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, StoreError, UnsupportedFeatureError
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["tokens"]  # a fixture
 
 REMOTE = RemoteOptions(retry=QUICK, keep_footers=False)

@@ -101,6 +101,7 @@ def test_a_store_that_ignores_conditions_is_noticed_by_its_etag(server: S3Server
         store.ranges(url, [(0, 4)], planned)
 
 
+@pytest.mark.slow
 def test_a_reply_that_is_cut_goes_on_in_the_same_object_or_not_at_all(
     server: S3Server, impatient_access: StoreAccess
 ) -> None:

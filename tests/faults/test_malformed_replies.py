@@ -108,6 +108,7 @@ def test_a_reply_with_more_after_it_costs_no_row_and_prints_none(client: str, ca
     assert "credentials" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [client for client in CLIENTS if client != "gcsfs"])
 def test_a_server_that_never_sends_anything_else_is_told_in_few_words(client: str) -> None:
     if client != "http":

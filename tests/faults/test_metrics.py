@@ -124,6 +124,7 @@ def test_the_largest_number_and_the_diagnosis_name_what_holds_a_loader_up(
     assert_rows(seen_while_held_up(loader, gate, is_named, take), 600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
 def test_an_outage_shows_while_it_lasts(num_workers: int, server: S3Server, access: StoreAccess) -> None:
     prometheus_client = pytest.importorskip("prometheus_client")
@@ -157,6 +158,7 @@ def test_an_outage_shows_while_it_lasts(num_workers: int, server: S3Server, acce
         assert 0 < former < later <= registry.get_sample_value(f"tdu_{name}_seconds_total")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
 def test_after_an_error_the_counts_hold_what_was_tried(num_workers: int, server: S3Server, access: StoreAccess) -> None:
     server.put("data/0.parquet", parquet_bytes(table(0, 100)))

@@ -13,6 +13,8 @@ from tests.faults.tcp_proxy import TcpProxy, Toxic
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess
 
+pytestmark = pytest.mark.slow
+
 PATIENT = replace(QUICK, most_seconds=60, progress_seconds=0.5, progress_bytes=16 << 10)
 
 

@@ -56,6 +56,7 @@ def test_each_attempt_is_counted_logged_and_ours(
     assert "cannot read yet (HTTP 503 SlowDown; 1 attempt" in retries(caplog)[0].getMessage()
 
 
+@pytest.mark.slow
 def test_a_body_that_breaks_off_goes_on_where_it_stopped(server: S3Server, fast: StoreAccess) -> None:
     data = bytes(range(256)) * 4096
     url = server.put("big", data)

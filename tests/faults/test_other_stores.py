@@ -28,6 +28,8 @@ from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 
+pytestmark = pytest.mark.slow
+
 REMOTE = RemoteOptions(retry=QUICK, keep_footers=False)
 DATA = bytes(range(256)) * 40
 

@@ -111,6 +111,7 @@ def test_an_epoch_is_one_tail_a_footer_and_the_column_chunks(
     assert all(span for _, _, span in counted.seen)
 
 
+@pytest.mark.slow
 def test_spread_columns_cost_their_chunks_only(server: S3Server, access: StoreAccess) -> None:
     # Chunks of 4 MB lie further apart than the holes that are read through.
     rows = 1_000_000
@@ -146,6 +147,7 @@ def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAc
     assert server.most_in_flight >= 8
 
 
+@pytest.mark.slow
 def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=40, rows=10)
     server.latency_seconds = 0.03
@@ -157,6 +159,7 @@ def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Se
     assert scan_files(paths, storage_options=access).num_rows == total
 
 
+@pytest.mark.slow
 def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=40, rows=10)
     server.latency_seconds = 0.03
@@ -213,6 +216,7 @@ def test_a_cache_that_cannot_be_written_costs_requests_and_nothing_else(
     assert_rows(loader, total)
 
 
+@pytest.mark.slow
 def test_chunks_of_single_row_groups_cost_no_request_more_than_chunks_of_whole_files(
     server: S3Server, access: StoreAccess
 ) -> None:

@@ -58,6 +58,7 @@ PASSING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", PASSING.values(), ids=PASSING.keys())
 def test_a_failure_that_passes_costs_no_row(server: S3Server, impatient_access: StoreAccess, action: Any) -> None:
     total = upload(server, compression="none")
@@ -89,6 +90,7 @@ def test_discovery_tries_again_too(server: S3Server, access: StoreAccess) -> Non
     assert inventory.num_rows == total
 
 
+@pytest.mark.slow
 def test_a_reply_that_stops_goes_on_where_it_stopped(server: S3Server, impatient_access: StoreAccess) -> None:
     url = server.put("big", bytes(range(256)) * 4096)
     server.rules.append(Rule(change(stall_after=600_000)))
@@ -100,6 +102,7 @@ def test_a_reply_that_stops_goes_on_where_it_stopped(server: S3Server, impatient
     assert second.if_match == f'"{server.objects["big"][1]}"'
 
 
+@pytest.mark.slow
 def test_a_reply_that_stops_is_logged_with_what_had_come_before_and_since(
     server: S3Server, access: StoreAccess, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,6 +40,7 @@ def test_the_first_retry_of_a_request_is_a_warning_that_says_what_why_and_how_lo
     assert text.endswith("trying again in 0.0 s, given up after 20 s")
 
 
+@pytest.mark.slow
 def test_many_retries_in_a_short_time_are_one_line(
     server: S3Server, access: StoreAccess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,6 +75,7 @@ def test_urls_with_signatures_are_not_logged(caplog: pytest.LogCaptureFixture) -
     assert "canary" not in str(vars(record))
 
 
+@pytest.mark.slow
 def test_the_shell_shows_it(server: S3Server) -> None:
     upload(server)
     server.rules.append(Rule(error(503, "SlowDown")))

@@ -53,6 +53,7 @@ def sqlite(root: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}/warehouse"}
 
 
+@pytest.mark.slow
 def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: Path) -> None:
     config = sqlite(tmp_path)
     catalog = load_catalog("default", **config)
@@ -70,6 +71,7 @@ def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: P
     catalog.close()
 
 
+@pytest.mark.slow
 @given(
     is_long=st.booleans(),
     width=st.sampled_from([2, 3, 10, 1000]),
@@ -373,6 +375,7 @@ def aws() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -403,6 +406,7 @@ def test_the_documented_glue_call_on_two_ranks(aws: str) -> None:
     assert CANARY not in repr(inventory)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -436,6 +440,7 @@ def add_variant(path: Path) -> None:
     path.write_text(json.dumps(metadata))
 
 
+@pytest.mark.slow
 def test_a_hive_metastore(tmp_path: Path) -> None:
     pytest.importorskip("thrift", reason="thrift is not installed")
     table = TableWriter(tmp_path)
@@ -483,6 +488,7 @@ def test_discovery_does_not_import_pyiceberg_before_it_is_used() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_a_missing_pyiceberg_is_an_import_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
     with pytest.raises(ImportError, match=r'pip install "pyiceberg\[sql-sqlite\]" pyroaring'):

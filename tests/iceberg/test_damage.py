@@ -55,6 +55,7 @@ def flipped(content: bytes, step: int) -> bytes:
     return content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.cases(5)
 @pytest.mark.parametrize("damage", [truncated, flipped])
 @pytest.mark.parametrize("kind", ["metadata", "manifest list", "manifest", "data", "equality", "vector", "position"])

@@ -132,6 +132,7 @@ row = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(
     files=st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=4),
     row_filter=expressions(),
@@ -251,6 +252,7 @@ def test_files_of_one_row_group_are_judged_by_their_manifest_without_a_footer(tm
         assert set(inventory.groups.live_rows.tolist()) == {-1}
 
 
+@pytest.mark.slow
 def test_a_row_is_never_lost_to_a_manifest_that_judges(tmp_path: Path) -> None:
     table = TableWriter(tmp_path)
     table.evolve(field_of(1, "a", "long"))
@@ -328,6 +330,7 @@ def test_a_manifest_list_whose_bounds_are_exchanged_loses_no_row(
 struct_values = st.none() | st.fixed_dictionaries({name: st.none() | st.integers(0, 3) for name in "ab"})
 
 
+@pytest.mark.slow
 @given(
     versions=st.lists(
         st.tuples(st.permutations([10, 11, 12]), st.sampled_from([5, 6]), st.lists(struct_values, min_size=1)),

@@ -96,6 +96,7 @@ def _delete(table: TableWriter, draw: st.DataObject, files: list[ModelFile]) -> 
             table.delete_vectors({file.path: sorted(file.gone)})
 
 
+@pytest.mark.slow
 @given(draw=st.data(), with_row_ids=st.booleans())
 @settings(max_examples=effort(60))
 def test_rows_know_where_they_lie_and_what_they_inherit(
@@ -173,6 +174,7 @@ def test_row_ids_that_cannot_be_are_damage(tmp_path: Path, first_row_id: int) ->
     assert len(read_rows(table.metadata, columns=["id"])) == 5
 
 
+@pytest.mark.slow
 @given(
     draw=st.data(),
     before=st.tuples(st.integers(1, 3), st.integers(2, 6)),

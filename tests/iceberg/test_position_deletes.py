@@ -49,6 +49,7 @@ def test_delete_files_of_all_encodings_with_columns_found_by_id(
     assert sorted(read_ids(table)) == [number for number in range(20) if number not in {3, 9, 10}]
 
 
+@pytest.mark.slow
 def test_the_paths_of_many_deletes_take_no_memory_as_texts(tmp_path: Path) -> None:
     table = numbered(tmp_path)
     first, second = (table.append(ids(start, start + 150_000), rows_per_group=150_000) for start in (0, 150_000))

@@ -19,7 +19,7 @@ from tests.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import plan_epoch, scan_iceberg
 
 # Filters and deletes that leave nothing are drawn too.
-pytestmark = pytest.mark.filterwarnings("ignore:The epoch has no steps")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:The epoch has no steps")]
 
 _TYPES = {
     "int": st.integers(0, 4),

@@ -91,6 +91,7 @@ def test_another_host_or_scheme_is_refused(path: str) -> None:
     assert not allows(path, "https://host")
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(300))
 @given(st.lists(st.sampled_from(PIECES), max_size=10).map("".join))
 def test_what_the_client_asks_for_lies_inside_when_it_is_allowed(key: str) -> None:

@@ -47,6 +47,7 @@ def values(table: TableWriter, **options: object) -> tuple[str, list[int]]:
     return name, sorted(row[name] for row in rows)
 
 
+@pytest.mark.slow
 def test_time_travel_reads_under_the_schema_of_that_time(tmp_path: Path) -> None:
     table = history(tmp_path)
     assert values(table) == ("b", [1, 2, 3, 4, 5, 6])

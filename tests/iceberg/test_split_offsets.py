@@ -18,6 +18,7 @@ from torch_dataloader_utils.errors import RowCountError
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch has no steps", "ignore:.*will come a second time")
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=3),
     rows_per_group=st.integers(1, 12),
@@ -81,6 +82,7 @@ def test_a_part_of_such_a_file_and_no_column_of_it(tmp_path: Path, columns: list
     assert in_order(read_rows(table.metadata, columns=columns, num_ranks=4, batch_size=5)) == in_order(whole)
 
 
+@pytest.mark.slow
 def test_a_resume_in_the_middle_of_such_a_file(tmp_path: Path) -> None:
     table = numbered(tmp_path)
     table.append(ids(0, 50), rows_per_group=7, with_split_offsets=1)

@@ -372,6 +372,7 @@ def defaulted(draw: st.DrawFn, number: int = 10) -> tuple[Any, Any, Any, int]:
     return whole, given, {"x": None if where == "nowhere" else value}, last
 
 
+@pytest.mark.slow
 @given(field=defaulted())
 @settings(max_examples=effort(150))
 def test_initial_defaults_of_all_types(
@@ -447,6 +448,7 @@ _JUNK: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 @given(draw=st.data(), version=st.sampled_from([1, 2, 3]), by_rest=st.booleans())
 @settings(max_examples=effort(100))
 @pytest.mark.filterwarnings("ignore")
@@ -500,6 +502,7 @@ def test_what_is_no_metadata_stays_what_it_is(text: bytes) -> None:
     assert acceptable(text) == text
 
 
+@pytest.mark.slow
 def test_plain_metadata_stay_what_they_mean(tmp_path: Path) -> None:
     table = TableWriter(tmp_path, format_version=3)
     table.evolve(field_of(1, "id", "long"), field_of(2, "s", "string"))

@@ -52,6 +52,7 @@ def test_prometheus_scrapes_all_loaders_of_a_process(table):
     assert "# TYPE tdu_decoded_bytes_total counter" in text
 
 
+@pytest.mark.slow
 def test_prometheus_forgets_a_loader_that_is_gone(table):
     registry = CollectorRegistry()
     loader = loader_of(table)
@@ -69,6 +70,7 @@ def test_prometheus_takes_labels_by_name_in_any_order(table):
     assert registry.get_sample_value("tdu_rows_total", {"loader": "valid", "rank": "3"}) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [{"b": "2"}, {"a": "1", "b": "2"}, None])
 def test_prometheus_refuses_labels_of_other_names(table, others):
     registry = CollectorRegistry()
@@ -84,6 +86,7 @@ def test_prometheus_refuses_labels_of_other_names(table, others):
     assert registry.get_sample_value("tdu_rows_total", others or {}) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [{"loader": "train", "rank": "0"}, None])
 def test_prometheus_refuses_the_labels_of_a_loader_that_lives(table, labels):
     registry = CollectorRegistry()
@@ -104,6 +107,7 @@ class Name(str):
     """A text that one can see being forgotten."""
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_loaders_that_are_gone(table):
     registry, labels = CollectorRegistry(), {"loader": Name("train")}
     exported = weakref.ref(labels["loader"])
@@ -153,6 +157,7 @@ def test_opentelemetry_observes_with_units(table):
         provider.shutdown()
 
 
+@pytest.mark.slow
 def test_opentelemetry_observes_all_loaders_of_a_meter_that_live(table):
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])

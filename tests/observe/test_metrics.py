@@ -49,6 +49,7 @@ def table(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(60))
 @given(
     files=files.filter(lambda found: sum(map(sum, found))),
@@ -304,6 +305,7 @@ def test_chunks_of_small_row_groups_are_counted_whoever_decodes_them(table):
     assert sum(chunks_of(loader.metrics()).values()) == 4 * 6
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(20))
 @given(
     kinds=st.sets(st.sampled_from("ngtl"), min_size=1).map(sorted).map("".join),

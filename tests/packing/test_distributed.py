@@ -66,6 +66,7 @@ def same_batches(left, right, keys=None) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_all_processes_agree_on_counts_and_statistics(saved, case):
     results = results_of(saved, case)

@@ -56,6 +56,7 @@ def verdicts() -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_file_has_one_of_the_three_answers(verdicts: dict[str, dict[str, Any]]) -> None:
     assert set(verdicts) == {path.name for path in CORPUS.glob("*/*.parquet")}
     for name, answer in verdicts.items():

@@ -231,6 +231,7 @@ def test_a_pipe_in_place_of_a_large_file_is_a_change_too(
         reader.read(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flipped_bits", [0x01, 0xFF])
 def test_damage_anywhere_in_a_stream_with_dictionaries_is_told_or_harmless(tmp_path: Path, flipped_bits: int) -> None:
     words = [pa.array([f"{i}", f"{i}b"]).dictionary_encode() for i in range(3)]

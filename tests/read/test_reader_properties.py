@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +93,7 @@ def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(80), deadline=None)
 @given(table=tables(), columns=COLUMNS, row_filter=FILTERS, group_rows=st.integers(1, 15), bytes_at_once=BYTES_AT_ONCE)
 def test_parquet_rows_are_the_oracles_rows(
@@ -113,6 +115,7 @@ def test_parquet_rows_are_the_oracles_rows(
             assert rows_of(batches) == wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(60), deadline=None)
 @given(
     table=tables(),
@@ -169,6 +172,7 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
                 assert part.to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(30), deadline=None)
 @given(
     table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15), rows=ROW_RANGES

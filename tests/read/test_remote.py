@@ -120,6 +120,7 @@ def test_only_the_column_chunks_of_the_projection_and_filter_are_fetched(tmp_pat
     assert CountedFileSystem.spans == []
 
 
+@pytest.mark.slow
 def test_a_replaced_object_is_changed(tmp_path: Path) -> None:
     tasks = uploaded(write_parquet(tmp_path / "a.parquet", TABLE, 100))
     reader = make_reader(make_spec(TABLE.schema))
@@ -150,6 +151,7 @@ def test_dictionaries_outside_the_batch_are_fetched_when_asked_for(tmp_path: Pat
     ]
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_stream_costs_itself_and_its_dictionaries(tmp_path: Path) -> None:
     rows, random = 100_000, np.random.default_rng(0)
     kinds = [pa.array([f"{i}-{row % 9}" for row in range(rows)]).dictionary_encode() for i in range(8)]
@@ -209,6 +211,7 @@ def test_a_file_that_changes_between_two_reads_of_a_row_group_is_changed(tmp_pat
         make_reader(make_spec(table.schema)).read(task)
 
 
+@pytest.mark.slow
 def test_a_stripe_is_its_bytes_and_the_tail_of_the_planned_file(tmp_path: Path) -> None:
     table = pa.table({"row": np.random.default_rng(0).random(40_000)})
     tasks = uploaded(write_orc(tmp_path / "a.orc", table, 1, batch_size=10_000, compression="uncompressed"))

@@ -59,6 +59,7 @@ def rows_together(reader: Reader, tasks: list[RowGroupTask]) -> pa.RecordBatch:
     return rows.select(reader.projection.delivered)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(80), deadline=None)
 @given(
     files=st.lists(tables(), min_size=1, max_size=5),
@@ -96,6 +97,7 @@ def test_the_rows_are_those_of_each_row_group_alone(
             assert rows_together(reader, tasks).to_pylist() == alone.to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_columns", [1, 15, 200])
 def test_every_type_and_many_columns(tmp_path: Path, num_columns: int) -> None:
     """Lists of fifteen and more are written to footers in another way than shorter ones."""

@@ -81,6 +81,7 @@ def test_a_job_killed_on_local_files_goes_on_with_their_copies_on_s3(kind: str, 
     assert sorted(row for rows in epoch.values() for row in rows) == list(range(1000, 2600))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_other_data_under_the_same_names_on_s3_are_refused(kind: str, s3: MotoS3, tmp_path: Path) -> None:

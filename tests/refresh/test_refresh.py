@@ -59,6 +59,7 @@ def rows_of(loader: Any, steps: int | None = None) -> list[int]:
     return rows
 
 
+@pytest.mark.slow
 def test_each_epoch_reads_what_was_there_when_it_began(source: Any) -> None:
     loader, dataset = source.open(refresh="epoch", **OPTIONS)
     for epoch in range(4):
@@ -73,6 +74,7 @@ def test_each_epoch_reads_what_was_there_when_it_began(source: Any) -> None:
         assert 1 + len(rest) == length == len(loader)
 
 
+@pytest.mark.slow
 def test_by_default_data_stay_until_a_refresh_which_says_what_changed(
     source: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_state_at_the_end_of_an_epoch_goes_on_with_newer_data(source: Any) -> 
     assert rows_of(fresh) == resumed
 
 
+@pytest.mark.slow
 def test_a_state_inside_an_epoch_is_refused_with_what_continues_it(source: Any) -> None:
     loader, dataset = source.open(refresh="epoch", **OPTIONS)
     loader.set_epoch(3)
@@ -308,6 +311,7 @@ def test_a_file_of_an_expired_snapshot_is_an_error_that_says_so(kind: str, tmp_p
     assert sorted(rows_of(loader)) == list(range(20))
 
 
+@pytest.mark.slow
 def test_other_columns_are_refused_unless_they_are_not_read(tmp_path: Path) -> None:
     source = IcebergSource(tmp_path / "data")
     source.create()
@@ -360,6 +364,7 @@ def test_a_column_that_was_dropped_or_widened_is_an_error_and_the_data_stay(
     assert len(rows_of(ids)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["iceberg", "delta"])
 def test_a_table_may_be_empty_for_an_epoch(kind: str, tmp_path: Path) -> None:
     source = KINDS[kind](tmp_path / "data")
@@ -492,6 +497,7 @@ def test_an_inventory_says_where_to_begin(tmp_path: Path) -> None:
 CHANGES = st.lists(st.sampled_from(["append", "compact", "expire"]), max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     changes=st.lists(CHANGES, min_size=1, max_size=5),

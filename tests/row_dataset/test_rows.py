@@ -42,6 +42,7 @@ def number_of(row):
     return number
 
 
+@pytest.mark.slow
 @given(
     files=files,
     cache_bytes=st.sampled_from([0, 1000, "256MiB"]),

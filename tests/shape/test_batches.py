@@ -240,6 +240,7 @@ def test_stacked_columns_are_the_columns_of_a_matrix(
     assert all(b["x"].shape == (len(b["id"]), width) for b in batches)
 
 
+@pytest.mark.slow
 @FAST
 @given(table=tables(columns))
 def test_a_pickled_batch_is_the_same_batch(table: Any) -> None:

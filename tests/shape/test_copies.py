@@ -49,6 +49,7 @@ def storages(block):
         yield from (tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [0, 1, 100, ROWS])
 @pytest.mark.parametrize("options", [{}, {"stack": {"x": ["a", "b"]}}])
 def test_copies_are_the_same_rows(rows, options):

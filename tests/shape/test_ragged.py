@@ -88,6 +88,7 @@ def test_values_whose_sign_is_to_be_changed_pad() -> None:
     assert Ragged(imaginary, torch.tensor([0, 1, 3])).to_padded().tolist() == [[-1, 0], [-2, -3]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 )  # torch's own, for dual levels

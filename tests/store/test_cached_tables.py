@@ -79,6 +79,7 @@ def test_a_warm_epoch_of_a_table_reads_nothing_of_its_data(s3: MotoS3, tmp_path:
     assert data_requests(s3) == []
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_new_version_with_other_deletes_is_what_comes(s3: MotoS3, tmp_path: Path, kind: str) -> None:

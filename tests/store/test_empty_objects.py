@@ -11,6 +11,8 @@ from torch_dataloader_utils import scan_files
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import CorruptFileError
 
+pytestmark = pytest.mark.slow
+
 
 def test_markers_of_directories_are_left_out_and_empty_data_is_not(s3: MotoS3, s3_access: StoreAccess) -> None:
     content = BytesIO()

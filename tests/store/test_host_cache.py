@@ -89,6 +89,7 @@ def test_a_directory_that_others_may_use_is_not_used(tmp_path: Path, caplog: pyt
     assert "not a directory of this user alone" in caplog.text
 
 
+@pytest.mark.slow
 @given(place=st.integers(0, HEAD_BYTES + LENGTH - 1), change=st.sampled_from(["cut", "flip", "longer"]))
 @example(place=HEAD_BYTES - 1, change="flip")  # the last byte of the head, which is not used otherwise
 def test_a_damaged_entry_is_fetched_again_and_counted(
@@ -250,6 +251,7 @@ def bound(trace: list[int], room: int) -> int:
     return hits
 
 
+@pytest.mark.slow
 @given(trace=st.lists(st.integers(0, 9), min_size=1, max_size=60), room=st.integers(1, 8))
 def test_hits_are_as_many_as_possible(tmp_path_factory: pytest.TempPathFactory, trace: list[int], room: int) -> None:
     directory, origin = tmp_path_factory.mktemp("cache"), Origin()
@@ -294,6 +296,7 @@ sys.stdin.read()
     assert files(tmp_path, "schedules") == []
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 def test_a_damaged_schedule_counts_nothing(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     directory = tmp_path_factory.mktemp("cache")

@@ -115,6 +115,7 @@ def rows_of(loader: Any) -> list[int]:
     return [row for batch in loader for row in batch["row"].tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["train", "train/*.parquet", "train/1.parquet"])
 @pytest.mark.parametrize("large", [True, False])
 def test_a_data_set_is_read_exactly_and_only_the_ranges_that_are_wanted(path: str, large: bool) -> None:
@@ -129,6 +130,7 @@ def test_a_data_set_is_read_exactly_and_only_the_ranges_that_are_wanted(path: st
         assert 0 < sum(stop - start for start, stop in spans) < 0.1 * sum(map(len, FILES.values()))
 
 
+@pytest.mark.slow
 def test_the_inventory_holds_the_commit_so_that_a_push_changes_nothing(tmp_path: Any) -> None:
     with hub_with(FILES) as (hub, options):
         first = next(iter(hub.commits))
@@ -151,6 +153,7 @@ def test_the_inventory_holds_the_commit_so_that_a_push_changes_nothing(tmp_path:
         assert rows_of(pinned) == list(range(300))
 
 
+@pytest.mark.slow
 def test_a_rate_limit_is_waited_for_and_a_broken_reply_is_asked_for_again() -> None:
     with hub_with(FILES) as (hub, options):
         loader, _ = StructuredDataset.create_dataloader(
@@ -165,6 +168,7 @@ def test_a_rate_limit_is_waited_for_and_a_broken_reply_is_asked_for_again() -> N
         assert loader.metrics().retries >= 3
 
 
+@pytest.mark.slow
 def test_a_private_data_set_needs_its_token_which_the_content_server_does_not_get() -> None:
     with hub_with(FILES) as (hub, options):
         hub.token = "secret-of-the-hub"

@@ -181,6 +181,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_what_others_put_into_the_directory_does_not_keep_it_from_being_swept(tmp_path: Path) -> None:
     tails = KeptFiles(tmp_path, most_bytes=20_000)
     tails.put("first", "one", FOOTER)

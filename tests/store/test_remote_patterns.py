@@ -77,6 +77,7 @@ def accesses(s3_access: StoreAccess) -> list[StoreAccess]:
     return [access_through(backend, s3_access) for backend in BACKENDS]
 
 
+@pytest.mark.slow
 @given(patterns)
 def test_all_clients_of_s3_find_the_same_objects(memory, lasting_tree, accesses, drawn):
     pattern = "/".join(drawn[0]) + drawn[1]
@@ -94,6 +95,7 @@ def access(request: pytest.FixtureRequest, s3_access: StoreAccess) -> StoreAcces
     return access_through(request.param, s3_access)
 
 
+@pytest.mark.slow
 def test_any_depth_means_whole_names(s3: MotoS3, access: StoreAccess) -> None:
     for key in ("d/train-0", "d/old-train-1", "d/s/train-2", "d/sub/deep/train-3"):
         s3.put(key, b"1")
@@ -108,6 +110,7 @@ def test_a_bucket_is_a_directory(s3: MotoS3, access: StoreAccess, slash: str) ->
     assert [entry.path for entry in listing.entries] == ["s3://bucket/d/x.p", "s3://bucket/top.p"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key", ["d/x#y.p", "d/q?z.p", "d/100%/x.p", "d#1/x.p", "d/x::y.p", "d::1/x.p", "d/x::zip", "d/x::file:/y.p"]
 )
@@ -132,6 +135,7 @@ def test_a_file_whose_name_looks_like_a_chain_of_clients_is_one_of_its_directory
     assert sorted(name for batch in loader for name in batch["name"]) == ["x", "x::y", "zip::x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["d/*", "d/day*", "*/*", "d/**", "**/day*"])
 def test_an_object_beside_a_prefix_of_its_name_is_kept(s3: MotoS3, access: StoreAccess, pattern: str) -> None:
     for key in ("d/day1", "d/day1/more.p", "d/day2"):
@@ -152,6 +156,7 @@ def test_an_empty_part_is_one_of_the_key(s3: MotoS3, s3_access: StoreAccess) -> 
     assert names("d/**/x.p", s3_access) == ["d//s/x.p", "d//x.p", "d/s//x.p", "d/x.p"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["d/part[1].p", "d[1]", "d[1]/*.p", "d[1]/part1.p"])
 def test_an_object_or_prefix_of_just_this_name_is_meant(s3: MotoS3, access: StoreAccess, path: str) -> None:
     for key in ("d/part[1].p", "d/part1.p", "d[1]/part1.p", "d1/part1.p"):

@@ -27,6 +27,7 @@ def test_saving_is_tried_again_and_a_store_that_fails_for_good_is_a_store_error(
         save_inventory(inventory, url, s3_access)
 
 
+@pytest.mark.slow
 def test_scanning_saving_and_loading_take_a_function_for_credentials_and_a_retry_policy(s3: MotoS3) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"x": range(9)}), sink)

@@ -268,6 +268,7 @@ def test_a_branch_of_github_is_read_in_the_form_of_fsspec(monkeypatch: pytest.Mo
     assert list(load_inventory(tmp_path / "saved").files.paths) == [f"{url}/a.parquet"]
 
 
+@pytest.mark.slow
 def test_threads_build_ranks_first_at_a_client_with_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     together, overlaps = Barrier(2), []
 

@@ -59,6 +59,7 @@ def place(request, tmp_path):
         made._fs.rm(made.root, recursive=True)
 
 
+@pytest.mark.slow
 def test_ranges_are_read_into_buffers(place):
     path = place.put("a", DATA)
     store = open_store(path)
@@ -109,6 +110,7 @@ def test_a_replaced_file_has_changed(place):
     assert bytes(store.ranges(path, [(0, 4)])[0]) == DATA[:4]
 
 
+@pytest.mark.slow
 def test_a_truncated_file_has_changed_even_without_an_identity(place):
     path = place.put("a", DATA)
     store = open_store(path)

@@ -13,6 +13,8 @@ from tests.store.moto_server import BUCKET, Failure, MotoS3, Silence
 from torch_dataloader_utils._store import FsspecStore, StoreAccess, write
 from torch_dataloader_utils.errors import CorruptFileError, StoreError
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 DATA = random.Random(0).randbytes(11 * MIB)
 

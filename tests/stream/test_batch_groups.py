@@ -118,6 +118,7 @@ def test_a_batch_group_has_some_megabytes_and_is_an_equal_part_of_a_row_group(tm
     assert group_length(wide.plan.worker_inputs(0), wide.pipeline) == length
 
 
+@pytest.mark.slow
 def test_a_batch_group_of_repeated_values_is_as_long_as_its_rows_are_once_decoded(tmp_path):
     same = pa.table({f"x{i}": np.zeros(900_000) for i in range(5)})
     same = same.append_column(

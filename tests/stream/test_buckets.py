@@ -139,6 +139,7 @@ class TestOrder:
 
 
 class TestLoader:
+    @pytest.mark.slow
     @given(
         files=files,
         num_ranks=st.integers(1, 3),
@@ -219,6 +220,7 @@ class TestLoader:
             assert sorted(row for batch in orders[-1] for row in batch) == list(range(texts[1]))
         assert orders[0] != orders[1]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("num_ranks", [1, 3])
     def test_resume_on_the_same_topology_gives_the_same_batches(self, texts, num_ranks):
         options = {"num_ranks": num_ranks, "rank": num_ranks - 1, "shuffle": True}

@@ -3,6 +3,7 @@
 from itertools import accumulate
 
 import pyarrow as pa
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +33,7 @@ def slices_and_rows(draw):
     return slices, (batch,) * full + ((left,) if left else ())
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(60), deadline=None)
 @given(slices_and_rows())
 def test_every_row_is_in_its_batch_and_large_blocks_are_not_copied(case):

@@ -47,6 +47,7 @@ topologies = st.builds(
 counts = st.lists(st.one_of(st.integers(0, 6), st.just(1000)), min_size=4, max_size=4)
 
 
+@pytest.mark.slow
 @given(
     files=files,
     topology=topologies,

@@ -164,6 +164,7 @@ def test_unknown_counts_deliver_every_row_and_have_no_length(table):
     assert sorted(row for batch in loader for row in check_batch(batch)) == list(range(101, table[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle_rows", [None, 25])
 def test_unknown_counts_resume_by_cursor(table, shuffle_rows):
     options = {"filters": pc.field("row") > 30, "count_rows": False, "shuffle_rows": shuffle_rows, "split_rows": 20}

@@ -281,6 +281,7 @@ def test_a_state_whose_values_no_loader_writes_is_refused_though_its_checksum_fi
             take(sealed(state))
 
 
+@pytest.mark.slow
 def test_a_state_of_very_many_topologies_is_exact_and_warns_once(table):
     loader, dataset = load(table)
     history = [Segment(topology=Topology(num_workers=1 + hop**7 % 500, batch_size=8), steps=0) for hop in range(400)]

@@ -109,6 +109,7 @@ def test_batches_of_mixed_lanes_are_the_same_many_at_once_and_one_by_one(table, 
     assert len(np.unique([row for batch in together for row in batch])) >= (537 if "drop_last" not in options else 528)
 
 
+@pytest.mark.slow
 def test_a_transform_that_fails_on_one_of_several_batches_names_its_own_row_group(table, monkeypatch):
     def message(wanted):
         seen = []

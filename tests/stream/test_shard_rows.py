@@ -40,6 +40,7 @@ def row_groups_read(dataset):
     return set(zip(plan["path"], plan["row_group"], strict=True))
 
 
+@pytest.mark.slow
 @given(
     files=files,
     nesting=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=3),

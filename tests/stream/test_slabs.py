@@ -160,6 +160,7 @@ def test_batches_of_any_size_travel_together_and_others_as_they_are():
         assert came == batch if isinstance(batch, str) else came["y"].tolist() == batch["y"].tolist()
 
 
+@pytest.mark.slow
 def test_the_trainer_lets_go_of_slabs_that_the_worker_let_go_of():
     ends = Ends()
     for number in range(40):  # 10 MB and more each, each time another size: more than is held

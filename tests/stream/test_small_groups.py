@@ -31,6 +31,7 @@ def load(folder, **options):
     return loader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode_threads", [1, 3])
 @pytest.mark.parametrize("budget", ["64MiB", 400])
 def test_rows_come_in_order_whatever_is_decoded_together(tmp_path, decode_threads, budget):
@@ -155,6 +156,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_format", ["numpy", "arrow", "dict"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -88,6 +88,7 @@ def test_a_limit_of_file_sizes_is_named(path: str, num_workers: int) -> None:
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("num_workers", [1, 2])

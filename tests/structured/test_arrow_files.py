@@ -169,6 +169,7 @@ def test_shuffled_run_ends_inside_of_a_struct_are_refused_with_the_name_of_the_c
         list(loader)
 
 
+@pytest.mark.slow
 def test_thousands_of_columns_are_found_by_name(tmp_path: Path) -> None:
     # Each looked for in the list of all names, they took over a minute.
     table = pa.table({"row": range(10)} | {f"column {i}": pa.nulls(10, pa.int8()) for i in range(20_000)})

@@ -60,6 +60,7 @@ def scanned_rows(path: Path) -> list[int]:
     return scan.groups[:, 0].tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(2), deadline=None)
 @given(
     group_rows=st.lists(st.integers(1, 4), min_size=1, max_size=3),

@@ -130,6 +130,7 @@ def check(path: Path, file_format: str, written: pa.Table, row_filter: pc.Expres
     assert loaded(path, file_format, row_filter) == wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(100), deadline=None)
 @given(st.data())
 def test_filters_keep_of_parquet_files_the_rows_that_they_keep_of_a_table(data) -> None:
@@ -146,6 +147,7 @@ def test_filters_keep_of_parquet_files_the_rows_that_they_keep_of_a_table(data) 
             check(path, "parquet", written, row_filter)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(30), deadline=None)
 @given(st.data())
 def test_filters_keep_of_orc_files_the_rows_that_they_keep_of_a_table(data) -> None:

@@ -66,6 +66,7 @@ def outcome(path: str, options: dict[str, Any]) -> tuple[str, NullValueError | N
     return "", None
 
 
+@pytest.mark.slow
 @given(
     tables=files(),
     group_rows=st.integers(1, 6),

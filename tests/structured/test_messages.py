@@ -140,6 +140,7 @@ def test_the_adapter_for_torchdata_takes_data_sets_of_batches_alone(trips):
         for_torchdata(RowDataset(trips))
 
 
+@pytest.mark.slow
 def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):
     with pytest.raises(ConfigTypeError, match=r"StructuredDataset\[0\]: .* no numbers\. Iterate it, or use RowDataset"):
         StructuredDataset(trips)[0]

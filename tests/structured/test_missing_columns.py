@@ -127,6 +127,7 @@ def loaded(path: str, file_format: str, **options: Any) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", list(FORMATS))
 @settings(max_examples=effort(60), deadline=None)
 @given(data=st.data())
@@ -143,6 +144,7 @@ def test_the_rows_are_those_of_a_table_of_all_files(file_format: str, data) -> N
         assert str(seen.to_pydict()) == str(wanted.select(columns).to_pydict())  # as text, since no NaN equals another
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", list(FORMATS))
 @settings(max_examples=effort(100), deadline=None)
 @given(data=st.data())
@@ -170,6 +172,7 @@ _COMPARED = {pa.int8(), pa.int64(), pa.float32(), pa.float64(), pa.bool_(), pa.s
 _COMPARED |= {pa.decimal128(30, 2), pa.date32(), pa.timestamp("ns")}
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(40), deadline=None)
 @given(data=st.data())
 def test_ranks_shuffles_and_resumes_give_every_row_once(data) -> None:

@@ -113,6 +113,7 @@ def test_epochs_have_as_many_steps_of_other_batches(texts):
     assert all(len(members[0] & other) < steps / 2 for other in members[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (3, 0), (1, 2)])
 def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_workers):
@@ -128,6 +129,7 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
         assert [rows_of(batch) for batch in resumed] == whole[step:]
 
 
+@pytest.mark.slow
 @given(
     step=st.integers(0, 60),
     ranks=st.tuples(st.integers(1, 3), st.integers(1, 4)),

@@ -183,6 +183,7 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
         assert [rows_of(batch) for batch in resumed] == whole[step:]
 
 
+@pytest.mark.slow
 @given(
     step=st.integers(0, 60),
     ranks=st.tuples(st.integers(1, 3), st.integers(1, 4)),

@@ -93,6 +93,7 @@ def ends(folder):
     return dict(zip(map(str, all_options), map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.cases(1)
 @counts_threads
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -30,6 +30,7 @@ def test_arrays_come_back_as_read_only_views(tmp_path: Path) -> None:
         assert arrays[name].flags.aligned
 
 
+@pytest.mark.slow
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.index"
     write_arrays(path, ARRAYS, WHAT)
@@ -41,6 +42,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
                 read_arrays(path, WHAT, checks_content=checks_content)
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_is_refused_or_lies_in_padding(tmp_path: Path) -> None:
     path = tmp_path / "x.index"
     write_arrays(path, ARRAYS, WHAT)

@@ -62,6 +62,7 @@ def directory(tmp_path: Path) -> Path:
 ALL = [document for number in range(3) for document in _numbers(100 * number, 7 + number)]
 
 
+@pytest.mark.slow
 def test_rows_become_documents_in_order(directory: Path, tmp_path: Path) -> None:
     report = build_corpus(directory, tmp_path / "out", column="tokens", eod=9, vocabulary_size=1000, part_bytes=1)
     out = str(tmp_path / "out")
@@ -247,6 +248,7 @@ class _FailingExecutor:
         return future
 
 
+@pytest.mark.slow
 def test_a_build_goes_on_where_it_was_killed(directory: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"column": "tokens", "part_bytes": 1}
     with pytest.raises(KeyboardInterrupt):
@@ -260,6 +262,7 @@ def test_a_build_goes_on_where_it_was_killed(directory: Path, tmp_path: Path) ->
     assert read_corpus(str(tmp_path / "out")) == _numbers(500, 7) + ALL[7:]
 
 
+@pytest.mark.slow
 def test_local_parts_that_lost_a_file_or_have_a_damaged_receipt_are_built_again(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -303,6 +306,7 @@ def test_parts_that_another_build_has_removed_need_no_removal(tmp_path: Path) ->
     LocalParts(directory=tmp_path / "out.parts").remove()
 
 
+@pytest.mark.slow
 def test_parts_of_a_build_that_was_killed_after_it_joined_them_go_with_the_next_call(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +470,7 @@ def test_sources_keep_their_order_and_each_file_is_read_once(
         build_corpus(directory, tmp_path / "both", column="tokens")
 
 
+@pytest.mark.slow
 def test_many_files_each_with_a_schema_of_its_own(tmp_path: Path) -> None:
     for number in range(60):
         kind = pa.list_(pa.int64() if number % 2 else pa.int32())

@@ -50,6 +50,7 @@ def test_a_remote_corpus_among_its_sources_is_refused(folder: Path, remote: Any)
         build_corpus("memory://data/", "memory://data/corpus", column="tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sources", "output"), [("data", "data/_built"), ("data", "data2"), ("data", "data"), ("data/*.parquet", "data/c")]
 )
@@ -69,6 +70,7 @@ def remote() -> Any:
     filesystem.rm("/", recursive=True) if filesystem.ls("/") else None
 
 
+@pytest.mark.slow
 def test_an_iceberg_table_without_its_deleted_rows(tmp_path: Path) -> None:
     table = TableWriter(tmp_path / "table")
     table.evolve(NestedField(1, "ids", ListType(2, IntegerType(), element_required=False), required=False))
@@ -110,6 +112,7 @@ def test_a_span_of_the_rows_of_a_data_set_is_refused(folder: Path, tmp_path: Pat
         build_corpus(shard, tmp_path / "out", column="tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_a_remote_corpus_is_that_of_a_local_disk(folder: Path, tmp_path: Path, remote: Any, outputs: int) -> None:
     options: dict[str, Any] = {"column": "tokens", "vocabulary_size": 100, "output_count": outputs, "part_bytes": 1}

@@ -20,6 +20,8 @@ from torch_dataloader_utils.tokens.corpus_build.part_sources import plan_parts
 from torch_dataloader_utils.tokens.corpus_build.part_store import open_parts
 from torch_dataloader_utils.tokens.corpus_build.parts import PART_KEY_LETTERS, CorpusOptions
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = [[row] * (1 + row % 4) for row in range(30)]
 OUT = "s3://bucket/corpora/out"
 

@@ -76,6 +76,7 @@ def test_truncation_of_modes_at_every_byte_is_an_error(tmp_path: Path) -> None:
             IndexedDataset(prefix, multimodal=True)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_header_lengths_and_pointers_is_noticed(example: str) -> None:
     path = Path(f"{example}.idx")
     whole = path.read_bytes()

@@ -89,6 +89,7 @@ def test_modes_come_with_the_tokens(tmp_path: Path) -> None:
     assert IndexedDataset(prefix)[0].tolist() == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_views_outlive_the_data_set(example: str) -> None:
     dataset = IndexedDataset(example)
     view, lengths = dataset[2], dataset.sequence_lengths

@@ -98,6 +98,7 @@ def test_files_are_equal_byte_for_byte(tmp_path: Path, dtype: Any, modes: bool) 
     assert _same_files(*_write_both(tmp_path, 0, dtype, modes))
 
 
+@pytest.mark.slow
 def test_merged_files_are_equal_byte_for_byte(tmp_path: Path) -> None:
     pairs = [_write_both(tmp_path, number) for number in range(3)]
     merge_corpora([ours for ours, _ in pairs], str(tmp_path / "ours"))

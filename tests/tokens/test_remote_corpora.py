@@ -73,6 +73,7 @@ def test_an_index_that_is_replaced_before_its_first_use_is_an_error(
         _ = dataset.index
 
 
+@pytest.mark.slow
 def test_requests_that_fail_are_sent_again(
     s3: MotoS3, s3_access: StoreAccess, remote: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_corpus_cannot_be_written_or_merged_in_place_in_a_store(tmp_path: Path
         IndexedDatasetBuilder("s3://bucket/out.bin")
 
 
+@pytest.mark.slow
 def test_expired_credentials_are_renewed(s3: MotoS3, remote: str) -> None:
     options, credentials, asked = s3.expiring()
     dataset = IndexedDataset(remote, storage_options=options, credentials=credentials)
@@ -108,6 +110,7 @@ def test_expired_credentials_are_renewed(s3: MotoS3, remote: str) -> None:
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_secrets_are_shown_nowhere(s3: MotoS3, remote: str, s3_access: StoreAccess) -> None:
     options = {**s3.options, "secret": "canary"}
     config = GPTDatasetConfig(

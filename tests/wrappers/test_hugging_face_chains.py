@@ -178,6 +178,7 @@ def check_chain(source, sizes, num_shards, layout, steps, epoch, num_workers):
     return first
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(60), deadline=None)
 @given(
     st.lists(st.integers(0, 12), min_size=1, max_size=6),
@@ -198,6 +199,7 @@ def test_any_chain_after_the_cut_keeps_the_rows(sizes, num_shards, layout, befor
             assert sorted(given) == sorted(mine)
 
 
+@pytest.mark.slow
 @settings(max_examples=effort(20), deadline=None)
 @given(
     st.integers(1, 5),
@@ -214,6 +216,7 @@ def test_any_chain_after_a_cut_of_tables_keeps_the_rows(
     check_chain(source, PARQUET_SIZES, num_shards, layout, steps, epoch, num_workers)
 
 
+@pytest.mark.slow
 def test_a_shuffle_after_the_cut_leaves_even_ranks():
     for options, count in (({}, (6, 7)), ({"batch_size": 2, "drop_last": True}, (6,)), ({"batch_size": 2}, (8,))):
         ranks = []

@@ -246,6 +246,7 @@ def test_resume_reads_on_and_does_not_start_over():
     assert num_read == 302
 
 
+@pytest.mark.slow
 def test_a_state_is_of_its_own_rank_or_right_on_others(parquet_stream):
     for stream in (parquet_stream, generated([18, 7, 25])):
         for options in ({"batch_size": 3, "drop_last": True}, {"batch_size": 3}, {}):

@@ -64,6 +64,7 @@ def test_documents_places_and_arguments_are_those_of_the_boundaries(given_sample
     assert arguments["max_seqlen_q"] == arguments["max_seqlen_k"] == max(sizes)
 
 
+@pytest.mark.slow
 @given(boundaries(), st.sampled_from([1, 2, 4, 16, 128]), st.booleans())
 @settings(max_examples=effort(60), deadline=None)
 def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(given_samples, block_size, causal):
@@ -81,6 +82,7 @@ def test_the_block_mask_is_the_one_that_torch_makes_of_all_pairs(given_samples, 
     assert torch.equal(mask.to_dense(), expected.to_dense())
 
 
+@pytest.mark.slow
 @given(boundaries(), st.booleans())
 @settings(max_examples=effort(20), deadline=None)
 def test_flex_attention_with_the_mask_is_dense_attention_within_documents(given_samples, causal):
@@ -100,6 +102,7 @@ def test_flex_attention_with_the_mask_is_dense_attention_within_documents(given_
             assert torch.allclose(attended[part], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 @given(lengths=corpora, cp_size=st.sampled_from([1, 2, 4]), fill=st.sampled_from(["greedy", "best_fit"]))
 @settings(max_examples=effort(30), deadline=None)
 def test_padded_documents_divide_over_context_parallel_ranks(lengths, cp_size, fill):

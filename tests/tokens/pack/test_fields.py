@@ -121,6 +121,7 @@ def samples(batch):
     return [tuple(tuple(each) for each in row) for row in zip(*as_lists, strict=True)]
 
 
+@pytest.mark.slow
 @given(lengths=corpora, packing=packings(fields=FIELDS))
 @settings(max_examples=effort(60), deadline=None)
 def test_columns_are_cut_and_joined_as_the_tokens_are(lengths, packing):
@@ -135,6 +136,7 @@ def test_columns_are_cut_and_joined_as_the_tokens_are(lengths, packing):
         assert received == list(expected_samples(folder, files, packing))
 
 
+@pytest.mark.slow
 @given(lengths=corpora, packing=packings(fields=FIELDS), num_ranks=st.integers(1, 3), data=st.data())
 @settings(max_examples=effort(25), deadline=None)
 def test_samples_keep_their_columns_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, data):

@@ -22,6 +22,7 @@ def load(folder, packing, **options):
     return StructuredDataset.create_dataloader(str(folder), pack=packing, **options)[0]
 
 
+@pytest.mark.slow
 @given(lengths=corpora, packing=packings())
 @settings(max_examples=effort(60), deadline=None)
 def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):

@@ -36,6 +36,7 @@ def expected_of(folder, files, packing, epoch, seed=42):
                 plan_row += 1
 
 
+@pytest.mark.slow
 @given(lengths=corpora, packing=shuffled_packings, epoch=st.integers(0, 2**40), seed=st.integers(0, 2**64))
 @settings(max_examples=effort(60), deadline=None)
 def test_samples_are_those_of_a_walk_over_the_permuted_documents(lengths, packing, epoch, seed):
@@ -51,6 +52,7 @@ def test_samples_are_those_of_a_walk_over_the_permuted_documents(lengths, packin
         assert received == list(expected_of(folder, files, packing, epoch, seed))
 
 
+@pytest.mark.slow
 @given(lengths=corpora, packing=shuffled_packings, num_ranks=st.integers(1, 3), epoch=st.integers(0, 3), data=st.data())
 @settings(max_examples=effort(40), deadline=None)
 def test_samples_of_an_epoch_come_once_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, epoch, data):
