@@ -1,4 +1,4 @@
-"""Hypothesis without a deadline, and without chance but in `make full`; signals as at a terminal; who starts processes."""
+"""Signals as at a terminal; Hypothesis without a deadline, and by chance only in `make full`; who starts processes."""
 
 import gc
 import multiprocessing
