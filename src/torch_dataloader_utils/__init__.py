@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         RemoteOptions as RemoteOptions,
         RetryPolicy as RetryPolicy,
     )
-    from torch_dataloader_utils.datasets.blend import (
+    from torch_dataloader_utils.blending import (
         BlendedLoader as BlendedLoader,
         WeightSchedule as WeightSchedule,
         blend as blend,
@@ -95,7 +95,7 @@ _HOMES = {
     "_observe.callbacks": "LoaderCallback",
     "_observe.metrics": "Metrics",
     "_store": "CoalesceLimits HostCache RemoteOptions RetryPolicy",
-    "datasets.blend": "BlendedLoader WeightSchedule blend",
+    "blending": "BlendedLoader WeightSchedule blend",
     "datasets.delta": "DeltaDataset scan_delta",
     "datasets.iceberg": "IcebergDataset scan_iceberg",
     "datasets.row_dataset": "RowDataset",

@@ -3,7 +3,7 @@
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.exporters import export_to_opentelemetry, export_to_prometheus
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils.stream.gathered_metrics import GatheredMetrics, Spread, gather_metrics
+from torch_dataloader_utils.ranks.gather import GatheredMetrics, Spread, gather_metrics
 
 __all__ = [
     "EpochRun",

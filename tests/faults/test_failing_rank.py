@@ -22,7 +22,7 @@ from tests.iceberg.tables import TableWriter, field_of
 from tests.simulated_cuda import simulated_nccl
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, TokenBatches, pack_tokens, scan_files
 from torch_dataloader_utils.errors import StoreError
-from torch_dataloader_utils.stream.ranks import add_over_ranks, all_or_none, from_rank_zero
+from torch_dataloader_utils.ranks.agree import add_over_ranks, all_or_none, from_rank_zero
 
 pytestmark = [pytest.mark.processes, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.faults.ranks import RANKS, run_ranks
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils.datasets.blend import blend
+from torch_dataloader_utils.blending import blend
 
 pytestmark = [
     pytest.mark.processes,

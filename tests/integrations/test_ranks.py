@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tests.integrations.jobs import write_rows
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.stream.ranks import resolve_ranks
+from torch_dataloader_utils.ranks.resolve import resolve_ranks
 
 
 @pytest.fixture(autouse=True)

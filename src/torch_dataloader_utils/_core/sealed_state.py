@@ -1,6 +1,6 @@
 """States with a checksum: any changed byte, and any value that no loader writes, is a CheckpointMismatchError.
 
-Of a loader (`state.py`) and of a blend (`datasets/blend/progress.py`).
+Of a loader (`state.py`) and of a blend (`blending/progress.py`).
 """
 
 import json

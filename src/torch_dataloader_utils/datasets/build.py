@@ -43,6 +43,7 @@ from torch_dataloader_utils.datasets.row_counts import (
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
+from torch_dataloader_utils.ranks.resolve import mesh_members
 from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.read.projection import ReadSpec
 from torch_dataloader_utils.read.reader import Reader, make_reader
@@ -55,7 +56,6 @@ from torch_dataloader_utils.shape.specs import column_specs, select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.ranks import mesh_members
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.tokens.pack.batch_fields import find_fields
 from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader

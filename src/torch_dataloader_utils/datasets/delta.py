@@ -64,10 +64,10 @@ from torch_dataloader_utils.discover.delta.snapshot import DeltaTable
 from torch_dataloader_utils.discover.delta.table_scan import DeltaScanOptions, scan_table
 from torch_dataloader_utils.discover.table_paths import Roots
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.ranks.agree import from_rank_zero
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.ranks import from_rank_zero
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ from torch_dataloader_utils.discover.file_scan import Missing, ScanRequest, chec
 from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
-from torch_dataloader_utils.stream.ranks import from_rank_zero
+from torch_dataloader_utils.ranks.agree import from_rank_zero
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 

@@ -63,10 +63,10 @@ from torch_dataloader_utils.discover.iceberg.snapshots import AgreedState, Snaps
 from torch_dataloader_utils.discover.iceberg.table_scan import IcebergScanOptions, scan_table
 from torch_dataloader_utils.discover.table_paths import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.ranks.agree import from_rank_zero
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.ranks import from_rank_zero
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression

@@ -11,17 +11,15 @@ from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
-from torch_dataloader_utils.stream.rank_comparison import check_alike, name_of_call, options_record, publish
-from torch_dataloader_utils.stream.ranks import (
+from torch_dataloader_utils.ranks.agree import (
     add_over_ranks,
     all_or_none,
     counting_part,
     from_rank_zero,
-    mesh_members,
-    resolve_ranks,
-    running_ranks,
     takes_cpu_tensors,
 )
+from torch_dataloader_utils.ranks.compare import check_alike, name_of_call, options_record, publish
+from torch_dataloader_utils.ranks.resolve import mesh_members, resolve_ranks, running_ranks
 
 
 def shows_bars(options: TableOptions) -> bool:

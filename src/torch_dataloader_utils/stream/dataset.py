@@ -18,12 +18,12 @@ from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.ranks.compare import ComparedPasses, data_record
+from torch_dataloader_utils.ranks.resolve import check_running
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.epoch_pass import PassSetup, PassWork, ThreadSource, epoch_pass
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.progress import Progress
-from torch_dataloader_utils.stream.rank_comparison import ComparedPasses, data_record
-from torch_dataloader_utils.stream.ranks import check_running
 from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 

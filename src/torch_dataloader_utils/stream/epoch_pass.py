@@ -22,9 +22,9 @@ from torch_dataloader_utils._core.position import Cursor, Position
 from torch_dataloader_utils._core.program import WorkerInput, rows_of_batches
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils.ranks.compare import PassComparison
+from torch_dataloader_utils.ranks.resolve import running_ranks
 from torch_dataloader_utils.stream.progress import Pass
-from torch_dataloader_utils.stream.rank_comparison import PassComparison
-from torch_dataloader_utils.stream.ranks import running_ranks
 from torch_dataloader_utils.stream.trainer_hooks import Placement
 from torch_dataloader_utils.stream.transport.torch_workers import pinned
 from torch_dataloader_utils.stream.worker import WorkerStream

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.blend.test_blend import make, source_of, tables  # noqa: F401
+from tests.blending.test_blend import make, source_of, tables  # noqa: F401
 from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, blend, pack_tokens
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError

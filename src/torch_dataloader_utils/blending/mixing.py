@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.state import encode_state
-from torch_dataloader_utils.datasets.blend.sources import BlendSource, Mark, Passes, blend_epoch, pass_start
+from torch_dataloader_utils.blending.sources import BlendSource, Mark, Passes, blend_epoch, pass_start
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests.blend.rule import blend_picks
+from tests.blending.rule import blend_picks
 from tests.effort import effort
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, TokenBatches, scan_files
 from torch_dataloader_utils._core.sealed_state import sealed
-from torch_dataloader_utils.datasets.blend import blend
-from torch_dataloader_utils.datasets.blend.picks import count_steps
-from torch_dataloader_utils.datasets.blend.sources import Mark, RankPlace
+from torch_dataloader_utils.blending import blend
+from torch_dataloader_utils.blending.picks import count_steps
+from torch_dataloader_utils.blending.sources import Mark, RankPlace
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.splits import TargetSizeSplitStrategy
 from torch_dataloader_utils.stream.device import DevicePrefetcher

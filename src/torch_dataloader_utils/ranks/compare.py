@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, LoaderError, plural
-from torch_dataloader_utils.stream.ranks import running_ranks
+from torch_dataloader_utils.ranks.resolve import running_ranks
 
 Record = Mapping[str, str]
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.blend.rule import blend_picks
+from tests.blending.rule import blend_picks
 from tests.effort import effort
-from torch_dataloader_utils.datasets.blend import picks
-from torch_dataloader_utils.datasets.blend.picks import BlendOptions, BlendStart, blend_steps, count_steps
+from torch_dataloader_utils.blending import picks
+from torch_dataloader_utils.blending.picks import BlendOptions, BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tokens import blend_by_weight
 

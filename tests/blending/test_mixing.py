@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.datasets.blend.mixing import BatchSlice, BlendStep, RowStream, mix_rows, mixed_batches
+from torch_dataloader_utils.blending.mixing import BatchSlice, BlendStep, RowStream, mix_rows, mixed_batches
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch

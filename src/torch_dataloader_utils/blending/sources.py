@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.state import decode_state
-from torch_dataloader_utils.datasets.blend.picks import ItemKind
+from torch_dataloader_utils.blending.picks import ItemKind
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 from torch_dataloader_utils.stream.dataset import BatchT, TableDataset

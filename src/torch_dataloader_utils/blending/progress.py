@@ -15,8 +15,8 @@ from torch_dataloader_utils._core.sealed_state import (
     refuse_misfits,
     sealed,
 )
-from torch_dataloader_utils.datasets.blend.picks import BlendOptions
-from torch_dataloader_utils.datasets.blend.sources import BlendSource, Mark
+from torch_dataloader_utils.blending.picks import BlendOptions
+from torch_dataloader_utils.blending.sources import BlendSource, Mark
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 from torch_dataloader_utils.tokens.weight_schedule import WeightSchedule
 

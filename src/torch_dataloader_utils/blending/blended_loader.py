@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.arguments import check_integer, is_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils.datasets.blend.mixing import (
+from torch_dataloader_utils.blending.mixing import (
     RowStream,
     endless_batches,
     mixed_batches,
@@ -20,7 +20,7 @@ from torch_dataloader_utils.datasets.blend.mixing import (
     whole_batches,
     with_source_column,
 )
-from torch_dataloader_utils.datasets.blend.picks import (
+from torch_dataloader_utils.blending.picks import (
     UNLIMITED,
     BlendOptions,
     BlendStart,
@@ -30,14 +30,14 @@ from torch_dataloader_utils.datasets.blend.picks import (
     blend_steps,
     count_steps,
 )
-from torch_dataloader_utils.datasets.blend.progress import BlendPosition, BlendProgress
-from torch_dataloader_utils.datasets.blend.sources import BlendSource
+from torch_dataloader_utils.blending.progress import BlendPosition, BlendProgress
+from torch_dataloader_utils.blending.sources import BlendSource
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.ranks.compare import ComparedPasses, options_record
+from torch_dataloader_utils.ranks.resolve import running_ranks
 from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
-from torch_dataloader_utils.stream.rank_comparison import ComparedPasses, options_record
-from torch_dataloader_utils.stream.ranks import running_ranks
 from torch_dataloader_utils.stream.trainer_hooks import refuse_number
 from torch_dataloader_utils.tokens.blend_index import normalize_weights
 from torch_dataloader_utils.tokens.weight_schedule import WeightSchedule

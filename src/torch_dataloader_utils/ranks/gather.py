@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.ranks import add_over_ranks, running_ranks
+from torch_dataloader_utils.ranks.agree import add_over_ranks
+from torch_dataloader_utils.ranks.resolve import running_ranks
 
 _NO_METRICS = Metrics()
 # Seconds travel as whole nanoseconds beside the counts.

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from tests.blend.rule import exact_shares, exact_targets
-from tests.blend.test_blend import SIZES, WEIGHTS, make, rows_of, source_of, tables  # noqa: F401
+from tests.blending.rule import exact_shares, exact_targets
+from tests.blending.test_blend import SIZES, WEIGHTS, make, rows_of, source_of, tables  # noqa: F401
 from tests.effort import effort
 from torch_dataloader_utils import WeightSchedule
 from torch_dataloader_utils._core.sealed_state import sealed
-from torch_dataloader_utils.datasets.blend import picks
-from torch_dataloader_utils.datasets.blend.picks import UNLIMITED, BlendOptions, BlendStart, blend_steps, count_steps
+from torch_dataloader_utils.blending import picks
+from torch_dataloader_utils.blending.picks import UNLIMITED, BlendOptions, BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
 
 
