@@ -14,7 +14,7 @@ from measure import print_machine, save
 from planning import make_inventory
 
 from torch_dataloader_utils import plan_epoch
-from torch_dataloader_utils.plan.epoch_plan import host_reads
+from torch_dataloader_utils.plan.explain import host_reads
 from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, CacheForecast
 
 GROUP_BYTES = 128 << 20

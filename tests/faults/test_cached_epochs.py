@@ -19,7 +19,7 @@ from tests.faults.s3_server import BUCKET, S3Server
 from torch_dataloader_utils import Decoding, HostCache, RemoteOptions, StructuredDataset
 from torch_dataloader_utils._store import FsspecStore, StoreAccess
 from torch_dataloader_utils.errors import StoreError
-from torch_dataloader_utils.plan.epoch_plan import host_reads
+from torch_dataloader_utils.plan.explain import host_reads
 from torch_dataloader_utils.plan.upcoming import CacheForecast
 
 pytestmark = pytest.mark.slow

@@ -73,7 +73,7 @@ def command(
 
     The plan is the one that a loader with these options follows; only metadata is read.
     """
-    from torch_dataloader_utils.plan.epoch_plan import describe_cache
+    from torch_dataloader_utils.plan.explain import describe_cache
     from torch_dataloader_utils.plan.pictures.timeline import make_timeline
     from torch_dataloader_utils.plan.planner import plan_epoch
 
@@ -102,7 +102,7 @@ def command(
 
 def summarize(plan: "EpochPlan") -> dict[str, Any]:
     """The plan's facts as a JSON-able dict. steps: (least, most) over the ranks, or None where not known."""
-    from torch_dataloader_utils.plan.epoch_plan import describe_mixing
+    from torch_dataloader_utils.plan.explain import describe_mixing
 
     inputs, topology, counts = plan.inputs, plan.topology, plan.assignment.counts
     options = inputs.options

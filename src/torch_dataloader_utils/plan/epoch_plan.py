@@ -1,4 +1,4 @@
-"""`EpochPlan`: who reads what in one epoch; as counts, as the work of each worker, as a table and as text."""
+"""`EpochPlan`: who reads what in one epoch; as counts, as the work of each worker, and as a table."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_dataloader_utils._core.arguments import check_integer, format_bytes, parse_bytes
-from torch_dataloader_utils._core.inventory import Int64s, Inventory, planning_fingerprint
-from torch_dataloader_utils._core.option_values import footer_bytes
-from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, touched_groups, worker_input
-from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
+from torch_dataloader_utils._core.arguments import check_integer
+from torch_dataloader_utils._core.inventory import Inventory, planning_fingerprint
+from torch_dataloader_utils._core.options import Topology
+from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram, worker_input
+from torch_dataloader_utils._core.units import Units, group_slices
 from torch_dataloader_utils._runtime.notebook import html_of
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, plural
+from torch_dataloader_utils.errors import ConfigTypeError, plural
 from torch_dataloader_utils.plan.assignment import Assignment, EpochInputs
+from torch_dataloader_utils.plan.explain import describe_cache, explain_plan
 from torch_dataloader_utils.plan.pictures.svg import small_picture
-from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, CacheForecast, GroupReads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,7 +129,7 @@ class EpochPlan:
         Raises:
             ConfigTypeError, ConfigError: no such number of bytes or ranks.
         """
-        return _explain(
+        return explain_plan(
             self, check_integer("max_ranks", max_ranks, least=0), describe_cache(self, cache_bytes, host_ranks)
         )
 
@@ -169,188 +168,6 @@ class EpochPlan:
             counts = f"{plural(sum(self.rank_rows), 'row')}, {plural(steps, 'step')}"
         left = f", {plural(self.dropped_rows, 'row')} dropped" if self.dropped_rows else ""
         return f"<EpochPlan: epoch {self.epoch}, {each}, {counts}{left}; explain() says more>"
-
-
-def _explain(plan: EpochPlan, max_ranks: int, cache: str) -> str:
-    """A table of ranks × workers, under a summary of the data, the options and what balancing did."""
-    inventory, topology, options, space = plan.inventory, plan.topology, plan.inputs.options, plan.inputs.space
-    lines = [
-        f"{plural(inventory.num_files, 'file')}, {plural(inventory.num_groups, 'row group')}, "
-        f"{_rows(inventory.num_rows)}, {format_bytes(int(space.byte_start[-1]))} projected; "
-        f"{plural(len(plan.inputs.chunks), 'chunk')}",
-        *inventory.notes,
-        f"epoch {plan.epoch}, {_order(options)}",
-        f"{plural(topology.num_ranks, 'rank')} × {plural(topology.num_workers, 'worker')}, "
-        f'batch {topology.batch_size}, rank_sharding="{options.rank_sharding}"',
-        *(f"{name}: {text}" for name, text in [("mixing", describe_mixing(plan)), ("cache", cache)] if text),
-        _counts(plan) + ("; EVERY rank reads all rows: the strategy takes no ranks" if plan.is_shared else ""),
-        "",
-        f"{'rank':>6} {'worker':>6} {'rows':>12} {'batches':>8} {'bytes':>10} {'row groups':>10}",
-    ]
-    shown = min(max_ranks, topology.num_ranks)
-    loads: list[int] = []
-    for rank in range(shown):
-        for worker, program in enumerate(plan.programs(rank)):
-            groups = sum(len(touched_groups(lane, space)) for lane in program.lanes)
-            load = _bytes_of(program, space)
-            loads.append(load)
-            lines.append(
-                f"{rank:>6} {worker:>6} {program.num_rows:>12,} {_batches(program):>8} {format_bytes(load):>10} "
-                f"{groups:>10}"
-            )
-    if shown < topology.num_ranks:
-        lines.append(f"   ... and {plural(topology.num_ranks - shown, 'more rank')}")
-    if sum(loads):
-        imbalance = max(loads) * len(loads) / sum(loads)
-        lines += ["", f"heaviest worker: {imbalance:.2f} × the mean (bytes, ranks shown)"]
-    return "\n".join(lines)
-
-
-FEW_CHUNKS = 8
-"""Chunks of a worker below which epochs, and the batches of one epoch, are much alike."""
-
-
-def describe_mixing(plan: EpochPlan) -> str:
-    """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
-
-    24 chunks, 3.0 per worker (few: 8 or more mix well); a batch of 100 rows draws from about 2 chunks
-    """
-    options, topology, chunks = plan.inputs.options, plan.topology, plan.inputs.chunks
-    num_chunks = len(chunks)
-    if not options.shuffle or options.strategy or num_chunks == 0:
-        return ""
-    of_worker = num_chunks / (topology.num_ranks * topology.num_workers)
-    batch_rows, chunk_rows = topology.batch_size, chunks.num_rows / num_chunks
-    mixed = batch_rows / chunk_rows
-    if options.shuffle_rows:
-        # A row of the batch comes from each of the chunks in its window with the same probability.
-        held = max(1, options.interleave, options.shuffle_rows / chunk_rows)
-        mixed = max(mixed, held * (1 - (1 - 1 / held) ** batch_rows))
-    if options.lane_rows:
-        mixed = max(mixed, batch_rows / options.lane_rows)
-    mixed = max(1, min(mixed, of_worker))
-    own = ""
-    if (groups := options.rank_groups(topology.num_ranks)) > 1:
-        ranks = plural(topology.num_ranks // groups, "rank")
-        own = f"; every {ranks} draw from the same {plural(num_chunks // groups, 'chunk')} in all epochs"
-    few = f" (few: {FEW_CHUNKS} or more mix well)" if of_worker < FEW_CHUNKS else ""
-    each = f"{of_worker:,.1f}" if of_worker < 10 else f"{of_worker:,.0f}"
-    return (
-        f"{plural(num_chunks, 'chunk')}, {each} per worker{few}; a batch of {plural(batch_rows, 'row')} draws from "
-        f"about {plural(round(mixed), 'chunk')}{own}"
-    )
-
-
-_FORECAST_EPOCHS = 5
-
-
-def describe_cache(plan: EpochPlan, cache_bytes: int | str | None, host_ranks: int | None) -> str:
-    """What a cache of this size on the first host would give, in one line; "" without a size.
-
-    16.6 GiB for 8 ranks, which read 50 GiB an epoch: 2 % of it from the cache in epoch 0, then 7 %, 13 %, 17 %, 23 %
-    """
-    if cache_bytes is None:
-        return ""
-    most_bytes, num_ranks = parse_bytes("cache_bytes", cache_bytes), plan.topology.num_ranks
-    keeping_a_share = num_ranks // plan.inputs.options.rank_groups(num_ranks)  # without shares, all of them
-    ranks = keeping_a_share if host_ranks is None else check_integer("host_ranks", host_ranks, least=1)
-    if ranks > num_ranks:
-        raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass how many a host has.")
-    groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
-    # An inventory has the stored bytes of all columns, and the decoded bytes of the projected ones.
-    stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
-    sizes = np.minimum(groups.projected_bytes, stored)
-    parts = CacheForecast(epochs, sizes, most_bytes - footer_bytes(most_bytes)).parts()
-    first, *later = [f"{100 * part.cached_bytes / max(1, part.read_bytes):.0f} %" for part in parts] or ["0 %"]
-    read_bytes = sum(part.read_bytes for part in parts) / max(1, len(parts))
-    return (
-        f"{format_bytes(most_bytes)} for {plural(ranks, 'rank')}, which read {format_bytes(read_bytes)} an epoch: "
-        f"{first} of it from the cache in epoch {plan.epoch}{', then ' if later else ''}{', '.join(later)}"
-    )
-
-
-def host_reads(plan: EpochPlan, ranks: int, most_epochs: int) -> list[Int64s]:
-    """The row groups that the first `ranks` ranks read in this epoch and the next ones, in order; epochs apart."""
-    epochs = []
-    while True:
-        reads = [GroupReads.of(plan.programs(rank), plan.inputs.space) for rank in range(ranks)]
-        epochs.append(GroupReads.side_by_side(reads).group)
-        if len(epochs) == most_epochs:
-            return epochs
-        try:
-            plan = plan.following()
-        except LoaderError:  # of a strategy, or of an epoch too far: then nothing is known of it
-            return epochs
-
-
-def _order(options: PlanOptions) -> str:
-    """The options that decide the order of rows, in words."""
-    text = f"seed {options.seed}, "
-    text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
-    if options.shuffle_rows:
-        text += f", windows of {plural(options.shuffle_rows, 'row')}"
-    if options.bucket_by:
-        text += f", buckets by {options.bucket_by}"
-    if options.max_tokens_per_batch:
-        text += f" of at most {options.max_tokens_per_batch:,} tokens" + (
-            ", padding_free" if options.padding_free else ""
-        )
-    if options.stop_row is not None:
-        text += f", rows [{options.first_row}, {options.stop_row}) only"
-    if options.num_lanes:
-        text += f", {plural(options.num_lanes, 'lane')}"
-    if options.host_shares:
-        text += f", {plural(options.host_shares, 'host share')}"
-    return text
-
-
-def _counts(plan: EpochPlan) -> str:
-    counts, position = plan.assignment.counts, plan.inputs.position
-    if counts is None:
-        return "inexact: row counts are not known, so ranks may differ in steps and rows below are at most"
-    steps = sorted(set(counts.steps.tolist()))
-    text = f"{steps[0]} to {steps[-1]} steps, UNEQUAL ranks"
-    if len(steps) == 1:
-        text = f"{plural(steps[0], 'step')} on every rank"
-    if position.done or position.history:
-        text += f", {position.done} of them done"
-        text += f" after {len(position.history)} other topologies" if position.history else ""
-    if counts.cuts:
-        text += f"; balancing moved {plural(counts.moved_rows, 'row')} in {plural(counts.cuts, 'range')}"
-    if plan.dropped_rows:
-        text += f"; drop_last leaves out {plural(plan.dropped_rows, 'row')}"
-    if plan.repeated_rows:
-        text += f"; {plural(plan.repeated_rows, 'repeated row')}, so that every rank takes the last step"
-    return text
-
-
-def _rows(count: int) -> str:
-    return plural(count, "row") if count >= 0 else "an unknown number of rows"
-
-
-def _batches(program: WorkerProgram) -> str:
-    count = program.batching.num_batches
-    return "?" if count is None else str(count)
-
-
-def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
-    total = 0.0
-    for lane in program.lanes:
-        plain = lane.is_plain
-        total += int(space.bytes_between(lane.start[plain], lane.stop[plain]).sum())
-        total += _window_bytes(lane.take(np.flatnonzero(~plain)), space)
-    return round(total)
-
-
-def _window_bytes(units: Units, space: RowSpace) -> float:
-    """Projected bytes of window units: of each as large a part as it has of the rows of its window."""
-    if len(units) == 0:
-        return 0.0
-    windows = units.windows.take(units.window)
-    first_piece = windows.offsets[:-1]
-    held_rows = np.add.reduceat(windows.piece_stop - windows.piece_start, first_piece)
-    held_bytes = np.add.reduceat(space.bytes_between(windows.piece_start, windows.piece_stop), first_piece)
-    return float((held_bytes * units.rows / np.maximum(held_rows, 1)).sum())
 
 
 def _rank_table(plan: EpochPlan, rank: int) -> "pa.Table":

@@ -6,7 +6,8 @@ from itertools import chain
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import plural
-from torch_dataloader_utils.plan.epoch_plan import FEW_CHUNKS, EpochPlan
+from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+from torch_dataloader_utils.plan.explain import FEW_CHUNKS
 
 
 def warn_about(plan: EpochPlan) -> None:
