@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.faults.hostile_files import good
 from tests.read.files import identity, make_spec, make_task, write_parquet
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._core.inventory import ALL_ROWS, FileFormat, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, FileFormat, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.read import parquet
@@ -50,7 +50,7 @@ FOREIGN = (
 
 # Of row groups of up to 3,000 rows: all, prefixes, spans within one page and across pages, none.
 ROW_RANGES = st.just(ALL_ROWS) | st.builds(
-    lambda start, count: RowRange(start, None if count is None else start + count),
+    lambda start, count: GroupRows(start, None if count is None else start + count),
     st.sampled_from([0, 1, 3, 40, 64, 500]) | st.integers(0, 3000),
     st.none() | st.sampled_from([0, 1, 8, 40]) | st.integers(0, 3000),
 )
@@ -143,7 +143,7 @@ as_large_files = patch.object(TaskSource, "_comes_whole", property(lambda _: Fal
 WAYS = [nullcontext(), as_large_files]
 
 
-def read(tasks: list[RowGroupTask], schema: pa.Schema, rows: RowRange = ALL_ROWS, **options: Any) -> list[Any]:
+def read(tasks: list[RowGroupTask], schema: pa.Schema, rows: GroupRows = ALL_ROWS, **options: Any) -> list[Any]:
     reader = make_reader(make_spec(schema, **options))
     return [reader.read(task, rows) for task in tasks]
 
@@ -168,7 +168,7 @@ def column_bits(column: pa.Array) -> Any:
 @pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
 @given(table=tables(), rows=ROW_RANGES)
 def test_rows_are_those_of_pyarrow(
-    tmp_path_factory: pytest.TempPathFactory, way: AbstractContextManager[Any], table: Any, rows: RowRange
+    tmp_path_factory: pytest.TempPathFactory, way: AbstractContextManager[Any], table: Any, rows: GroupRows
 ) -> None:
     content, written, group_rows = table
     path = tmp_path_factory.mktemp("t") / "a.parquet"
@@ -199,7 +199,7 @@ def test_pages_outside_of_the_rows_that_are_needed_are_not_decoded(tmp_path: Pat
         damaged = bytearray(content)
         damaged[content.index(table.column("a").to_numpy()[row].tobytes())] ^= 1
         task = rewritten(task, bytes(damaged))
-        for rows in (RowRange(100, 200), RowRange(200, 900), RowRange(900, 1000)):
+        for rows in (GroupRows(100, 200), GroupRows(200, 900), GroupRows(900, 1000)):
             assert (outcome(task, table.schema, rows=rows) is CorruptFileError) == (row in range(*rows))
 
 
@@ -287,7 +287,7 @@ def test_rows_that_no_memory_could_hold_are_not_taken_from_a_footer(tmp_path: Pa
     path.write_bytes(good(12_503, values=many, group_rows=many, file_rows=many))
     task = make_task(path, FileFormat.PARQUET, 0, many)
     schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
-    ours, other = (outcome(task, schema, rows=RowRange(0, 2), is_compiled=each) for each in (True, False))
+    ours, other = (outcome(task, schema, rows=GroupRows(0, 2), is_compiled=each) for each in (True, False))
     assert ours == other
 
 

@@ -18,7 +18,7 @@ from pandas.api.types import pandas_dtype
 from tests.decoder.test_decoder import INTEGERS, ROW_RANGES, bits_of, lists, numbers, read
 from tests.read.files import parquet_tasks
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._core.inventory import RowRange
+from torch_dataloader_utils._core.inventory import GroupRows
 from torch_dataloader_utils._observe.counters import CHUNKS, Counts, count_thread_in
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
@@ -95,7 +95,7 @@ def contents(draw: st.DrawFn) -> pa.Table:
     rows=ROW_RANGES,
 )
 def test_rows_of_other_writers_are_those_of_pyarrow(
-    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, write: Any, codec: str, group_rows: int, rows: RowRange
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, write: Any, codec: str, group_rows: int, rows: GroupRows
 ) -> None:
     path = tmp_path_factory.mktemp("t") / "a.parquet"
     write(table, path, codec, group_rows)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.integrations.jobs import BATCH_ROWS
 from torch_dataloader_utils import RowDataset, StructuredDataset, TokenBatches
-from torch_dataloader_utils._core.inventory import ALL_ROWS, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.read.reader import Reader
 
@@ -38,7 +38,7 @@ def token_batches(table: Path) -> dict[str, Any]:
     read: list[str] = []
     whole_read = Reader.read
 
-    def noting(self: Reader, task: Any, rows: RowRange = ALL_ROWS) -> Any:
+    def noting(self: Reader, task: Any, rows: GroupRows = ALL_ROWS) -> Any:
         read.append(f"{Path(task.path).name} {task.ordinal}")
         return whole_read(self, task, rows)
 

@@ -22,7 +22,7 @@ from tests.read.files import (
     write_parquet,
     write_stream,
 )
-from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, GroupRows
 from torch_dataloader_utils._formats.record_batches import contiguous
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
@@ -54,14 +54,14 @@ def test_a_prefix_is_decoded_no_further_than_needed(tmp_path: Path) -> None:
     schema = with_field_ids(pa.schema([("row", pa.int64())]))
     (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"row": np.arange(1000)}, schema=schema))
     reader = make_reader(make_spec(schema))
-    assert reader.read(task, RowRange(0, 10)).num_rows == 10
-    assert reader.read(task, RowRange(0, 5000)).num_rows == 1000
+    assert reader.read(task, GroupRows(0, 10)).num_rows == 10
+    assert reader.read(task, GroupRows(0, 5000)).num_rows == 1000
     deleted = replace(task, extra=deleting(schema, range(5)), live_rows=995)
-    assert reader.read(deleted, RowRange(0, 10)).column("row").to_pylist() == list(range(5, 15))
+    assert reader.read(deleted, GroupRows(0, 10)).column("row").to_pylist() == list(range(5, 15))
 
 
-@pytest.mark.parametrize("rows", [ALL_ROWS, RowRange(0, 5), RowRange(2, 5)])
-def test_an_empty_row_group_of_a_tables_file_has_no_rows(tmp_path: Path, rows: RowRange) -> None:
+@pytest.mark.parametrize("rows", [ALL_ROWS, GroupRows(0, 5), GroupRows(2, 5)])
+def test_an_empty_row_group_of_a_tables_file_has_no_rows(tmp_path: Path, rows: GroupRows) -> None:
     schema = with_field_ids(pa.schema([("row", pa.int64()), ("word", pa.string())]))
     (task,) = write_parquet(tmp_path / "a.parquet", schema.empty_table())
     batch = make_reader(make_spec(schema)).read(replace(task, extra=deleting(schema, [])), rows)

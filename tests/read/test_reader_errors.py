@@ -31,7 +31,7 @@ from tests.read.files import (
 )
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.block import read_block
-from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, GroupRows, RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, FileStat, LocalStore
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -82,7 +82,7 @@ def test_more_rows_than_planned_are_an_error_though_only_the_planned_ones_are_as
 ) -> None:
     rows = tasks[0].physical_rows
     task = replace(tasks[0], physical_rows=rows - 1, live_rows=rows - 1)
-    for needed in (RowRange(0, 1), RowRange(1, 2), RowRange(0, rows - 1)):
+    for needed in (GroupRows(0, 1), GroupRows(1, 2), GroupRows(0, rows - 1)):
         with pytest.raises(RowCountError, match=rf"gave {rows} of {rows - 1} stored rows"):
             READER.read(task, needed)
 
@@ -299,7 +299,7 @@ def test_more_than_the_memory_budget_is_refused_with_the_number(tmp_path: Path) 
     with pytest.raises(UnsupportedFeatureError, match=r"at least 1600000 bytes.*limit is 1000000"):
         make_reader(spec).read(task)
     assert make_reader(replace(spec, columns=("y",))).read(task).num_rows == 100_000
-    assert make_reader(spec).read(task, RowRange(0, 10)).num_rows == 10
+    assert make_reader(spec).read(task, GroupRows(0, 10)).num_rows == 10
 
 
 def test_page_checksums_are_checked_unless_switched_off(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.read.files import (
     write_stream,
     write_stream_batches,
 )
-from torch_dataloader_utils._core.inventory import UNKNOWN, RowRange
+from torch_dataloader_utils._core.inventory import UNKNOWN, GroupRows
 from torch_dataloader_utils.read import parquet
 from torch_dataloader_utils.read.reader import make_reader
 
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
         ("pair", pa.struct([("x", pa.int64()), ("y", pa.string())])),
     ]
 )
-ROW_RANGES = st.builds(RowRange, st.integers(0, 16), st.none() | st.integers(0, 16)).filter(
+ROW_RANGES = st.builds(GroupRows, st.integers(0, 16), st.none() | st.integers(0, 16)).filter(
     lambda rows: rows.stop is None or rows.start <= rows.stop
 )
 FLAT = ["row", "small", "ratio", "word"]
@@ -126,7 +126,7 @@ def test_parquet_rows_are_the_oracles_rows(
     bytes_at_once=BYTES_AT_ONCE,
 )
 def test_deletes_filter_and_range_leave_the_right_rows(
-    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], rows: RowRange, bytes_at_once: int
+    table: pa.Table, row_filter: Any, group_rows: int, deleted: set[int], rows: GroupRows, bytes_at_once: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, patch.object(parquet, "_BYTES_AT_ONCE", bytes_at_once):
         path = Path(folder, "a.parquet")
@@ -151,7 +151,7 @@ def test_deletes_filter_and_range_leave_the_right_rows(
     bytes_at_once=BYTES_AT_ONCE,
 )
 def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
-    table: pa.Table, columns: list[str], group_rows: int, rows: RowRange, bytes_at_once: int
+    table: pa.Table, columns: list[str], group_rows: int, rows: GroupRows, bytes_at_once: int
 ) -> None:
     """Also one that the file lacks, and one whose values come with the task."""
     schema = SCHEMA.append(pa.field("lost", pa.int32())).append(pa.field("day", pa.string()))
@@ -177,7 +177,9 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
 @given(
     table=tables(), columns=st.lists(st.sampled_from(FLAT), unique=True), group_rows=st.integers(1, 15), rows=ROW_RANGES
 )
-def test_every_format_gives_the_same_rows(table: pa.Table, columns: list[str], group_rows: int, rows: RowRange) -> None:
+def test_every_format_gives_the_same_rows(
+    table: pa.Table, columns: list[str], group_rows: int, rows: GroupRows
+) -> None:
     # A CSV file cannot tell an empty text from a null one; neither can the oracle.
     words = pc.fill_null(table.column("word"), "")
     table = table.select(FLAT).set_column(3, "word", words)

@@ -19,7 +19,7 @@ from torch_dataloader_utils import HostCache
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils._store import Buffer, RemoteOptions, Span, StoreAccess
 from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, GroupKey
-from torch_dataloader_utils._store.cache_schedule import Schedule, Schedules
+from torch_dataloader_utils._store.cache_schedule import ReadSchedule, ReadSchedules
 from torch_dataloader_utils._store.host_cache import OpenCache
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
 
@@ -257,7 +257,7 @@ def test_hits_are_as_many_as_possible(tmp_path_factory: pytest.TempPathFactory, 
     directory, origin = tmp_path_factory.mktemp("cache"), Origin()
     cache = open_cache(directory, groups=room)
     numbers = np.array([key(group).number for group in trace], np.uint64)
-    cache.foresee("token", Schedule(keys=numbers, times=np.arange(len(trace), dtype=float), num_present=len(trace)))
+    cache.foresee("token", ReadSchedule(keys=numbers, times=np.arange(len(trace), dtype=float), num_present=len(trace)))
     for group in trace:
         cache.mark("token", key(group))
         read(cache, group, origin)
@@ -273,10 +273,10 @@ import sys
 import numpy as np
 from pathlib import Path
 from tests.store.test_host_cache import key, open_cache
-from torch_dataloader_utils._store.cache_schedule import Schedule
+from torch_dataloader_utils._store.cache_schedule import ReadSchedule
 keys = np.array([key(1).number], np.uint64)
 cache = open_cache(Path(sys.argv[1]))
-cache.foresee("other", Schedule(keys=keys, times=np.zeros(1), num_present=1))
+cache.foresee("other", ReadSchedule(keys=keys, times=np.zeros(1), num_present=1))
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -301,7 +301,7 @@ sys.stdin.read()
 def test_a_damaged_schedule_counts_nothing(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     directory = tmp_path_factory.mktemp("cache")
     cache = open_cache(directory, groups=1)
-    schedule = Schedule(keys=np.ones(2, np.uint64), times=np.zeros(2), num_present=1)
+    schedule = ReadSchedule(keys=np.ones(2, np.uint64), times=np.zeros(2), num_present=1)
     cache.foresee("token", schedule)
     (path,) = files(directory, "schedules")
     whole = schedule.encoded()
@@ -309,7 +309,7 @@ def test_a_damaged_schedule_counts_nothing(tmp_path_factory: pytest.TempPathFact
         path.write_bytes(content)
         read(cache, 1, Origin())
         read(cache, 2, Origin())
-        Schedules(path.parents[1]).mark("token", 1)
+        ReadSchedules(path.parents[1]).mark("token", 1)
 
 
 CRASH = """
@@ -317,7 +317,7 @@ import os, sys
 from pathlib import Path
 from tests.faults import crash_points
 from tests.store.test_host_cache import Origin, files, key, open_cache, read
-from torch_dataloader_utils._store.cache_schedule import Schedule
+from torch_dataloader_utils._store.cache_schedule import ReadSchedule
 import numpy as np
 root = Path(sys.argv[1])
 steps = ("write", "pwrite", "pwritev", "ftruncate", "unlink")
@@ -334,7 +334,7 @@ for name in steps:
 
 def work():
     cache = open_cache(root, groups=2)
-    cache.foresee("token", Schedule(keys=np.array([key(1).number], np.uint64), times=np.zeros(1), num_present=1))
+    cache.foresee("token", ReadSchedule(keys=np.array([key(1).number], np.uint64), times=np.zeros(1), num_present=1))
     for group in (1, 2, 3, 1):
         cache.mark("token", key(group))
         read(cache, group, Origin())

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
-from torch_dataloader_utils._core.inventory import ALL_ROWS, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.packed_numbers import packed
 from torch_dataloader_utils._core.position import Position, Segment
@@ -89,7 +89,7 @@ def test_a_resume_or_a_cut_within_a_row_group_reads_the_rows_that_are_left(tmp_p
     resumed.load_state_dict(loader.state_dict())
     rest = [batch["row"].tolist() for batch in resumed]
     assert [row for batch in first + rest for row in batch] == list(range(50, 100))
-    assert [rows for *_, rows in groups] == [RowRange(74, 100)]
+    assert [rows for *_, rows in groups] == [GroupRows(74, 100)]
 
 
 LANE_SHAPES = [(ranks, workers, batch) for ranks in (1, 2, 3, 4, 6) for workers in (0, 2) for batch in (2, 4)]

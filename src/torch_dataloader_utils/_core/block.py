@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RowGroupReader(Protocol):
     """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
-    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator["pa.RecordBatch"]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator["pa.RecordBatch"]:
         """Live rows of one row group, projected, in file order: record batches of a few columns each.
 
         All of them have the same rows; each comes as soon as it is decoded. There is at least one, without columns if
@@ -124,7 +124,7 @@ class Shaper(Protocol):
         ...
 
 
-def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Block:
+def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Block:
     """The block of these rows of one row group.
 
     Raises:

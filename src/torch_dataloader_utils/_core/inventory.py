@@ -186,7 +186,7 @@ class GroupTable:
         return GroupTable(**{name: getattr(self, name)[indices] for name in self.__slots__})
 
 
-class RowRange(NamedTuple):
+class GroupRows(NamedTuple):
     """Rows [start, stop) of a row group; stop None is its end, and rows beyond its end are left out."""
 
     start: int = 0
@@ -201,7 +201,7 @@ class RowRange(NamedTuple):
         return min(self.start, stop), stop
 
 
-ALL_ROWS = RowRange()
+ALL_ROWS = GroupRows()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from threading import Lock
 import numpy as np
 
 from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, EntryFiles, is_entry, key_number
-from torch_dataloader_utils._store.cache_schedule import Schedules
+from torch_dataloader_utils._store.cache_schedule import ReadSchedules
 from torch_dataloader_utils._store.cancellation import pause
 
 _RECORD = struct.Struct("<40sq")
@@ -39,7 +39,7 @@ class CacheIndex:
 
     def __init__(self, root: Path, most_bytes: int) -> None:
         self.files = EntryFiles(root)
-        self.schedules = Schedules(root)
+        self.schedules = ReadSchedules(root)
         self._most_bytes = most_bytes
         self._journal = root / "journal"
         self._lock = Lock()

@@ -30,7 +30,7 @@ _MOST_BYTES = 1 << 30  # 60 million uses
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Schedule:
+class ReadSchedule:
     """The uses of row groups by one rank. keys, times: of each, this pass first; times only grow.
 
     A time is the bytes that the rank reads before it. num_present: uses of this pass.
@@ -93,7 +93,7 @@ class Schedule:
 class OpenSchedule:
     """A schedule in its file, of this process or of another one."""
 
-    def __init__(self, descriptor: int, schedule: Schedule) -> None:
+    def __init__(self, descriptor: int, schedule: ReadSchedule) -> None:
         self.schedule = schedule
         self.descriptor = descriptor
 
@@ -111,7 +111,7 @@ class OpenSchedule:
         status = os.fstat(descriptor)
         is_ours = S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_size <= _MOST_BYTES
         content = os.pread(descriptor, status.st_size, 0) if is_ours else b""
-        schedule = Schedule.decoded(content)
+        schedule = ReadSchedule.decoded(content)
         if schedule is None:
             os.close(descriptor)
             return None
@@ -148,7 +148,7 @@ class OpenSchedule:
         return False
 
 
-class Schedules:
+class ReadSchedules:
     """The schedules below one directory, as one process sees them; not thread-safe but for `mark`."""
 
     def __init__(self, root: Path) -> None:
@@ -156,7 +156,7 @@ class Schedules:
         self._known: dict[str, OpenSchedule] = {}
         self._marked: dict[str, tuple[Path, OpenSchedule]] = {}
 
-    def publish(self, token: str, schedule: Schedule) -> None:
+    def publish(self, token: str, schedule: ReadSchedule) -> None:
         """Write down what this process reads from now on, in place of what it wrote before.
 
         The file stays open, and so locked, as long as the process lives, or until `withdraw`.
@@ -226,7 +226,7 @@ class Schedules:
 class NextUses:
     """Distances of row groups to their next use, in bytes that its reader reads before; infinite if there is none."""
 
-    def __init__(self, schedules: list[tuple[Schedule, Float64s]]) -> None:
+    def __init__(self, schedules: list[tuple[ReadSchedule, Float64s]]) -> None:
         self._schedules = schedules
 
     def of(self, key: int) -> float:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.cache_entries import GroupKey
-from torch_dataloader_utils._store.cache_schedule import Schedule
+from torch_dataloader_utils._store.cache_schedule import ReadSchedule
 from torch_dataloader_utils._store.host_cache import HostCache, opened
 
 
@@ -28,7 +28,7 @@ class Foresight:
             for file, ordinal in zip(groups.file[distinct].tolist(), groups.ordinal[distinct].tolist(), strict=True)
         ]
         keys = np.array(numbers, np.uint64)[which]
-        opened(self.cache).foresee(self.access.token, Schedule(keys=keys, times=at_bytes, num_present=num_present))
+        opened(self.cache).foresee(self.access.token, ReadSchedule(keys=keys, times=at_bytes, num_present=num_present))
 
     def end(self) -> None:
         """This process reads nothing more."""

@@ -28,7 +28,7 @@ from torch_dataloader_utils._store.cache_entries import (
     GroupKey,
 )
 from torch_dataloader_utils._store.cache_index import CacheIndex
-from torch_dataloader_utils._store.cache_schedule import Schedule
+from torch_dataloader_utils._store.cache_schedule import ReadSchedule
 from torch_dataloader_utils._store.cancellation import pause
 from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils._store.kept_files import KeptFiles, check_private, make_private
@@ -134,7 +134,7 @@ class OpenCache:
         with self._tolerating_faults():
             self._index.schedules.mark(token, key.number)
 
-    def foresee(self, token: str, schedule: Schedule) -> None:
+    def foresee(self, token: str, schedule: ReadSchedule) -> None:
         """Tell all processes of this host what this one reads from now on."""
         with self._tolerating_faults():
             self._make()

@@ -39,12 +39,12 @@ def _subcommand(function: Callable[..., None]) -> Callable[..., None]:
 def show(directory: Path, as_json: bool) -> None:
     """Show entries, their bytes, and the ranks whose next reads are known."""
     from torch_dataloader_utils._store.cache_entries import EntryFiles
-    from torch_dataloader_utils._store.cache_schedule import Schedules
+    from torch_dataloader_utils._store.cache_schedule import ReadSchedules
 
     root = _root(directory)
     sizes = [size for _, size in EntryFiles(root).sizes()]
     footers = [path.stat().st_size for path in (root / "footers").glob("*/*")]
-    ranks = len(Schedules(root).living()) if (root / "schedules").is_dir() else 0
+    ranks = len(ReadSchedules(root).living()) if (root / "schedules").is_dir() else 0
     if as_json:
         facts = {
             "entries": len(sizes),

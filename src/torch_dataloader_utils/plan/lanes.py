@@ -1,7 +1,7 @@
 """Lanes: one numbered sequence of micro-batches for the whole job, the same for any ranks and workers.
 
 Chunks are sliced to G lanes and balanced, so that lane g holds the micro-batches g, g + G, g + 2G, ... of the epoch,
-each of m rows (the last one of the epoch may be shorter): `Lanes`.
+each of m rows (the last one of the epoch may be shorter): `LaneRows`.
 
     G=2, m=4, chunks of 4, 4, 5 rows      lane 0: numbers 0, 2      lane 1: 1, 3 (1 row)
 
@@ -28,7 +28,7 @@ from torch_dataloader_utils.plan.windows import shuffle_windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lanes:
+class LaneRows:
     """The rows of one epoch as numbered micro-batches.
 
     units: the epoch's chunks in their order. micro_rows: m, rows of a micro-batch.
@@ -96,7 +96,7 @@ class LaneAssignment:
     """
 
     inputs: EpochInputs
-    lanes: Lanes
+    lanes: LaneRows
     topology: Topology
     first_number: int = 0
 
@@ -106,7 +106,7 @@ class LaneAssignment:
         options, topology = inputs.options, inputs.position.first_topology
         if options.num_lanes is None:
             raise InternalError("A plan with lanes was made without num_lanes.")
-        lanes = Lanes(
+        lanes = LaneRows(
             units=inputs.chunks,
             options=options,
             num_lanes=options.num_lanes,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils.errors import InternalError
 
 
@@ -51,13 +51,13 @@ def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
     return live_rows + int(np.searchsorted(deleted - np.arange(len(deleted)), live_rows, side="left"))
 
 
-def stored_range(rows: RowRange, deleted: Int64s | None) -> RowRange:
+def stored_range(rows: GroupRows, deleted: Int64s | None) -> GroupRows:
     """The stored rows that contain these live rows, and no other live ones.
 
     deleted=[1, 2], live rows [1, 3)      stored rows [1, 5)
     """
     stop = None if rows.stop is None else rows_to_decode(rows.stop, deleted)
-    return RowRange(rows_to_decode(rows.start, deleted), stop)
+    return GroupRows(rows_to_decode(rows.start, deleted), stop)
 
 
 def live_mask(first_row: int, num_rows: int, deleted: Int64s) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
-from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowRange
+from torch_dataloader_utils._core.inventory import FileFormat, GroupRows, Int64s
 from torch_dataloader_utils._formats.arrow_schema import FieldPath, case_error, in_other_case
 from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils._store.interface import Store
@@ -31,7 +31,7 @@ from torch_dataloader_utils.read.orc import orc_schema
 from torch_dataloader_utils.read.parquet_footer import parquet_schema
 from torch_dataloader_utils.read.source import TaskSource
 
-Decode = Callable[[TaskSource, pa.Schema, RowRange], pa.RecordBatch]
+Decode = Callable[[TaskSource, pa.Schema, GroupRows], pa.RecordBatch]
 
 # A tree of columns is small; the capacity counts the bytes of the schemas they come from.
 _columns: FileCache["_Columns"] = FileCache(4 << 20)
@@ -58,7 +58,7 @@ def decode_table_rows(
     source: TaskSource,
     extra: IcebergFile,
     fields: pa.Schema,
-    rows: RowRange,
+    rows: GroupRows,
     decode: Decode,
     open_store: Callable[[str], Store],
 ) -> IcebergRows:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._core.inventory import Int64s, RowRange
+from torch_dataloader_utils._core.inventory import GroupRows, Int64s
 from torch_dataloader_utils._formats.arrow_schema import leaf_ranges
 from torch_dataloader_utils._formats.footer_numbers import OfChunk, chunk_starts
 from torch_dataloader_utils._formats.process_memory import RECYCLED, ProcessMemory
@@ -158,7 +158,7 @@ def _is_same(stored: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def read_numbers(
-    source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, rows: RowRange
+    source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, rows: GroupRows
 ) -> pa.RecordBatch | None:
     """Rows of a row group of `group_rows` rows, of those columns that the decoder reads; None if it reads none.
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.iceberg import IcebergFile, field_id
-from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._formats.arrow_schema import type_holds
 from torch_dataloader_utils._formats.parquet_trailer import chunk_start
 from torch_dataloader_utils._formats.record_batches import contiguous, one_after_other, rows_only, side_by_side
@@ -48,7 +48,7 @@ _LEAST_ROWS_AT_ONCE = 1 << 16
 _WIDE_UNIT = "us"
 
 
-def decode_parquet(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL_ROWS) -> pa.RecordBatch:
+def decode_parquet(source: TaskSource, schema: pa.Schema, needed: GroupRows = ALL_ROWS) -> pa.RecordBatch:
     """These rows of one row group, columns of `schema` as far as the file has them, in the file's types.
 
     What is decoded beside them is less work, but the same bytes are fetched. Pages before the first row are not decoded
@@ -63,7 +63,7 @@ def decode_parquet(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL
     return one_after_other(parts) if len(parts) > 1 else side_by_side(parts[0])
 
 
-def _of_one_group_each(source: TaskSource, needed: RowRange) -> list[tuple[TaskSource, RowRange]]:
+def _of_one_group_each(source: TaskSource, needed: GroupRows) -> list[tuple[TaskSource, GroupRows]]:
     """The row groups that hold the needed rows, and which of their rows these are; at least one.
 
     More than one where a manifest names one split offset for a file of several, so that the plan took it for one.
@@ -72,14 +72,14 @@ def _of_one_group_each(source: TaskSource, needed: RowRange) -> list[tuple[TaskS
     if not _is_whole_file(task, footer):
         return [(source, needed)]
     start, stop = needed.of(task.physical_rows)
-    parts: list[tuple[TaskSource, RowRange]] = []
+    parts: list[tuple[TaskSource, GroupRows]] = []
     first = 0
     for ordinal in range(footer.num_row_groups):
         rows = footer.metadata.row_group(ordinal).num_rows
         # Reading says what is wrong with less than no rows.
         if rows < 0 or (first < stop and first + rows > start) or (start == stop and not parts):
             part = replace(task, ordinal=ordinal, first_row=first, physical_rows=rows)
-            span = RowRange(max(start - first, 0), min(stop - first, rows))
+            span = GroupRows(max(start - first, 0), min(stop - first, rows))
             parts.append((replace(source, task=part), span))
         first += rows
     return parts
@@ -91,7 +91,7 @@ def _is_whole_file(task: RowGroupTask, footer: Footer) -> bool:
     return is_of_table and footer.num_row_groups > 1 and task.physical_rows == footer.metadata.num_rows
 
 
-def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = ALL_ROWS) -> Iterator[pa.RecordBatch]:
+def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = ALL_ROWS) -> Iterator[pa.RecordBatch]:
     """The same, a few columns at a time, as soon as they are decoded; one batch without columns if there are none.
 
     Rows are valid only once the iterator has ended: then the file is known to have stayed the same.
@@ -112,7 +112,7 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = AL
     _count_others(source, footer, columns, len(numbers))
     if numbers and footer.numbers is not None:
         decoded = read_numbers(
-            source, footer.numbers.chunks[task.ordinal], numbers, group.num_rows, RowRange(start, stop)
+            source, footer.numbers.chunks[task.ordinal], numbers, group.num_rows, GroupRows(start, stop)
         )
         if decoded is not None:
             yield decoded
@@ -122,7 +122,7 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: RowRange = AL
         if not columns:
             return
     with source.open(lambda: _spans(source, footer, columns)) as file:
-        stored = StoredRows(groups=(task.ordinal,), rows=group.num_rows, needed=RowRange(start, stop))
+        stored = StoredRows(groups=(task.ordinal,), rows=group.num_rows, needed=GroupRows(start, stop))
         int96_unit = _WIDE_UNIT if _is_wide(task, footer, schema, columns) else None
         if int96_unit is None:
             _check_int96(source, file, footer, columns, stored)
@@ -157,7 +157,7 @@ class StoredRows(NamedTuple):
 
     groups: Sequence[int]
     rows: int
-    needed: RowRange = ALL_ROWS
+    needed: GroupRows = ALL_ROWS
 
     @property
     def num_needed(self) -> int:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.iceberg import IcebergFile
-from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, Int64s, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._formats.record_batches import for_take, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._formats.row_filter import keep_mask
 from torch_dataloader_utils._store import Store, open_store
@@ -57,7 +57,7 @@ class Reader:
     counting: Projection
     _stores: dict[str, Store] = field(default_factory=dict, repr=False)
 
-    def read(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> pa.RecordBatch:
+    def read(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> pa.RecordBatch:
         """Live rows of one row group as one contiguous RecordBatch, in file order.
 
         Columns are the spec's, in its order and in the schema's types (text of more than 2 GiB comes as
@@ -75,7 +75,7 @@ class Reader:
         names = list(self.projection.delivered)
         return batch if batch.schema.names == names else batch.select(names)
 
-    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator[pa.RecordBatch]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
         """The same as RecordBatches of a few columns each; see `RowGroupReader`.
 
         Several only for a Parquet row group of a plain file, without a filter: its rows are delivered as stored.
@@ -134,7 +134,7 @@ class Reader:
             return list_items(source, self.projection.stored.field(column))
 
     def _live_rows(
-        self, task: RowGroupTask, projection: Projection, rows: RowRange, *, check_live: bool = True
+        self, task: RowGroupTask, projection: Projection, rows: GroupRows, *, check_live: bool = True
     ) -> pa.RecordBatch:
         deleted = group_deletes(task)
         # Where live rows lie shows only once all are read, if a filter or deletes by value choose them.
@@ -158,7 +158,7 @@ class Reader:
             check_live_rows(task, live.num_rows)
         return slice_rows(live, rows)
 
-    def _stored_columns(self, task: RowGroupTask, rows: RowRange) -> Generator[pa.RecordBatch]:
+    def _stored_columns(self, task: RowGroupTask, rows: GroupRows) -> Generator[pa.RecordBatch]:
         """All columns of a row group whose stored rows are the delivered ones."""
         source, num_rows = self._source(task), 0
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
@@ -205,7 +205,7 @@ class Reader:
         )
 
     def _decoded(
-        self, source: TaskSource, projection: Projection, rows: RowRange, deleted: Int64s | None
+        self, source: TaskSource, projection: Projection, rows: GroupRows, deleted: Int64s | None
     ) -> tuple[pa.RecordBatch, Int64s | None]:
         """These stored rows, and all rows of the row group that are deleted."""
         extra = source.task.extra
@@ -232,7 +232,7 @@ def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
         check_live_rows(task, task.physical_rows - (0 if deleted is None else len(deleted)))
 
 
-def _decode(source: TaskSource, fields: pa.Schema, rows: RowRange) -> pa.RecordBatch:
+def _decode(source: TaskSource, fields: pa.Schema, rows: GroupRows) -> pa.RecordBatch:
     """Stored rows; formats other than Parquet give them all."""
     match source.task.file_format:
         case FileFormat.PARQUET:
@@ -300,7 +300,7 @@ def join_row_groups(reader: RowGroupReader, tasks: Sequence[RowGroupTask]) -> Jo
     return JoinedRows([one_after_other(groups)], [columns[0].num_rows for columns in groups], by_one_call=False)
 
 
-def slice_rows(batch: pa.RecordBatch, rows: RowRange) -> pa.RecordBatch:
+def slice_rows(batch: pa.RecordBatch, rows: GroupRows) -> pa.RecordBatch:
     """Some rows of a batch, as a view."""
     start, stop = rows.of(batch.num_rows)
     return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)

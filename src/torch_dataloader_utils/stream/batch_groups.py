@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, Shaper
-from torch_dataloader_utils._core.inventory import RowRange
+from torch_dataloader_utils._core.inventory import GroupRows
 from torch_dataloader_utils._core.units import ranges
 
 
@@ -44,7 +44,7 @@ class BlockSlice(NamedTuple):
 
     def cut(self, start: int, stop: int | None = None) -> Self:
         """Rows [start, stop) of these; rows past their end are left out."""
-        start, stop = RowRange(start, stop).of(self.num_rows)
+        start, stop = GroupRows(start, stop).of(self.num_rows)
         return type(self)(self.block, self.start + start, self.start + stop)
 
     def rows(self) -> Block:

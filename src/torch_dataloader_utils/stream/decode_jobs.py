@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, read_block
-from torch_dataloader_utils._core.inventory import ALL_ROWS, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import QuickJobs
@@ -23,7 +23,7 @@ class GroupToDecode(NamedTuple):
     """A row group by its number, and which of its live rows are needed."""
 
     group: int
-    rows: RowRange = ALL_ROWS
+    rows: GroupRows = ALL_ROWS
 
 
 JobResult = Sequence[BlockSlice | BaseException]

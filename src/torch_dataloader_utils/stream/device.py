@@ -50,7 +50,7 @@ def _with_members(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class DeviceCopy:
     """A batch on its way to the device: layout and descriptor (see SlabCodec), and its bytes, complete after `done`."""
 
     layout: Any
@@ -83,7 +83,7 @@ class CudaCopies:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.device = self._stream.device  # "cuda" is another device when another one is current
 
-    def start(self, batch: Any) -> Transfer | None:
+    def start(self, batch: Any) -> DeviceCopy | None:
         """Begin to copy a batch; None for one that the codec cannot write."""
         buffer = here = torch.empty(0, dtype=torch.uint8)
 
@@ -101,9 +101,9 @@ class CudaCopies:
             there = here.to(self.device, non_blocking=True)
             done = _event(self._stream)
         self._busy.append((done, buffer))
-        return Transfer(self._layout, descriptor, there, done)
+        return DeviceCopy(self._layout, descriptor, there, done)
 
-    def finish(self, transfer: Transfer) -> Any:
+    def finish(self, transfer: DeviceCopy) -> Any:
         """The batch, for use on the caller's current stream; tensors that are not dense are moved now."""
         current = torch.cuda.current_stream(self.device)
         while len(self._given) >= self.most:
@@ -246,7 +246,7 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Any]:
         copies = self._find_copies()
-        waiting: deque[tuple[Any, Transfer | None, object]] = deque()
+        waiting: deque[tuple[Any, DeviceCopy | None, object]] = deque()
         self._given, self._taken = self.loader.next_position, None
         for batch in self.loader:
             self._taken = self.loader.progress.position
@@ -267,7 +267,7 @@ class DevicePrefetcher:
             self._copies = CudaCopies(self.device, codec, self._depth + 1, holds_objects=self.loader.is_transformed)
         return self._copies
 
-    def _give(self, batch: Any, transfer: Transfer | None, position: object) -> Any:
+    def _give(self, batch: Any, transfer: DeviceCopy | None, position: object) -> Any:
         if self._copies is not None and transfer is not None:
             batch = self._copies.finish(transfer)
         elif self.device.type != "cpu":

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
-from torch_dataloader_utils._core.inventory import ALL_ROWS, Int64s, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
@@ -30,8 +30,8 @@ class DecodeAhead:
         start, stop = slices.start[first], slices.stop[first]
         np.minimum.at(start, number, slices.start)
         np.maximum.at(stop, number, slices.stop)
-        needed = map(RowRange, start.tolist(), stop.tolist()) if decodes_rows_needed else repeat(ALL_ROWS)
-        self._needed: dict[int, RowRange] = dict(zip(groups.tolist(), needed, strict=False))
+        needed = map(GroupRows, start.tolist(), stop.tolist()) if decodes_rows_needed else repeat(ALL_ROWS)
+        self._needed: dict[int, GroupRows] = dict(zip(groups.tolist(), needed, strict=False))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
         self._jobs: dict[int, DecodeJob] = {}
         self._most = 1

@@ -24,7 +24,7 @@ _MOST_TOKENS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenBatches:
+class EpochBatches:
     """All batches of one epoch, over all ranks: batch b holds rows[start[b]:stop[b]]; all int64.
 
     repeated_rows: rows in batches that come a second time, so that all ranks take equal steps.
@@ -121,7 +121,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._num_ranks, self._rank = num_ranks, rank
         self._shuffle, self._seed = shuffle, seed
         self._epoch, self._first_batch = 0, 0
-        self._made: tuple[int, TokenBatches] | None = None
+        self._made: tuple[int, EpochBatches] | None = None
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Choose the epoch of the next pass and, to resume in constant time, how many of its batches to leave out.
@@ -152,7 +152,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             yield batches.rows[batches.start[batch] : batches.stop[batch]].tolist()
 
     @property
-    def _batches(self) -> TokenBatches:
+    def _batches(self) -> EpochBatches:
         if self._made is None or self._made[0] != self._epoch:
             batches = _level_batches(self._cut(), self._num_ranks)
             self._made = (self._epoch, batches)
@@ -167,7 +167,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         first_of_worker: Int64s = (np.cumsum(counts) - counts)[worker]
         return self._rank * steps + first_of_worker + place
 
-    def _cut(self) -> TokenBatches:
+    def _cut(self) -> EpochBatches:
         """Windows, sorted by length, cut into batches, in the order of this epoch.
 
         Source of randomness: a word each for the place of a row among equal widths, the place of a window and the place
@@ -185,7 +185,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         window = window[rows]
         stop = np.append(start[1:], count)[: len(start)]
         order = np.lexsort((places[start], window[start], places_of_windows[window[start]]))
-        return TokenBatches(rows=rows, start=start[order], stop=stop[order])
+        return EpochBatches(rows=rows, start=start[order], stop=stop[order])
 
     def _fill(self, rows: Int64s, window: Int64s) -> tuple[Int64s, Int64s]:
         """The rows batch by batch, and where batches begin. rows: by window, longest first. window: of each."""
@@ -206,12 +206,12 @@ class TokenBatchSampler(Sampler[list[int]]):
         return np.split(words if self._shuffle else np.zeros_like(words), [count, 2 * count, 3 * count])
 
 
-def _level_batches(batches: TokenBatches, num_ranks: int) -> TokenBatches:
+def _level_batches(batches: EpochBatches, num_ranks: int) -> EpochBatches:
     """As many batches as divide by the ranks: those with most rows are halved, and if none is left, some repeat."""
     start, stop, _ = halve_largest(batches.start, batches.stop, num_ranks)
     missing = -len(start) % num_ranks
     again = np.resize(np.arange(len(start)), missing)
-    return TokenBatches(
+    return EpochBatches(
         rows=batches.rows,
         start=np.append(start, start[again]),
         stop=np.append(stop, stop[again]),

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
-from torch_dataloader_utils._core.inventory import ALL_ROWS, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import torch_workers
@@ -106,7 +106,7 @@ class NotingReader:
     notes: Notes
     worker: int
 
-    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator["pa.RecordBatch"]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator["pa.RecordBatch"]:
         """See RowGroupReader."""
         with self.notes.reading(self.worker, task.where):
             yield from self.reader.read_columns(task, rows)

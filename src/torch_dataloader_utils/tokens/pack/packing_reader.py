@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.block import JoinedRows
-from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, Int64s, RowGroupTask, RowRange
+from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.permute import Purpose
 from torch_dataloader_utils._formats.arrow_schema import is_list
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError
@@ -53,7 +53,7 @@ class PackingReader:
     packing: TokenPacking
     fields: tuple[PackedField, ...]
 
-    def read_columns(self, task: RowGroupTask, rows: RowRange = ALL_ROWS) -> Generator[pa.RecordBatch]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
         """Samples of one row group, in one batch. All documents are packed, whatever rows are asked for.
 
         Raises:
