@@ -1,4 +1,4 @@
-"""Hypothesis without a deadline and, but for `make full`, without chance; signals as at a terminal; who starts processes."""
+"""Hypothesis, tiers of tests, signals as at a terminal, and a check that tests which start processes are marked."""
 
 import gc
 import multiprocessing
