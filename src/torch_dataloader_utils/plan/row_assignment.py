@@ -239,7 +239,7 @@ def remaining_units(divided: DividedRows, received: Segment) -> Units:
     The order: for each rank, the rest of each worker's lane, then the rows that the rank would have dropped. The rest
     of a lane stays together, so that a worker that takes a range of these rows opens few row groups.
     """
-    if isinstance(divided, RemainingRows):
+    if isinstance(divided, RemainingRows):  # at once: a long log would need thousands of ranks planned
         return divided.remaining(received)
     parts = []
     for rank in range(divided.topology.num_ranks):
