@@ -340,7 +340,7 @@ def test_a_host_that_lacks_memory_leaves_nothing_out(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     answers = child.stdout.splitlines()
     assert len(answers) == len(WRITERS), child.stderr
