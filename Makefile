@@ -48,11 +48,8 @@ PYTEST = $(BIN)/pytest -q -n $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 ))
 
 # While writing: lint, types, and the tests that start no process, on few random examples.
 quick: export TIER = quick
-quick: $(VENV)/.installed-test
-	@$(MAKE) --no-print-directory --jobs=2 lint tests
-
-# What CI runs. Lint and types go beside the tests.
-test: $(VENV)/.installed-test
+# `test` is what CI runs. Lint and types go beside the tests.
+quick test: $(VENV)/.installed-test
 	@$(MAKE) --no-print-directory --jobs=2 lint tests
 
 tests:

@@ -41,7 +41,7 @@ from tests.faults.hostile_files import (
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import parquet_bytes, table, upload
 from torch_dataloader_utils import Decoding, StructuredDataset, pack_tokens, scan_files
-from torch_dataloader_utils._formats.foreign_errors import no_damage
+from torch_dataloader_utils._formats.damage import error_unless_damage
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -340,7 +340,7 @@ def test_a_host_that_lacks_memory_leaves_nothing_out(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     answers = child.stdout.splitlines()
     assert len(answers) == len(WRITERS), child.stderr
@@ -380,5 +380,5 @@ def test_a_host_that_lacks_memory_leaves_nothing_out(tmp_path: Path) -> None:
     ids=str,
 )
 def test_errors_are_told_from_damage_by_what_they_say(error: Exception, kind: type[Exception] | None) -> None:
-    found = no_damage(error, "a.parquet", "its text", str)
+    found = error_unless_damage(error, "a.parquet", "its text", str)
     assert found is None if kind is None else isinstance(found, kind)

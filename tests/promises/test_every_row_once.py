@@ -38,7 +38,7 @@ ENDLESS = 10_000
 class Link:
     """A part of a job: it stops after so many batches on each rank, and loses some more."""
 
-    topology: Topology | None  # None: that of the link before
+    topology: Topology | None  # None: the same as in the link before
     stops: tuple[int, ...]
     lost: int
     transport: str
@@ -150,7 +150,7 @@ def test_every_row_once_whatever_stops_and_goes_on_elsewhere(kind, files, order,
         assume(source.rows)
         if kind in TOKEN_BATCHES:  # need windows, and equal steps
             order["shuffle_rows"] = order["shuffle_rows"] or 16
-            order.pop("rank_sharding", None), order.pop("split_strategy", None)
+            order = {name: value for name, value in order.items() if name not in ("rank_sharding", "split_strategy")}
         elif kind not in PACKS:
             order["output_format"] = output_format
         run_job(source, order, under_one_topology(topology, chain))

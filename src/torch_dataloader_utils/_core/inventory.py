@@ -246,9 +246,9 @@ class Inventory:
         snapshot: of which version of a table this is, None for plain files; the same files may have other deletes in
             another version.
         notes: lines of text about what the scan found; plans show them.
-        nulls: Nulls of each column that metadata count, among rows that are surely delivered; there may be more. Not in
-            the fingerprint.
-        tokenizer: What the tokenizer that samples were counted with is known by, "" for none; the schema has it too.
+        nulls: Number of nulls of each column that metadata count in rows that are surely delivered, a lower bound. Not
+            in the fingerprint.
+        tokenizer: Name of the tokenizer that samples were counted with, "" for none.
     """
 
     files: FileTable

@@ -13,9 +13,9 @@ Cursor = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCursors:
-    """Where one rank stands, where row counts are not known.
+    """Place of one rank in a plan without row counts.
 
-    workers: every worker's cursor. next_worker: gives the next batch; if it has ended, a later one does.
+    workers: Cursor of each worker. next_worker: Worker that gives the next batch; a later one if it has ended.
     """
 
     workers: tuple[Cursor, ...]
@@ -28,7 +28,7 @@ class Segment:
 
     steps: batches that every rank received; or one number for each rank, where ranks received different numbers. None:
         all steps of the topology; only the plan knows how many those are (see `counted`).
-    cursors: for plans without row counts, where each rank stands (all ranks, or only the one that saved it).
+    cursors: places of ranks in a plan without row counts: all ranks, or only the rank that saved the state.
     """
 
     topology: Topology

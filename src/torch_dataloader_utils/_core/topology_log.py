@@ -6,8 +6,8 @@
 Columns, because the keys of a state are then always the same and its values plain, which torch.distributed.checkpoint
 needs to load one state into the place of another.
 
-Where a number of steps is null, all steps were taken. If the last entry is null, the log is that of the epoch before
-the one that the state names. In a list of one number for each rank, [2, null, 1], one rank finished before the others.
+Steps are null where all steps were taken. If the steps of the last entry are null, the log belongs to the epoch before
+the state's epoch. Steps may be one number a rank: in [2, null, 1], rank 1 has finished before the others.
 
 Of more than eight topologies all but the last are in `earlier`, as text of `packed_numbers`. Its columns are how many
 there are, their ranks, workers, batch sizes, drop_last and steps, and, where ranks differ, the steps of each rank.

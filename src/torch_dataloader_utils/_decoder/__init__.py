@@ -2,8 +2,8 @@
 
 In: the pages of column chunks, and where their values shall lie. Out: values and bitmaps of nulls, or a reason why a
 chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `gather` writes rows of decoded
-columns in another order. `decoder.h` says what is where. `find_news` finds the lines of JSON that have keys which no
-earlier line had.
+columns in another order. `check_footer` refuses footers that contradict themselves. `find_news` finds lines of JSON
+with keys that no earlier line had. `decoder.h` says what is where.
 
 It is built where a compiler is at hand; where none was, `IS_BUILT` is false and all chunks are pyarrow's.
 """

@@ -49,8 +49,8 @@ class JsonSchema:
     Types are pyarrow's: null and x is x, integers and floats are float64, times and other texts are text, and objects
     are structs with all their keys. A line that does not decode teaches nothing, and is an error where it is read.
 
-    where: the file, for messages. columns: the names that are needed, None for all. left_out: the other keys, of which
-    values have no one type, or too many keys.
+    where: File, for messages. columns: Names of the columns that are needed, None for all. left_out: Other keys, whose
+    values have no common type or too many keys.
 
         {"a": 1}   {"a": 2.5, "b": [{}]}   {"b": [{"c": "x"}]}      a: double, b: list<struct<c: string>>
     """
@@ -229,7 +229,7 @@ def _missing(seen: pa.DataType, wanted: pa.DataType, path: str) -> str:
 
 
 def _example(fields: Iterable[pa.Field]) -> dict[str, Any]:
-    """An object of which pyarrow infers these fields."""
+    """Return an object from which pyarrow infers these fields."""
     return {field.name: _value(field.type) for field in fields}
 
 

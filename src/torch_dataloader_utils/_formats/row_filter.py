@@ -37,8 +37,9 @@ _ADVICE = {
     ),
     r"": "Compare the column with values of its type, or cast it: pc.field(name).cast(type).",
 }
-_UNKNOWN = re.compile(r"No match for (FieldRef\..*) in ")
-_PART = re.compile(r"FieldRef\.Name\((.*?)\)")
+# "No match for FieldRef.Name(a) in ...", or FieldRef.Nested(FieldRef.Name(a) FieldRef.Name(b)) for a nested field.
+_UNKNOWN = re.compile(r"No match for (?:FieldRef\.Nested\((.*)\)|(FieldRef\.Name\(.*\))) in ")
+_NAME = re.compile(r"\) FieldRef\.Name\(")
 
 
 def check_filters(name: str, filters: Any) -> pc.Expression | None:
@@ -168,12 +169,17 @@ def _misfit(row_filter: pc.Expression, schema: pa.Schema, error: pa.ArrowExcepti
     text, reason = shown_filter(row_filter), str(error)
     if (unknown := _UNKNOWN.search(reason)) is not None:
         return ConfigError(
-            f"filters {text} does not fit the data: {_no_column(_PART.findall(unknown[1]), schema)}{hint}"
+            f"filters {text} does not fit the data: {_no_column(_names(unknown[1] or unknown[2]), schema)}{hint}"
         )
     named = (field for field in schema if re.search(rf"(?<!\w){re.escape(field.name)}(?!\w)", text))
     types = ", ".join(f"column {field.name!r} is {field.type}" for field in named)
     advice = next(advice for pattern, advice in _ADVICE.items() if re.search(pattern, reason))
     return ConfigError(f"filters {text} does not fit the data: {reason.splitlines()[0]}; {types}. {advice}{hint}")
+
+
+def _names(reference: str) -> list[str]:
+    """Return the names in FieldRef.Name(a) FieldRef.Name(b); names may hold parentheses."""
+    return _NAME.split(reference.removeprefix("FieldRef.Name(").removesuffix(")"))
 
 
 def _no_column(path: Sequence[str], schema: pa.Schema) -> str:

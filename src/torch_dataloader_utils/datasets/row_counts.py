@@ -162,7 +162,7 @@ def _report(inventory: Inventory, bad: Int64s, fault: Int64s) -> tuple[str, ...]
 
 
 def null_counts(inventory: Inventory) -> Counter[str]:
-    """Return how many nulls of each column are surely delivered: those that metadata count, and of partitions."""
+    """Return the number of nulls of each column that are surely delivered, by metadata and partition values."""
     counts, groups = Counter(inventory.nulls), inventory.groups
     for column in inventory.files.partitions:
         is_null = np.array([value is None for value in column.values], dtype=np.bool_)

@@ -3,8 +3,8 @@
     size, bytes 0 to 4 MiB, 4 to 8 MiB, ...  ─►  a digest of each piece  ─►  a digest of the size and these
 
 Copies of a file, and files that were touched, have the digest of the original, in any directory and any store. Pieces
-are read in parallel, also those of one file, and only a few are in memory. Rows that a table deletes by position count
-too; files of equality deletes are those of the snapshot and are not read.
+are read in parallel, also within one file, and only a few are in memory. Rows that a table deletes by position count
+too. Files of equality deletes are not read: the snapshot names them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
-from torch_dataloader_utils._formats.foreign_errors import no_damage
+from torch_dataloader_utils._formats.damage import error_unless_damage
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.file_scan import FileScan
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError
@@ -28,15 +28,18 @@ _WAY_ROUND = "Write the file again without it, or leave the file out."
 
 @contextmanager
 def decoding(path: str, what: str) -> Iterator[None]:
-    """Turns errors of decoding `what` (a footer, a stripe list) into errors of ours with the path; see `no_damage`."""
+    """Turn errors of decoding `what` (a footer, a stripe list) into errors of ours with the path.
+
+    See `error_unless_damage` for the errors that are not a CorruptFileError.
+    """
     try:
         yield
     except LoaderError:
         raise
     except _DECODING_ERRORS as error:
         text = f"{type(error).__name__}: {error}".rstrip(". \n")
-        no_fault = no_damage(error, f"{redact(path)}: the {what}", text, lambda: _WAY_ROUND)
-        raise no_fault or corrupt(path, f"the {what} does not decode ({text})") from error
+        other = error_unless_damage(error, f"{redact(path)}: the {what}", text, lambda: _WAY_ROUND)
+        raise other or corrupt(path, f"the {what} does not decode ({text})") from error
 
 
 def corrupt(path: str, what: str) -> CorruptFileError:

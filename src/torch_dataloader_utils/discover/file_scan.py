@@ -79,7 +79,7 @@ class ScanRequest:
 
     @property
     def finds_keys(self) -> bool:
-        """Whether the columns are those that all files have together, each a schema of its own: of JSON lines."""
+        """Whether the data set has the keys of all files, as for JSON lines without a schema."""
         return self.file_format is FileFormat.JSON and self.schema is None
 
 
@@ -98,8 +98,8 @@ class FileScan:
     groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
         length, as in `GroupTable`.
     verdict: one `Verdict` for each row group; None if there was nothing to judge by.
-    nulls: int64, of each field of the schema the nulls that the metadata count in the row groups that the filter keeps
-        whole, 0 where they count none; None if they count no nulls at all.
+    nulls: int64, number of nulls of each field in the row groups that the filter keeps whole, as metadata count them
+        (0 where they do not); None for formats without such counts.
     is_blank: text without a line: it has no rows, and its columns are not known.
     """
 

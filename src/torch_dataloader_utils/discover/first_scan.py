@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._core.inventory import FileFormat, PartitionColumn
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s, PartitionColumn
 from torch_dataloader_utils._formats.parquet_trailer import check_footer
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
@@ -20,7 +20,7 @@ from torch_dataloader_utils.discover.decode_errors import corrupt
 from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.discover.formats import format_hint, is_text, named_format, scan_file, scanned
 from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
-from torch_dataloader_utils.discover.parquet import check_total, group_rows, read_footer, with_uuids
+from torch_dataloader_utils.discover.parquet import group_rows, read_footer, with_uuids
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.discover.schemas import check_columns, check_distinct_names, dataset_schema, unified_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
@@ -33,33 +33,23 @@ def scan_sidecar(
 ) -> list[FileScan] | None:
     """The scan of each data file, in the order of `entries`.
 
-    None, with a line in the log, if the sidecar is damaged, contradicts itself, or is not of the files as they are now.
+    None, with a line in the log, if the sidecar is damaged, contradicts itself, or does not describe the present files.
     """
     written = sidecar.stat.modified_ns
     if written is not None and any((entry.stat.modified_ns or 0) > written for entry in entries):
         _log.warning("%s is older than some of its files and is not used; write it again", redact(sidecar.path))
         return None
     try:
-        tail = read_footer(store, sidecar)
-        reader = pq.ParquetReader()
-        reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
-        metadata = reader.metadata
-        check_footer(tail.data, metadata, redact(sidecar.path))
-        schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
-        rows, nulls = group_rows(metadata, schema, request.columns, tail.data)
-        check_total(sidecar.path, int(rows[:, 0].sum()), metadata.num_rows)
-        _check_values(sidecar.path, metadata)
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        paths = [f"{root}/{group.column(0).file_path}" if group.num_columns else "" for group in groups]
+        schema, rows, nulls, names = _read_sidecar(store, sidecar, request)
     except (DataError, pa.ArrowException, OSError, ValueError) as error:
         _log.warning("%s does not decode and is not used: %s", redact(sidecar.path), error)
         return None
     places: dict[str, list[int]] = {}
-    for index, path in enumerate(paths):
-        places.setdefault(path, []).append(index)
+    for index, name in enumerate(names):
+        places.setdefault(f"{root}/{name}" if name else "", []).append(index)
     sizes = {entry.path: entry.stat.size for entry in entries}
     stops = rows[:, 2] + rows[:, 3]
-    if set(places) != set(sizes) or any(stops[index] > sizes[path] for index, path in enumerate(paths)):
+    if set(places) != set(sizes) or any(stops[indices].max() > sizes[path] for path, indices in places.items()):
         _log.warning("%s is not of the files that are there and is not used", redact(sidecar.path))
         return None
     _log.debug("%s serves the footers of %d files", redact(sidecar.path), len(entries))
@@ -73,6 +63,22 @@ def scan_sidecar(
         )
         for entry in entries
     ]
+
+
+def _read_sidecar(
+    store: Store, sidecar: FileEntry, request: ScanRequest
+) -> tuple[pa.Schema, Int64s, Int64s, list[str]]:
+    """Return the schema, the two results of `group_rows`, and the file name of each row group ("" without columns)."""
+    tail = read_footer(store, sidecar)
+    reader = pq.ParquetReader()
+    reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
+    metadata = reader.metadata
+    check_footer(tail.data, metadata, redact(sidecar.path))
+    schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
+    rows, nulls = group_rows(sidecar.path, metadata, schema, request.columns, tail.data)
+    _check_values(sidecar.path, metadata)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return schema, rows, nulls, [group.column(0).file_path if group.num_columns else "" for group in groups]
 
 
 def _check_values(path: str, metadata: pq.FileMetaData) -> None:

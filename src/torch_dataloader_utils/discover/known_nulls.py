@@ -14,15 +14,15 @@ NamesIn = Callable[[pa.Schema], Iterable[str | None]]
 
 
 def known_nulls(scans: Iterable[FileScan], columns: Iterable[str], names_in: NamesIn) -> Mapping[str, int]:
-    """Return how many nulls each column surely has, without the columns for which that is none.
+    """Return the number of nulls that each column surely has; columns without known nulls are left out.
 
-    A file that lacks a column has a null of it in each row.
+    A column that a file lacks is null in each row of the file.
 
-        2 nulls of `a` in the 5 rows of one file, and 3 rows in another one, which has only `b`      a 5
+        5 rows with 2 nulls in `a`, and 3 rows of a file that has only `b`      {"a": 5}
 
     Args:
-        scans: Files of which every row that the filter keeps is delivered.
-        columns: Columns that are null where a file lacks them: none that partitions or defaults fill.
+        scans: Files from which all rows that the filter keeps are delivered.
+        columns: Columns that are null where a file lacks them; not columns that partitions or defaults fill.
         names_in: See `NamesIn`.
     """
     columns, totals = tuple(columns), Counter[str]()

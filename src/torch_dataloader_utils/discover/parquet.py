@@ -59,8 +59,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             metadata, schema = reader.metadata, reader.schema_arrow
         check_metadata(tail.data, metadata, redact(path))
         schema = with_uuids(schema, tail.data, request.int96_unit)
-        rows, nulls = group_rows(metadata, schema, request.columns, tail.data)
-        check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
+        rows, nulls = group_rows(path, metadata, schema, request.columns, tail.data)
         verdict = None
         if fragment is not None and (known := _known_values(schema, item, request)) is not None:
             if len(known) > len(item.partition):
@@ -68,14 +67,7 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
             verdict = judge_groups(
                 fragment, known, request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
             )
-    return FileScan(
-        groups=rows,
-        size=tail.size,
-        identity=tail.identity,
-        schema=schema,
-        verdict=verdict,
-        nulls=kept_nulls(nulls, verdict),
-    )
+    return scan_of_footer(tail, schema, rows, nulls, verdict)
 
 
 def _fragment(tail: Tail, request: ScanRequest, known: Sequence[tuple[pa.Field, Any]]) -> ds.ParquetFileFragment:
@@ -158,19 +150,45 @@ def _projected_leaves(
     ]
 
 
+def scan_of_footer(tail: Tail, schema: pa.Schema, rows: Int64s, nulls: Int64s, verdict: Int64s | None) -> FileScan:
+    """Return the scan of a file from its footer.
+
+    rows, nulls: See `group_rows`. verdict: See `judge_groups`; None if nothing was judged.
+    """
+    return FileScan(
+        groups=rows,
+        size=tail.size,
+        identity=tail.identity,
+        schema=schema,
+        verdict=verdict,
+        nulls=kept_nulls(nulls, verdict),
+    )
+
+
 def group_rows(
-    metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None, tail: Buffer
+    path: str, metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None, tail: Buffer
 ) -> tuple[Int64s, Int64s]:
-    """What a footer says of its row groups, int64 each.
+    """Return the numbers of all row groups of a footer, int64 each.
 
-    The bytes of a group are those from the start of its first column chunk to the end of its last one.
+    The bytes of a row group run from the start of its first column chunk to the end of its last one.
 
-    columns: the projection, None for all. tail: the end of the file, from which `metadata` was parsed.
+    path: File, for messages. columns: Projection, None for all. tail: End of the file, parsed as `metadata`.
 
     Returns:
         [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
         [row groups, fields of the schema]: nulls, 0 where the footer does not count them.
+
+    Raises:
+        CorruptFileError: the rows do not add up to the number of rows of the file.
     """
+    rows, nulls = _counted_rows(metadata, schema, columns, tail)
+    check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
+    return rows, nulls
+
+
+def _counted_rows(
+    metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None, tail: Buffer
+) -> tuple[Int64s, Int64s]:
     numbers = footer_numbers(tail)
     shape = (metadata.num_row_groups, metadata.num_columns)
     fields = leaf_ranges(schema)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -154,11 +154,23 @@ def _surviving(fragment: ds.ParquetFileFragment, row_filter: pc.Expression, sche
     return [group.id for group in fragment.subset(filter=row_filter, schema=schema).row_groups]
 
 
-def _leaves_of(fragment: ds.ParquetFileFragment, columns: Collection[str]) -> dict[int, pq.ColumnSchema]:
-    """The leaf columns of these columns, by their numbers."""
-    schema = fragment.physical_schema
-    found = (leaves for name, leaves in zip(schema.names, leaf_ranges(schema), strict=True) if name in columns)
-    return {leaf: fragment.metadata.schema.column(leaf) for leaves in found for leaf in leaves}
+class _Leaf(NamedTuple):
+    """Leaf column of a file. logical: Its logical type as Parquet's JSON."""
+
+    repetitions: int
+    definitions: int
+    logical: Mapping[str, Any]
+
+
+def _leaves_of(fragment: ds.ParquetFileFragment, columns: Collection[str]) -> dict[int, _Leaf]:
+    """Return the leaf columns of these columns by number."""
+    schema, stored = fragment.physical_schema, fragment.metadata.schema
+    ranges = (leaves for name, leaves in zip(schema.names, leaf_ranges(schema), strict=True) if name in columns)
+    found = {leaf: stored.column(leaf) for leaves in ranges for leaf in leaves}
+    return {
+        leaf: _Leaf(each.max_repetition_level, each.max_definition_level, json.loads(each.logical_type.to_json()))
+        for leaf, each in found.items()
+    }
 
 
 def _groups_without_nulls(metadata: pq.FileMetaData, leaves: Iterable[int]) -> set[int]:
@@ -171,20 +183,20 @@ def _groups_without_nulls(metadata: pq.FileMetaData, leaves: Iterable[int]) -> s
     return found
 
 
-def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, pq.ColumnSchema]) -> bool:
+def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, _Leaf]) -> bool:
     """Whether the statistics of one of these leaf columns cannot be right."""
-    for leaf, column in leaves.items():
-        chunk = group.column(leaf)
-        if column.max_repetition_level == 0 and chunk.num_values != group.num_rows:
+    for number, leaf in leaves.items():
+        chunk = group.column(number)
+        if leaf.repetitions == 0 and chunk.num_values != group.num_rows:
             return True
         found = chunk.statistics
         if found is None:
             continue
         nulls = found.null_count if found.has_null_count else 0
         values = chunk.num_values - nulls
-        if nulls < 0 or values < 0 or (nulls and column.max_definition_level == 0):
+        if nulls < 0 or values < 0 or (nulls and leaf.definitions == 0):
             return True
-        if found.has_min_max and (values == 0 or not _are_bounds(found, column)):
+        if found.has_min_max and (values == 0 or not _are_bounds(found, leaf.logical)):
             return True
         least = min(values, 1 + (found.has_min_max and found.min_raw != found.max_raw))
         if found.has_distinct_count and not least <= found.distinct_count <= values:
@@ -192,9 +204,8 @@ def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, pq.ColumnSchem
     return False
 
 
-def _are_bounds(statistics: pq.Statistics, column: pq.ColumnSchema) -> bool:
-    """Whether min and max are values of the column's type, and in its order."""
-    logical = json.loads(column.logical_type.to_json())
+def _are_bounds(statistics: pq.Statistics, logical: Mapping[str, Any]) -> bool:
+    """Whether min and max are values of the logical type, and in its order."""
     least, most = statistics.min_raw, statistics.max_raw
     match logical["Type"], least:
         case "Int", _:

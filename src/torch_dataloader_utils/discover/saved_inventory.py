@@ -195,7 +195,7 @@ def _check(inventory: Inventory) -> None:
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
         raise ValueError("source, filter, tokenizer, projection or notes are not text")
     if not all(name in names and isinstance(count, int) for name, count in inventory.nulls.items()):
-        raise ValueError("its counts of nulls are not those of columns")
+        raise ValueError("its counts of nulls are no integers, or name columns that the schema lacks")
 
 
 def _read_snapshot(text: str) -> TableSnapshot | None:

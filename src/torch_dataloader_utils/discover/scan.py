@@ -196,10 +196,7 @@ def scan_listed(
             found = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts, schemas)
     stats, groups, bad, nulls = found
     if schemas is not None:
-        first = first.with_schema(_united(schemas, request.columns))
-        check_columns(request.columns or (), first.schema, first.hint)
-        if filters is not None:
-            filter_columns(filters, first.schema, first.hint(shown_filter(filters)))
+        first = _with_all_keys(first, schemas, request.columns, filters)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
         files=_file_table(paths, stats, request.file_format, first.partitions),
@@ -286,11 +283,21 @@ def _collect(
     return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad, nulls
 
 
-def _united(schemas: Mapping[pa.Schema, str], columns: Sequence[str] | None) -> pa.Schema:
+def _with_all_keys(
+    first: FirstScan, schemas: Mapping[pa.Schema, str], columns: Sequence[str] | None, row_filter: pc.Expression | None
+) -> FirstScan:
+    """Return the facts about JSON lines with the keys of all files; check the projection and the filter by these.
+
+    schemas: See `_collect`.
+    """
     learned = JsonSchema("", columns)
     for schema, path in schemas.items():
         learned.add_schema(schema, redact(path))
-    return learned.schema
+    first = first.with_schema(learned.schema)
+    check_columns(columns or (), first.schema, first.hint)
+    if row_filter is not None:
+        filter_columns(row_filter, first.schema, first.hint(shown_filter(row_filter)))
+    return first
 
 
 def _file_table(

@@ -225,12 +225,8 @@ class RemainingRows:
 
 def remaining_lanes(mine: RankRows, steps: int) -> list[Units]:
     """The rows of each worker that its rank has not received after `steps` steps."""
-    lanes = []
-    for worker, lane in enumerate(mine.workers):
-        sizes = mine.sizes.of_worker(worker, len(mine.workers))
-        done = batches_of_worker(min(steps, mine.sizes.steps), worker, len(mine.workers))
-        lanes.append(lane.split_at(sizes.rows_before(done))[1])
-    return lanes
+    count = len(mine.workers)
+    return [lane.split_at(mine.sizes.rows_received(steps, w, count))[1] for w, lane in enumerate(mine.workers)]
 
 
 def remaining_units(divided: DividedRows, received: Segment) -> Units:
@@ -239,7 +235,7 @@ def remaining_units(divided: DividedRows, received: Segment) -> Units:
     The order: for each rank, the rest of each worker's lane, then the rows that the rank would have dropped. The rest
     of a lane stays together, so that a worker that takes a range of these rows opens few row groups.
     """
-    if isinstance(divided, RemainingRows):
+    if isinstance(divided, RemainingRows):  # at once: a long log would need thousands of ranks planned
         return divided.remaining(received)
     parts = []
     for rank in range(divided.topology.num_ranks):

@@ -42,14 +42,18 @@ class StepSizes:
         in_tail = max(0, step - (self.steps - len(self.tail)))
         return self.batch_rows * (step - in_tail) + sum(self.tail[:in_tail])
 
+    def rows_received(self, steps: int, worker: int, num_workers: int) -> int:
+        """Rows of one worker in the first `steps` steps of the rank, repeats counted."""
+        done = batches_of_worker(min(steps, self.steps), worker, num_workers)
+        return self.of_worker(worker, num_workers).rows_before(done)
+
 
 def spans_left(sizes: StepSizes, steps: int, num_workers: int) -> list[tuple[int, int]]:
     """Return [begin, stop) of each worker's rows after `steps` steps, numbered over all workers of the rank."""
     spans, begin = [], 0
     for worker in range(num_workers):
         mine = sizes.of_worker(worker, num_workers)
-        done = mine.rows_before(batches_of_worker(min(steps, sizes.steps), worker, num_workers))
-        spans.append((begin + done, begin + mine.rows))
+        spans.append((begin + sizes.rows_received(steps, worker, num_workers), begin + mine.rows))
         begin += mine.rows
     return spans
 

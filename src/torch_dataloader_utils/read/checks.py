@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, RowGroupTask
-from torch_dataloader_utils._formats.foreign_errors import no_damage
+from torch_dataloader_utils._formats.damage import error_unless_damage
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     CorruptFileError,
@@ -72,9 +72,9 @@ def foreign_errors(
 
 def _translated(error: BaseException, task: RowGroupTask, refused_columns: Callable[[], Sequence[str]]) -> LoaderError:
     text = f"{type(error).__name__}: {error}".replace(task.path, redact(task.path)).rstrip(". \n")
-    no_fault = no_damage(error, task.where, text, lambda: _way_round(refused_columns()))
-    if no_fault is not None:
-        return no_fault
+    other = error_unless_damage(error, task.where, text, lambda: _way_round(refused_columns()))
+    if other is not None:
+        return other
     if _ARRAY in text:
         return UnsupportedFeatureError(
             f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "

@@ -47,7 +47,7 @@ class FileColumn:
 def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
     """The file's top-level columns by field id, without columns that the table never had.
 
-    Ids are those in the file, or those of the table's names; see `is_by_name`.
+    Ids come from the file or from the names in the table; see `is_by_name`.
     """
     names = _names_of(table) if is_by_name(schema, table) else None
     return {key: column for key, column in _struct_children(schema, names, ()).items() if isinstance(key, int)}

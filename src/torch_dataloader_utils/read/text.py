@@ -71,7 +71,7 @@ def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch
 def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
     """The rows of one block of JSON lines, columns `fields`, in the fields' types; what a line lacks is null.
 
-    Where lines were not counted, keys are looked for here: those that the fields lack are an error, not left out.
+    Where lines were not counted, keys are looked for here: a key that the fields lack is an error.
 
     Raises:
         SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.

@@ -16,8 +16,8 @@ from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.discover.bad_files import BadFile, unless_bad
 from torch_dataloader_utils.discover.decode_errors import checked, decoding
 from torch_dataloader_utils.discover.delta.schema import DeltaSchema
-from torch_dataloader_utils.discover.file_scan import FileScan, kept_nulls
-from torch_dataloader_utils.discover.parquet import check_total, group_rows, read_footer
+from torch_dataloader_utils.discover.file_scan import FileScan
+from torch_dataloader_utils.discover.parquet import group_rows, read_footer, scan_of_footer
 from torch_dataloader_utils.discover.prune import judge_groups
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.errors import NoDataError
@@ -75,21 +75,13 @@ def _scan(path: str, request: DataScanRequest, files: TableFiles) -> FileScan:
         metadata, schema = fragment.metadata, fragment.physical_schema
         check_metadata(tail.data, metadata, redact(path))
         names = None if request.projected is None else _names_in_file(request, schema)
-        rows, nulls = group_rows(metadata, schema, names, tail.data)
-        check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
+        rows, nulls = group_rows(path, metadata, schema, names, tail.data)
         verdict = None
         if request.row_filter is not None and _can_judge(request, schema):
             verdict = judge_groups(
                 fragment, (), request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
             )
-    return FileScan(
-        groups=rows,
-        size=tail.size,
-        identity=tail.identity,
-        schema=schema,
-        verdict=verdict,
-        nulls=kept_nulls(nulls, verdict),
-    )
+    return scan_of_footer(tail, schema, rows, nulls, verdict)
 
 
 def _can_judge(request: DataScanRequest, file_schema: pa.Schema) -> bool:

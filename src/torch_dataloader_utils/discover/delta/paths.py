@@ -17,9 +17,9 @@ from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 VectorKey = tuple[str, int]
 FileKey = tuple[str, VectorKey | None]
-"""A logical file: the identity of a data file, and that of its deletion vector."""
+"""Logical file: identity of a data file, and identity of its deletion vector."""
 
-# The digits of Z85 (ZeroMQ RFC 32), and those of Python's base 85.
+# The digits of Z85 (ZeroMQ RFC 32) and of Python's base 85.
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _TO_B85 = bytes.maketrans(_Z85, _B85)
@@ -28,7 +28,7 @@ _TO_B85 = bytes.maketrans(_Z85, _B85)
 _UUID_DIGITS = 20
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
-# A relative path of which nothing is folded.
+# A relative path that folding does not change.
 _PLAIN = re.compile(r"(?:[^/:.][^/:]*/)*[^/:.][^/:]*")
 _RULES = PathRules()
 _canonical = lru_cache(maxsize=8)(canonical)

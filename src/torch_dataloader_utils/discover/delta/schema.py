@@ -8,7 +8,7 @@ Source: Delta protocol, "Schema Serialization Format", "Column Mapping", "Partit
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -95,10 +95,7 @@ def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] |
         if refused:
             readable = [field.name for _, field, _ in found if field and (wanted is None or field.name in wanted)]
             raise UnsupportedFeatureError(f"{where}: {refused_types('Delta', refused, readable)}")
-        if twice := next(
-            (path for path, count in Counter(path for path, _ in reader.names).items() if count > 1), None
-        ):
-            raise ValueError(f"two fields are called {'.'.join(twice)}")
+        _check_distinct(path for path, _ in reader.names)
         partitions = tuple(metadata.get("partitionColumns") or ())
         if not set(partitions) <= {each["name"] for each in fields}:
             raise ValueError(f"partition columns {partitions} are not all in the schema")
@@ -110,6 +107,12 @@ def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] |
             mode=mode,
             unreadable=unreadable,
         )
+
+
+def _check_distinct(paths: Iterable[tuple[str, ...]]) -> None:
+    twice = next((path for path, count in Counter(paths).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"two fields are called {'.'.join(twice)}")
 
 
 def _items(value: Any, name: str) -> list[dict[str, Any]]:

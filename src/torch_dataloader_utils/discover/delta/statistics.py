@@ -39,8 +39,8 @@ def judge_statistics(
     fields: the columns of the filter. physical: their names in the log. is_widened: whether types of columns may have
         been widened: a double that was a float32 has bounds that were rounded.
 
-    Statistics of other types than numbers, texts, days and times are not used, nor those that do not fit their type,
-    nor those of a file that contradict each other: that costs pruning, never rows.
+    Only statistics of numbers, texts, days and times are used, and only if they fit the type of the column and do not
+    contradict each other. To leave statistics out costs pruning, never rows.
     """
     uses_doubles = not is_widened and not may_be_true_for_nan(row_filter)
     known = [field for field in fields if _has_bounds(field.type, uses_doubles=uses_doubles)]

@@ -37,7 +37,7 @@ from torch_dataloader_utils.discover.iceberg.manifests import (
 )
 from torch_dataloader_utils.discover.iceberg.snapshots import ScanTarget
 from torch_dataloader_utils.discover.orc import scan_orc
-from torch_dataloader_utils.discover.parquet import check_total, group_rows, read_footer
+from torch_dataloader_utils.discover.parquet import group_rows, read_footer, scan_of_footer
 from torch_dataloader_utils.discover.prune import guarantee, judge_groups
 from torch_dataloader_utils.discover.table_files import TableFiles
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
@@ -179,8 +179,7 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
         check_metadata(tail.data, metadata, redact(file.path))
         ids = _field_ids(schema)
         names = request.projected if not ids else _names_in_file(request, ids)
-        rows, nulls = group_rows(metadata, schema, names, tail.data)
-        check_total(file.path, int(rows[:, 0].sum()), metadata.num_rows)
+        rows, nulls = group_rows(file.path, metadata, schema, names, tail.data)
         verdict = None
         judged = _judged_columns(file, request, schema, ids)
         if request.row_filter is not None and judged is not None:
@@ -189,14 +188,7 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
             verdict = judge_groups(
                 fragment, judged, request.row_filter, request.filter_columns, tail=tail.data, where=redact(file.path)
             )
-    return FileScan(
-        groups=rows,
-        size=tail.size,
-        identity=tail.identity,
-        schema=schema,
-        verdict=verdict,
-        nulls=kept_nulls(nulls, verdict),
-    )
+    return scan_of_footer(tail, schema, rows, nulls, verdict)
 
 
 def _judged_columns(

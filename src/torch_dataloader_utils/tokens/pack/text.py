@@ -144,7 +144,7 @@ _ROLES = (("user", "assistant"), ("system", "user", "assistant"), ("user", "assi
 
 
 def _identity(tokenizer: Any, template: Any) -> str:
-    """Return a digest of all that decides the tokens, and of those that it gives; the same in every process."""
+    """Return a digest of everything that decides the tokens, and of tokens of samples; the same in every process."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     special = getattr(tokenizer, "special_tokens_map", None)
     spelled = list(getattr(tokenizer, "all_special_tokens", ()))

@@ -34,11 +34,13 @@ _LIMIT = re.compile(
 )
 
 
-def no_damage(error: BaseException, where: str, text: str, way_round: Callable[[], str]) -> LoaderError | None:
-    """The error to raise for what is not damage; None if the bytes are wrong.
+def error_unless_damage(
+    error: BaseException, where: str, text: str, way_round: Callable[[], str]
+) -> LoaderError | None:
+    """Return the error to raise where the bytes are not damaged; None if they are.
 
-    where: file and part, for the message. text: of the error, without secrets. way_round: gives advice for a feature
-    that is not supported.
+    where: File and part, for the message. text: Text of the error, without secrets. way_round: Gives advice about a
+    feature that is not supported.
 
         MemoryError, OSError("std::bad_alloc")                 UnsupportedFeatureError, "needs more memory"
         OSError("Unknown encoding type.")                      UnsupportedFeatureError, "uses what pyarrow cannot read"
