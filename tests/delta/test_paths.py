@@ -108,6 +108,19 @@ def test_one_file_in_many_spellings(root: str, spellings: list[str]) -> None:
     assert len({file_identity(root, path) for path in spellings}) == 1
 
 
+def test_a_table_behind_a_link_has_a_file_once_whichever_name_the_log_has(tmp_path: Path) -> None:
+    table = HandTable(tmp_path / "real")
+    path = table.file(pa.table({"x": [1]}), "d/a.parquet")
+    table.create([column("x", LONG)], add(path), add(table.file(pa.table({"x": [2]}), "b.parquet")))
+    link = tmp_path / "link"
+    link.symlink_to(table.root)
+    table.commit(remove(f"file:{link}/{path}"))
+    assert numbers(link) == [2]
+    assert numbers(table.root) == [2]
+    odd = [file_identity(str(link), odd) for odd in ("/x%00/a.p", f"{link}/\ud800/a.p", f"{table.root}/\ud800/a.p")]
+    assert len(set(odd)) == 2
+
+
 @pytest.mark.parametrize(
     ("root", "paths"),
     [

@@ -82,6 +82,8 @@ def is_valid(table: pa.Table) -> bool:
 @given(lines=texts(), cut=st.integers(1, 200))
 @example(lines=['{"a": 1}', '{"a": 9223372036854775807}', '{"a": 9223372036854775808}'], cut=5)
 @example(lines=['{"a": -9223372036854775808}', '{"a": -9223372036854775809}'], cut=5)
+@example(lines=['{"a": "2024-01-01T12:30:00\\u002B01:00"}', '{"a": "2024-01-01T12:30:00.5\\u002B01:00"}'], cut=5)
+@example(lines=['{"a": "\\u0032024-01-01"}', '{"a": "2024-01-01\\/"}'], cut=5)
 def test_a_text_has_the_columns_that_pyarrow_finds_in_it(is_built: bool, lines: list[str], cut: int) -> None:
     if is_built and not _decoder.IS_BUILT:
         pytest.skip("there is no compiled module")

@@ -10,7 +10,7 @@
 #include <string.h>
 
 typedef enum { IS_NULL, IS_BOOLEAN, IS_INTEGER, IS_REAL, IS_TIME, IS_TEXT, IS_LIST, IS_OBJECT } Kind;
-enum { KINDS = 8, MOST_DEPTH = 64, MOST_PROBES = 64, MOST_MARKS = 256, SHORT_TEXT = 16 };
+enum { KINDS = 8, MOST_DEPTH = 64, MOST_PROBES = 64, MOST_MARKS = 256, SHORT_TEXT = 16, LONGEST_TIME = 25 };
 
 /* A slot of the table that this line has set, and what it held before. */
 typedef struct {
@@ -156,6 +156,31 @@ static bool is_time(Bytes text) {
     return is_clock(clock, false);
 }
 
+static int hex_digit(uint8_t byte) {
+    if (is_digit(byte)) return byte - '0';
+    byte |= 'a' ^ 'A';
+    return byte >= 'a' && byte <= 'f' ? byte - 'a' + 10 : -1;
+}
+
+/* The same for a text as JSON has it: .NET writes the plus of an offset as \u002B. */
+static bool is_written_time(Bytes text) {
+    uint8_t plain[LONGEST_TIME];
+    size_t count = 0;
+    while (text.at < text.end && count < LONGEST_TIME) {
+        if (*text.at != '\\') {
+            plain[count++] = *text.at++;
+            continue;
+        }
+        /* Of the other escapes none is in a time. */
+        if (left_of(text) < 6 || memcmp(text.at, "\\u00", 4) != 0) return false;
+        int high = hex_digit(text.at[4]), low = hex_digit(text.at[5]);
+        if (high < 0 || low < 0) return false;
+        plain[count++] = (uint8_t)(high * 16 + low);
+        text.at += 6;
+    }
+    return text.at == text.end && is_time((Bytes){plain, plain + count});
+}
+
 static inline const uint8_t *skip_digits(const Line *line, const uint8_t *at) {
     /* Eight at once: '0' to '9' begin with 3, also if 6 is added. Behind a line is its end, which is no digit. */
     for (uint64_t word; (size_t)(line->limit - at) >= sizeof word; at += sizeof word) {
@@ -233,7 +258,7 @@ static bool walk(Line *line, uint64_t key, int depth) {
         case '"':
             line->at++;
             if (!read_text(line, &text)) return false;
-            kind = slot != NULL && *slot >> IS_TEXT & 1 ? IS_TEXT : is_time(text) ? IS_TIME : IS_TEXT;
+            kind = slot != NULL && *slot >> IS_TEXT & 1 ? IS_TEXT : is_written_time(text) ? IS_TIME : IS_TEXT;
             return note(line, key, slot, kind);
         case '{':
             line->at++;

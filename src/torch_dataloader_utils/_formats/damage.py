@@ -15,7 +15,8 @@ from torch_dataloader_utils.errors import LoaderError, StoreError, UnsupportedFe
 # No such thing, whatever else the text says: these quote rows or names of columns, or a codec's view of a damaged head.
 _DAMAGE = re.compile(
     r"(?:CSV|JSON) parse error|In CSV column #|Failed to convert JSON|Column \d+ named .* expected length|"
-    r"decompress\w* failed: (?:Unsupported frame parameter|Version not supported)"
+    r"decompress\w* failed: (?:Unsupported frame parameter|Version not supported)|"
+    r"failed: unknown compression method"  # zlib's: gzip has only one
 )
 _NO_MEMORY = re.compile(
     r"bad_alloc|out of ?memory|(?:not enough|insufficient) memory|alloc of size|failed to allocate|"

@@ -3,6 +3,7 @@
 Source: Delta protocol, "Add File and Remove File", "Deletion Vector Descriptor Schema"; RFC 2396.
 """
 
+import os
 import re
 from base64 import b85decode
 from dataclasses import dataclass
@@ -53,14 +54,17 @@ def file_identity(root: str, path: str) -> str:
     """Return the same text for all paths that name one file; it may be a file that `path_to_open` refuses.
 
     Names are decoded once. Dots and slashes are folded in local paths only: d//x and d/x are two objects of a store.
+    The directory of a local table may have several paths, by links.
 
         root /t            x.p   %78.p   /t/x.p   file:/t/x.p   file:///t/a/../x.p      one file
+        root /link to /t   x.p   /t/x.p   /link/x.p                                     one file
         root s3a://b/t     x.p   /t/x.p   s3://b/t/x.p                                  one file
     """
     decoded = _decoded(path)
     if _PLAIN.fullmatch(decoded):  # as nearly all are: a log has millions
         return f"{_canonical(root)}/{decoded}"
-    return canonical(_resolved(root, path))
+    found = _resolved(root, path)
+    return canonical(found if split(found)[0] else _below(root, found))
 
 
 def vector_identity(root: str, vector: VectorPlace) -> VectorKey:
@@ -138,6 +142,26 @@ def _resolved(root: str, path: str) -> str:
     elif decoded.startswith("/"):
         decoded = root[: len(root) - len(split(root)[2])] + decoded
     return _RULES.resolve(decoded)
+
+
+def _below(root: str, path: str) -> str:
+    """Return a local path with the root's own name for its part up to the root, if the path leads there."""
+    if split(root)[0]:
+        return path
+    end = path.find("/", 1)
+    while end > 0:
+        if _real_path(path[:end]) == _real_path(root):
+            return root + path[end:]
+        end = path.find("/", end + 1)
+    return path
+
+
+@lru_cache(maxsize=1024)
+def _real_path(directory: str) -> str:
+    try:
+        return os.path.realpath(directory)
+    except ValueError:  # a null byte, or a surrogate: no directory has such a name
+        return directory
 
 
 def _is_absolute(path: str, decoded: str) -> bool:
