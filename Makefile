@@ -58,7 +58,7 @@ tests:
 # Every test on fresh random examples, with trainers, packaging, pages, Ray, memory, soak and fuzzing; then `make test` once
 # more as where there is no compiler. Failed examples are kept in .hypothesis and tried first the next time.
 full: lint
-	TIER=full $(PYTEST) --durations=50
+	TIER=full $(PYTEST) --durations=50 -o faulthandler_timeout=1800
 	rm -rf build/pure && mkdir -p build && cp -r src build/pure && rm -f build/pure/*/_decoder/*.so
 	PYTHONPATH=$(CURDIR)/build/pure $(PYTEST)
 

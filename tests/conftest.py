@@ -107,5 +107,5 @@ def _check_mark(request: pytest.FixtureRequest) -> Iterator[None]:
     """`make quick` leaves out what is marked; a thread of another library must not meet an exception there."""
     del _started[:]
     yield
-    if _started and request.node.get_closest_marker("processes") is None:
+    if _started and not any(request.node.get_closest_marker(name) for name in ("processes", "full")):
         pytest.fail(f"Starts a process ({_started[0]}): mark it with pytest.mark.processes.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyarrow import orc
 
+from torch_dataloader_utils._formats.arrow_schema import field_paths
 from torch_dataloader_utils._formats.record_batches import rows_only
 from torch_dataloader_utils.read.checks import (
     check_all_decoded,
@@ -49,11 +50,11 @@ def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: Sequence[pa.Field
     known = set(schema.names)
     names = [field.name for field in fields if field.name in known]
     check_unique(source.task, repeated_names(schema.names), names)
-    batch = stripes.read_stripe(source.task.ordinal, columns=names or _cheapest(schema))
-    if not set(names) <= set(batch.schema.names):
-        # pyarrow takes a name with dots for a path, and a column "a.b" for field `b` of a struct `a`.
-        batch = stripes.read_stripe(source.task.ordinal).select(names)
-    return names, batch
+    chosen = names or _cheapest(schema)
+    if all(name and "." not in name for path in field_paths(schema) for name in path):
+        return names, stripes.read_stripe(source.task.ordinal, columns=chosen)
+    # pyarrow takes names for paths: a column "a.b" for field `b` of a struct `a`. Of some others it ends the process.
+    return names, stripes.read_stripe(source.task.ordinal).select(chosen)
 
 
 def _cheapest(schema: pa.Schema) -> list[str]:

@@ -118,7 +118,7 @@ class Vocabulary:
             data = Path(file).read_bytes()
             opened = open_checked(data, file, partial(pq.ParquetFile, pa.BufferReader(data)))
             column = opened.read(columns=opened.schema_arrow.names[:1]).column(0)
-        except (OSError, DataError, pa.ArrowException, IndexError) as error:
+        except (OSError, DataError, pa.ArrowException, UnicodeError, IndexError) as error:
             raise ConfigError(
                 f"{path}: no vocabulary can be read from it ({error}). Pass a Parquet file that tdu vocabulary wrote."
             ) from error
