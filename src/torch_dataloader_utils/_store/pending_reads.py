@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fsspec.asyn import get_loop
@@ -76,7 +77,8 @@ class PendingReads:
             if fetch is None:
                 errors = _sync(filesystem, key, missing)
             else:
-                works = _all(_timed(fetch(filesystem, key, reply, self._attempts.policy), ended) for reply in missing)
+                calls = [partial(fetch, filesystem, key, reply, self._attempts.policy) for reply in missing]
+                works = _all(_timed(call, ended) for call in calls)
                 # The Hub's client has no loop of its own; it is given fsspec's.
                 loop = getattr(filesystem, "loop", None) or get_loop()
                 errors = run_on_loop(loop, works, self._left_seconds)
@@ -109,10 +111,13 @@ async def _all(works: Any) -> list[BaseException | None]:
     return list(await asyncio.gather(*works, return_exceptions=True))
 
 
-async def _timed(work: Awaitable[None], ended: list[float]) -> None:
-    """Does the work, and adds the moment at which it ended."""
+async def _timed(fetch: Callable[[], Awaitable[None]], ended: list[float]) -> None:
+    """Fetch, and add the moment at which that ended.
+
+    A task that is cancelled before it began has made no coroutine then, which nobody would await.
+    """
     try:
-        await work
+        await fetch()
     finally:
         ended.append(time.perf_counter())
 
