@@ -4,6 +4,7 @@ import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from torch_dataloader_utils._core.program import touched_groups
 from torch_dataloader_utils._core.units import Units
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.row_assignment import RemainingRows, remaining_lanes, remaining_units
+from torch_dataloader_utils.plan.windows import group_windows
 
 
 def deliver(plan):
@@ -361,3 +363,10 @@ def test_golden_order_of_an_epoch():
             np.random.Philox(key=np.array([42, 3], np.uint64), counter=np.array([0, 0, 0, 1], np.uint64)).random_raw(8)
         ).tolist()
     )
+
+
+def test_windows_of_whole_row_groups_draw_from_the_units_that_are_open():
+    lane = Units.plain(np.array([0, 6]), np.array([6, 12]))
+    units = group_windows(lane, np.arange(0, 13, 2), window_rows=4, interleave=2)
+    starts = units.windows.piece_start.tolist()
+    assert [starts[a:b] for a, b in pairwise(units.windows.offsets.tolist())] == [[0, 6], [2, 8], [4, 10]]
