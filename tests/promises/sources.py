@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.orc
 import pyarrow.parquet as pq
 
@@ -158,7 +157,6 @@ def iceberg(folder: Path, files: Files) -> Source:
 def delta(folder: Path, files: Files) -> Source:
     """A Delta table: every fourth row deleted by a vector."""
     table, live, actions = HandTable(folder), set(range(_total(files))), []
-    folder.mkdir(exist_ok=True)
     for tables in _file_tables(files):
         rows = pa.concat_tables([_numbered(0, 0), *tables])
         if not len(rows):
