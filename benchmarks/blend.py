@@ -12,7 +12,7 @@ from data import tabular
 from measure import alternate, report, save
 
 from torch_dataloader_utils import StructuredDataset, blend, scan_files
-from torch_dataloader_utils.tokens import blend_by_weight
+from torch_dataloader_utils.megatron.corpora import blend_by_weight
 
 ROWS = 1024
 PICKS = 10_000_000

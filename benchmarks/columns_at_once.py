@@ -16,7 +16,7 @@ from bare import Group, groups_of, in_threads, read_few, read_group
 from data import tabular
 from measure import alternate, report
 
-from torch_dataloader_utils._formats.process_memory import RECYCLED
+from torch_dataloader_utils._arrow.process_memory import RECYCLED
 
 
 def read_stacked(columns: int, task: Group) -> int:

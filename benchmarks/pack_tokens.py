@@ -12,7 +12,7 @@ from data import tokens
 from measure import alternate, fastest, report
 
 from torch_dataloader_utils import StructuredDataset, scan_files
-from torch_dataloader_utils.tokens.pack import pack_tokens
+from torch_dataloader_utils.samples import pack_tokens
 
 LENGTH = 2048
 FIELDS = {"tokens": ("tokens",), "tokens, cu_seqlens": ("tokens", "cu_seqlens"), "all fields": None}

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from measure import alternate, print_machine, save
 
-from torch_dataloader_utils.packing import (
+from torch_dataloader_utils.megatron.schedules import (
     BasePackingScheduler,
     ComputeBalancedScheduler,
     CostModel,
@@ -26,8 +26,8 @@ from torch_dataloader_utils.packing import (
     ScheduleQuality,
     measure_schedule,
 )
-from torch_dataloader_utils.packing.plan.fit import first_fit, split_last_packs
-from torch_dataloader_utils.packing.plan.schedule import Int64s, SampleGroups, Schedule
+from torch_dataloader_utils.megatron.schedules.plan.fit import first_fit, split_last_packs
+from torch_dataloader_utils.megatron.schedules.plan.schedule import Int64s, SampleGroups, Schedule
 
 TOKENS_PER_RANK, CP_SIZE, DP_SIZE = 8192, 4, 16
 LONGEST = TOKENS_PER_RANK * CP_SIZE

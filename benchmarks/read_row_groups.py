@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from measure import print_machine, save
 
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
-from torch_dataloader_utils.read.projection import ReadSpec
-from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.tables.projection import ReadSpec
+from torch_dataloader_utils.tables.reader import Reader, make_reader
 
 GROUP_ROWS = 65_536
 

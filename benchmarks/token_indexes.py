@@ -21,17 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import alternate, print_machine, save
 
-from torch_dataloader_utils.tokens import (
+from torch_dataloader_utils.megatron.corpora import (
     GPTDataset,
     GPTDatasetConfig,
     IndexedDataset,
     Split,
     blend_by_weight,
     build_corpus,
-    fill_best_fit,
-    fill_greedily,
 )
-from torch_dataloader_utils.tokens.sample_index import build_indices, build_sample_index, plan_epochs
+from torch_dataloader_utils.megatron.corpora.sample_index import build_indices, build_sample_index, plan_epochs
+from torch_dataloader_utils.samples import fill_best_fit, fill_greedily
 
 LENGTH = 2048
 OPTIONS = {"sequence_length": LENGTH, "extra_tokens": 1}

@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from torch_dataloader_utils.packing import (
+from torch_dataloader_utils.megatron.schedules import (
     ComputeBalancedScheduler,
     CostModel,
     PackedBatch,

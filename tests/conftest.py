@@ -30,7 +30,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 # Workers and ranks that a forkserver makes find these imported, which takes each four seconds otherwise.
 multiprocessing.set_forkserver_preload(
-    ["torch_dataloader_utils.datasets.build", "torch._dynamo", "tests.packing.ranks", "tests.refresh.job"]
+    ["torch_dataloader_utils.datasets.build", "torch._dynamo", "tests.megatron.schedules.ranks", "tests.refresh.job"]
 )
 
 # How long torch waits for a worker whose iterator was garbage: five seconds by itself, in whichever test collects it.

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.stream.dataset import TableDataset as TableDataset
     from torch_dataloader_utils.stream.device import DevicePrefetcher as DevicePrefetcher
     from torch_dataloader_utils.stream.loader import TableDataLoader as TableDataLoader
-    from torch_dataloader_utils.tokens.pack import pack_tokens as pack_tokens
+    from torch_dataloader_utils.samples import pack_tokens as pack_tokens
 # isort: on
 
 _HOMES = {
@@ -113,7 +113,7 @@ _HOMES = {
     "stream.dataset": "TableDataset",
     "stream.device": "DevicePrefetcher",
     "stream.loader": "TableDataLoader",
-    "tokens.pack": "pack_tokens",
+    "samples": "pack_tokens",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -10,7 +10,7 @@ from tests.effort import effort
 from torch_dataloader_utils.blending import picks
 from torch_dataloader_utils.blending.picks import BlendOptions, BlendStart, blend_steps, count_steps
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tokens import blend_by_weight
+from torch_dataloader_utils.megatron.corpora import blend_by_weight
 
 sources = st.lists(st.tuples(st.floats(0.05, 20), st.integers(1, 60)), min_size=1, max_size=5)
 stops = st.one_of(st.sampled_from(["first_exhausted", "all_exhausted"]), st.integers(1, 80))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
-from torch_dataloader_utils import tokens
+from torch_dataloader_utils.megatron import corpora
 from torch_dataloader_utils._store.kept_files import VARIABLE
 from torch_dataloader_utils.cli.tokens import process_pool
 from torch_dataloader_utils.errors import ConfigError

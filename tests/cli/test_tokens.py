@@ -5,9 +5,9 @@ import pyarrow.parquet as pq
 from pyiceberg.types import IntegerType, ListType, NestedField
 
 from tests.cli.shell import one_line, tdu, tdu_json
-from tests.iceberg.tables import TableWriter, field_of
-from tests.tokens.corpora import EXAMPLE, write_corpus
-from torch_dataloader_utils.tokens import IndexedDataset, read_sequences
+from tests.megatron.corpora.corpora import EXAMPLE, write_corpus
+from tests.tables.iceberg.tables import TableWriter, field_of
+from torch_dataloader_utils.megatron.corpora import IndexedDataset, read_sequences
 
 
 def write_documents(path, documents):

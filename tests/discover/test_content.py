@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.discover.datasets import FILES, WRITERS, Write, write_parquet
 from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils._core.iceberg import IcebergFile, TableFields
 from torch_dataloader_utils._core.sealed_state import sealed
+from torch_dataloader_utils._core.table_file import IcebergFile, TableFields
 from torch_dataloader_utils._store import LocalStore, StoreAccess
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.saved_inventory import _KEY, sealed_parquet, to_table

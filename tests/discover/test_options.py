@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.discover.datasets import write_parquet
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.discover import TextOptions, scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError
 

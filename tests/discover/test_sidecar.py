@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.discover.datasets import SCHEMA, file_table, write_parquet
-from tests.read.encrypted import write_encrypted
+from tests.formats.encrypted import write_encrypted
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import UnsupportedFeatureError

@@ -28,7 +28,7 @@ _ALTERNATIVES = re.compile(r"\{([^}]*)\}")
 
 
 def spelled_out(path: str) -> list[str]:
-    """The files of one name with alternatives: read/{iceberg,orc}.py gives two."""
+    """The files of one name with alternatives: tables/{reader,projection}.py gives two."""
     parts = _ALTERNATIVES.split(path)
     choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
     return ["".join(choice) for choice in product(*choices)]

@@ -11,7 +11,7 @@ import pytest
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 # Where users import from, besides torch_dataloader_utils.integrations.<trainer>, which may not be installed.
-PUBLIC = ["", ".blending", ".packing", ".tokens", ".tokens.pack", ".wrappers"]
+PUBLIC = ["", ".blending", ".formats", ".megatron.corpora", ".megatron.schedules", ".samples", ".wrappers"]
 _DIRECTIVE = re.compile(r"^::: (torch_dataloader_utils[\w.]*)$", re.M)
 # What the site would run together into a paragraph, and what it would fold into a note with a title.
 _PICTURE_AT_THE_MARGIN = re.compile(r"^\S.* {3,}\S", re.M)

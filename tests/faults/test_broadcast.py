@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.faults.ranks import RANKS, run_ranks
 from tests.faults.s3_server import S3Server
 from tests.faults.tables import upload
-from tests.iceberg.tables import TableWriter, field_of
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.iceberg import IcebergSource

@@ -19,7 +19,7 @@ from torch_dataloader_utils import Decoding, RowDataset, StructuredDataset, pack
 from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import StoreError
-from torch_dataloader_utils.tokens import write_sequences
+from torch_dataloader_utils.megatron.corpora import write_sequences
 
 # What is under way at the end is given up long before its time: the cap is ten minutes, a stall is one after five.
 PROGRAM = """

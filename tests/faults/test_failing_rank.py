@@ -18,8 +18,8 @@ import torch.distributed as dist
 from pyiceberg.catalog import load_catalog
 
 from tests.faults.ranks import RANKS, run_ranks
-from tests.iceberg.tables import TableWriter, field_of
 from tests.simulated_cuda import simulated_nccl
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, StructuredDataset, TokenBatches, pack_tokens, scan_files
 from torch_dataloader_utils.errors import StoreError
 from torch_dataloader_utils.ranks.agree import add_over_ranks, all_or_none, from_rank_zero

@@ -14,12 +14,12 @@ import pytest
 from tests.faults.conftest import QUICK
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.test_credentials import TokenFile, endpoint, tokens
-from tests.iceberg.servers import RestCatalog, rest_catalog
-from tests.iceberg.tables import TableWriter, field_of
+from tests.tables.iceberg.servers import RestCatalog, rest_catalog
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import Decoding, IcebergDataset, RemoteOptions, scan_iceberg
 from torch_dataloader_utils._store.access import without_secrets
-from torch_dataloader_utils.discover.iceberg.catalog import CatalogCredentials
 from torch_dataloader_utils.errors import ConfigTypeError, CorruptFileError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.tables.iceberg.catalog import CatalogCredentials
 
 pytestmark = pytest.mark.slow
 

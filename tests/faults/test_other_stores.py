@@ -22,7 +22,7 @@ from tests.faults.conftest import QUICK
 from tests.faults.tables import assert_rows, parquet_bytes, table
 from tests.faults.test_identity import OTHER_ROWS, PLANNED, receive
 from tests.faults.web_server import WebServer, listening, web_server
-from tests.iceberg.tables import TableWriter, field_of
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import Decoding, IcebergDataset, RowDataset, StructuredDataset
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils.discover import scan_files

@@ -21,9 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from tests.delta.reading import read_rows as read_delta
-from tests.delta.tables import HandTable, add
-from tests.delta.tables import column as delta_column
 from tests.faults import hostile_files
 from tests.faults.hostile_files import (
     BINARY,
@@ -40,8 +37,10 @@ from tests.faults.hostile_files import (
 )
 from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import parquet_bytes, table, upload
+from tests.tables.delta.reading import read_rows as read_delta
+from tests.tables.delta.tables import HandTable, add
+from tests.tables.delta.tables import column as delta_column
 from torch_dataloader_utils import Decoding, StructuredDataset, pack_tokens, scan_files
-from torch_dataloader_utils._formats.damage import error_unless_damage
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -50,6 +49,7 @@ from torch_dataloader_utils.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
+from torch_dataloader_utils.formats.damage import error_unless_damage
 
 
 def write(folder: Path, damaged: dict[int, list[int]]) -> None:

@@ -12,7 +12,7 @@ from tests.integrations.jobs import BATCH_ROWS
 from torch_dataloader_utils import RowDataset, StructuredDataset, TokenBatches
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.tables.reader import Reader
 
 NUM_EPOCHS = 2
 

@@ -100,7 +100,7 @@ import sys
 from functools import partial
 
 from torch_dataloader_utils._store import LocalStore
-from torch_dataloader_utils.tokens.ranges import PlainFile
+from torch_dataloader_utils.megatron.corpora.ranges import PlainFile
 
 path, size = sys.argv[1], (2 << 30) + 9
 with open(path, "wb") as file:

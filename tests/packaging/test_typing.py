@@ -32,7 +32,7 @@ from torch_dataloader_utils import (
     plan_epoch,
     scan_files,
 )
-from torch_dataloader_utils.tokens import GPTDataset
+from torch_dataloader_utils.megatron.corpora import GPTDataset
 
 loader, dataset = StructuredDataset.create_dataloader("data", "parquet", 1024, num_ranks="auto", shuffle=True)
 assert_type(loader, TableDataLoader[TensorBatch])

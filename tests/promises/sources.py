@@ -18,10 +18,10 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from tests.delta.tables import HandTable, add, column
-from tests.iceberg.tables import TableWriter, field_of
+from tests.samples.corpora import number_tokens, pack_corpus, samples_of, write_corpus
 from tests.stream.tables import payload
-from tests.tokens.pack.corpora import number_tokens, pack_corpus, samples_of, write_corpus
+from tests.tables.delta.tables import HandTable, add, column
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import DeltaDataset, IcebergDataset, StructuredDataset, TokenBatches, pack_tokens
 from torch_dataloader_utils.stream.dataset import TableDataset
 

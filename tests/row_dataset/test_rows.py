@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from tests.iceberg.tables import TableWriter, field_of
 from tests.stream.tables import TABLE, TOTAL, files, payload, write_table
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import Decoding, RowDataset, TensorBatch, scan_files, scan_iceberg
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, FileChangedError
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from torch_dataloader_utils._formats.process_memory import RECYCLED
+from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES
 from torch_dataloader_utils.shape.shapers import make_shaper
 

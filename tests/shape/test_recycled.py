@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from torch_dataloader_utils._formats.process_memory import private_bytes
+from torch_dataloader_utils._arrow.process_memory import private_bytes
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory, size_class
 from torch_dataloader_utils.shape.reused_memory import SMALLEST_BYTES, new_tensor
 

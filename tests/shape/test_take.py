@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from torch_dataloader_utils._formats.record_batches import take_rows
+from torch_dataloader_utils._arrow.batches import take_rows
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.shape.shapers import make_shaper
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from tests.faults.conftest import QUICK
-from tests.iceberg.tables import TableWriter, field_of
 from tests.store.moto_server import BUCKET, MotoS3
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import DeltaDataset, HostCache, IcebergDataset, RemoteOptions
 
 URL = f"s3://{BUCKET}/t"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from torch_dataloader_utils._store import SparseFile
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.read.source import _FetchingFile
+from torch_dataloader_utils.formats.task_source import _FetchingFile
 
 DATA = bytes(range(100))
 

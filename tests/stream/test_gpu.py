@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import DevicePrefetcher, Ragged, StructuredDataset, pack_tokens
 from torch_dataloader_utils.errors import TransformError
-from torch_dataloader_utils.tokens.pack import document_block_mask, flash_attn_arguments, thd_cu_seqlens
+from torch_dataloader_utils.samples import document_block_mask, flash_attn_arguments, thd_cu_seqlens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

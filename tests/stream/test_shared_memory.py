@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import multiprocessing
 
-from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch, shared_bytes
+from torch_dataloader_utils._runtime.shared_memory import SharedEpoch, shared_bytes
 from torch_dataloader_utils.stream.transport.worker_death import Notes
 
 

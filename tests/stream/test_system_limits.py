@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils._runtime.system_limits import limits_named
 from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils._store.store_errors import translated
 from torch_dataloader_utils.errors import StoreError, WorkerDiedError
-from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory has a name here")
 ROWS = 40_000

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from torch_dataloader_utils import RowDataset, StructuredDataset, scan_files
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 NUM_ROWS = 40

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils._core.inventory import FileFormat
-from torch_dataloader_utils._formats.ipc_messages import FlatTable, Message, metadata_length, stream_messages
 from torch_dataloader_utils._store import FileEntry, LocalStore
-from torch_dataloader_utils.discover.file_scan import FileScan, ScanItem, ScanRequest
-from torch_dataloader_utils.discover.formats import scan_file
 from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.formats.arrow.messages import FlatTable, Message, metadata_length, stream_messages
+from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.formats.registry import scan_file
 
 END = b"\xff\xff\xff\xff\0\0\0\0"
 

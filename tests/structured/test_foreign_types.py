@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_dataloader_utils import RowDataset, StructuredDataset, scan_files
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError, SchemaError, UnsupportedFeatureError
 
 IDS = [UUID(int=n << 64) for n in range(6)]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from tests.structured.test_filtered_rows import conditions
 from torch_dataloader_utils import RowDataset, StructuredDataset, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError, NullValueError, SchemaError
 
 TYPES = {

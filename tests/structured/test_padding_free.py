@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from tests.iceberg.tables import TableWriter, field_of
 from tests.structured.test_token_batches import BUDGET, OPTIONS, TOTAL, length_of, rows_of, write_texts
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, TokenBatches, pack_tokens, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 

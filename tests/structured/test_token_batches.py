@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.effort import effort
-from tests.iceberg.tables import TableWriter, field_of
+from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import (
     IcebergDataset,
     PadRagged,
@@ -32,7 +32,7 @@ from torch_dataloader_utils import (
 from torch_dataloader_utils._core.inventory import ALL_ROWS
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.integrations.torchdata import for_torchdata
-from torch_dataloader_utils.read.reader import Reader
+from torch_dataloader_utils.tables.reader import Reader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores, on purpose

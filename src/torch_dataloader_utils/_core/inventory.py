@@ -30,7 +30,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class FileFormat(IntEnum):
-    """How a data file is encoded. Values are part of saved inventories."""
+    """Numbers of the formats of this package, as inventories hold them. Formats of other packages have 64 to 255."""
 
     PARQUET = 1
     ORC = 2
@@ -97,7 +97,7 @@ class FileTable:
 
     paths: absolute local paths or URLs, without credentials.
     sizes: bytes. identities: etag, or "size-mtime_ns" where the store has none; what a plan is pinned to.
-    formats: FileFormat values, uint8.
+    formats: numbers of formats, uint8 (see `formats/registry`).
     extras: () or one frozen picklable value (or None) a file, meant for the read stage (deletes, field ids).
         Plans do not depend on it, and the fingerprint leaves it out: what
         decides it (a snapshot, its deletes) belongs into `Inventory.snapshot`.
@@ -216,7 +216,7 @@ class RowGroupTask:
     path: str
     file_size: int
     identity: str
-    file_format: FileFormat
+    file_format: int
     ordinal: int
     first_row: int
     physical_rows: int
@@ -310,7 +310,7 @@ class Inventory:
             path=files.paths[file],
             file_size=int(files.sizes[file]),
             identity=files.pin(file),
-            file_format=FileFormat(int(files.formats[file])),
+            file_format=int(files.formats[file]),
             ordinal=int(groups.ordinal[group]),
             first_row=int(groups.first_row[group]),
             physical_rows=int(groups.physical_rows[group]),

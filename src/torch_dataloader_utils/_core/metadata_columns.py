@@ -6,8 +6,8 @@
 
 from collections.abc import Container, Iterable
 
-from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils.errors import ConfigError
 
 FILE, POSITION = "_file", "_pos"

@@ -8,7 +8,7 @@ exactly; memory and state do not grow with the number of steps. Not for: token c
 (`tokens.BlendedDataset`).
 """
 
+from torch_dataloader_utils._core.weight_schedule import WeightSchedule
 from torch_dataloader_utils.blending.blended_loader import BlendedLoader, blend
-from torch_dataloader_utils.tokens.weight_schedule import WeightSchedule
 
 __all__ = ["BlendedLoader", "WeightSchedule", "blend"]

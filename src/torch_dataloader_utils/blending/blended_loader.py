@@ -8,8 +8,10 @@ from typing import Any, Generic, NoReturn
 import numpy as np
 
 from torch_dataloader_utils._core.arguments import check_integer, is_integer
+from torch_dataloader_utils._core.blend_index import normalize_weights
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.slab_codec import SlabCodec
+from torch_dataloader_utils._core.weight_schedule import WeightSchedule
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.blending.mixing import (
     RowStream,
@@ -39,8 +41,6 @@ from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.trainer_hooks import refuse_number
-from torch_dataloader_utils.tokens.blend_index import normalize_weights
-from torch_dataloader_utils.tokens.weight_schedule import WeightSchedule
 
 
 def blend(

@@ -20,10 +20,10 @@ from torch_dataloader_utils._core.arguments import (
     hold_integers,
     is_integer,
 )
+from torch_dataloader_utils._core.blend_index import continue_blend
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.weight_schedule import SchedulePiece, WeightSchedule
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tokens.blend_index import continue_blend
-from torch_dataloader_utils.tokens.weight_schedule import SchedulePiece, WeightSchedule
 
 ItemKind = Literal["batch", "sample"]
 StopPolicy = Literal["first_exhausted", "all_exhausted"]

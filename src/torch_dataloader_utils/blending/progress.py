@@ -15,10 +15,10 @@ from torch_dataloader_utils._core.sealed_state import (
     refuse_misfits,
     sealed,
 )
+from torch_dataloader_utils._core.weight_schedule import WeightSchedule
 from torch_dataloader_utils.blending.picks import BlendOptions
 from torch_dataloader_utils.blending.sources import BlendSource, Mark
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
-from torch_dataloader_utils.tokens.weight_schedule import WeightSchedule
 
 _VERSION = 1
 _SOURCE_KEYS = {"state", "topology", "passes", "taken"}

@@ -25,10 +25,10 @@ from torch_dataloader_utils._core.option_values import Decoding
 from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError, plural
-from torch_dataloader_utils.read.parquet_footer import Footer, parquet_footer
-from torch_dataloader_utils.read.reader import Reader
-from torch_dataloader_utils.read.source import TaskSource
+from torch_dataloader_utils.formats.parquet.footer import Footer, parquet_footer
+from torch_dataloader_utils.formats.task_source import TaskSource
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.tables.reader import Reader
 
 # Projected bytes. Row groups that are smaller than a sample are taken together, neighbours of one another; of larger
 # ones, one, and of that no more than _MOST_BYTES are written anew.

@@ -7,22 +7,21 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from torch_dataloader_utils._core.option_values import Lanes
-from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, parse_pairs
+from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-FORMATS = ("parquet", "orc", "csv", "json", "jsonl", "arrow", *TABLE_FORMATS)
 
 _DATA = (
     click.argument("paths", nargs=-1),
     click.option(
         "--format",
         "format_name",
-        type=click.Choice(FORMATS),
+        metavar="NAME",
         default="parquet",
         show_default=True,
-        help="Format of the files or the table.",
+        help="Format of the files (parquet, orc, csv, json, jsonl, arrow), or iceberg or delta for a table.",
     ),
     click.option("--columns", multiple=True, metavar="A,B", help="Read only these columns."),
     click.option(

@@ -60,7 +60,7 @@ def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, 
     """The inventory as a JSON-able dict."""
     import numpy as np
 
-    from torch_dataloader_utils._formats.arrow_schema import decode_schema
+    from torch_dataloader_utils._arrow.schema import decode_schema
     from torch_dataloader_utils._store import redact
     from torch_dataloader_utils.cli.findings import find_layout_problems, spread
 

@@ -11,8 +11,8 @@ from torch_dataloader_utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory
-    from torch_dataloader_utils.read.reader import Reader
     from torch_dataloader_utils.stream.dataset import TableDataset
+    from torch_dataloader_utils.tables.reader import Reader
 
 # What --format may say of tables; `DataSource._table` says what reads them.
 TABLE_FORMATS = ("iceberg", "delta")
@@ -146,10 +146,10 @@ class DataSource:
         return reader
 
     def _saved_inventory(self, path: str) -> "Inventory":
-        from torch_dataloader_utils._formats.arrow_schema import decode_schema
+        from torch_dataloader_utils._arrow.schema import decode_schema
         from torch_dataloader_utils.datasets.row_counts import under_filter
         from torch_dataloader_utils.discover import load_inventory
-        from torch_dataloader_utils.discover.schemas import check_columns
+        from torch_dataloader_utils.formats.schemas import check_columns
 
         found = load_inventory(path, self.storage)
         check_columns(self.columns or (), decode_schema(found.schema))

@@ -24,7 +24,7 @@ from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog
 from torch_dataloader_utils.errors import ConfigError, NullValueError
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.tokens import CorpusReport
+    from torch_dataloader_utils.megatron.corpora import CorpusReport
 
 
 Parameters = ParamSpec("Parameters")
@@ -170,7 +170,8 @@ def build(
     **options: Any,
 ) -> None:
     """A column of token lists, or of text, to OUTPUT_PREFIX.bin and .idx."""
-    from torch_dataloader_utils.tokens import TokenizerFile, build_corpus
+    from torch_dataloader_utils.megatron.corpora import build_corpus
+    from torch_dataloader_utils.samples import TokenizerFile
 
     file_format = options["file_format"]
     source = _source(sources, {name: options.pop(name) for name in _SOURCE_OPTIONS})
@@ -235,7 +236,7 @@ def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overw
 
     A directory stands for all in it, sorted by name, but for OUTPUT_PREFIX itself.
     """
-    from torch_dataloader_utils.tokens import IndexedDataset, merge_corpora
+    from torch_dataloader_utils.megatron.corpora import IndexedDataset, merge_corpora
 
     if not overwrite and IndexedDataset.exists(output_prefix):
         raise ConfigError(f"The corpus {output_prefix} exists. Pass --overwrite to replace it.")
@@ -252,7 +253,7 @@ def _corpora(prefix: str, output_prefix: str) -> list[str]:
 
     The output of an earlier run is left out of its directory: its documents would come twice.
     """
-    from torch_dataloader_utils.tokens import IndexedDataset, find_corpora
+    from torch_dataloader_utils.megatron.corpora import IndexedDataset, find_corpora
 
     # Beside a corpus there may be a directory of its name, with the indices of data sets over it.
     if not Path(prefix).is_dir() or IndexedDataset.exists(prefix):
@@ -268,7 +269,7 @@ def _corpora(prefix: str, output_prefix: str) -> list[str]:
 @json_option
 def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], as_json: bool) -> None:
     """The counts of all corpora in one JSON file, so that jobs open none before its first sample."""
-    from torch_dataloader_utils.tokens import write_sequences
+    from torch_dataloader_utils.megatron.corpora import write_sequences
 
     write_sequences(prefixes, output, storage_options=parse_pairs(storage, "--option"))
     count = len(set(prefixes))

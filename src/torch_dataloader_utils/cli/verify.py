@@ -13,7 +13,7 @@ from torch_dataloader_utils.errors import LoaderError, plural
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory
     from torch_dataloader_utils.cli.coverage import Coverage
-    from torch_dataloader_utils.read.reader import Reader
+    from torch_dataloader_utils.tables.reader import Reader
 
 _EXAMPLES = """\b
 Examples:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_dataloader_utils._core.inventory import Inventory
-    from torch_dataloader_utils.read.reader import Reader
+    from torch_dataloader_utils.tables.reader import Reader
 
 _EXAMPLES = """\b
 Examples:
@@ -107,7 +107,7 @@ def _counts(rows: "pa.RecordBatch") -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from torch_dataloader_utils._formats.arrow_schema import is_list
+    from torch_dataloader_utils._arrow.schema import is_list
     from torch_dataloader_utils.shape.encode import vocabulary_values
     from torch_dataloader_utils.shape.raw_numbers import plain
 

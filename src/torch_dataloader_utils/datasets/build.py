@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, overload
 import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import FileFormat, Inventory
@@ -21,7 +22,6 @@ from torch_dataloader_utils._core.metadata_columns import check_lineage, metadat
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
@@ -44,9 +44,11 @@ from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.ranks.resolve import mesh_members
-from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
-from torch_dataloader_utils.read.projection import ReadSpec
-from torch_dataloader_utils.read.reader import Reader, make_reader
+from torch_dataloader_utils.samples.batch_fields import find_fields
+from torch_dataloader_utils.samples.packing_reader import PackingReader
+from torch_dataloader_utils.samples.sample_counts import count_packed, stored_inventory
+from torch_dataloader_utils.samples.text import tokenized
+from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.convert import counted_nulls_error, refuses_nulls
 from torch_dataloader_utils.shape.encode import EncodingShaper, encoded_schema
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
@@ -57,11 +59,9 @@ from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.worker import Pipeline
-from torch_dataloader_utils.tokens.pack.batch_fields import find_fields
-from torch_dataloader_utils.tokens.pack.packing_reader import PackingReader
-from torch_dataloader_utils.tokens.pack.sample_counts import count_packed, stored_inventory
-from torch_dataloader_utils.tokens.pack.text import tokenized
-from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
+from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
+from torch_dataloader_utils.tables.projection import ReadSpec
+from torch_dataloader_utils.tables.reader import Reader, make_reader
 
 _log = logging.getLogger(__name__)
 

@@ -8,18 +8,18 @@ from typing import Any, Self, Unpack
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils.datasets.build import Found, Source, build, build_stages
 from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import check_refreshable
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, SchemaError, plural
 from torch_dataloader_utils.plan.problems import warn_about
+from torch_dataloader_utils.samples.token_packing import PackTokensKeywords, pack_tokens
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
-from torch_dataloader_utils.tokens.pack.token_packing import PackTokensKeywords, pack_tokens
 
 _log = logging.getLogger(__name__)
 

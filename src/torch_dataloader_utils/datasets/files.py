@@ -33,12 +33,12 @@ from torch_dataloader_utils.datasets.rank_agreement import (
     shows_bars,
 )
 from torch_dataloader_utils.datasets.row_counts import under_filter
-from torch_dataloader_utils.discover.bad_files import lies_in
 from torch_dataloader_utils.discover.content import identified
-from torch_dataloader_utils.discover.file_scan import Missing, ScanRequest, check_missing
-from torch_dataloader_utils.discover.formats import file_format_of
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
+from torch_dataloader_utils.formats.bad_files import lies_in
+from torch_dataloader_utils.formats.file_scan import Missing, ScanRequest, check_missing
+from torch_dataloader_utils.formats.registry import format_named
 from torch_dataloader_utils.ranks.agree import from_rank_zero
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
@@ -138,7 +138,7 @@ class FileSource(Checked):
         path = self.path
         paths = path if isinstance(path, str) or not isinstance(path, Sequence) else [_path(file) for file in path]
         request = ScanRequest(
-            file_format=file_format_of(self.format),
+            format=format_named(self.format),
             columns=None if options.columns is None else tuple(options.columns),
             row_filter=options.filters,
             count_rows=options.count_rows is not False,

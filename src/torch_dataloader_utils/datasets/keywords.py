@@ -14,9 +14,9 @@ from torch_dataloader_utils._core.options import RankSharding
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
+from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.shapers import OutputFormat
-from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 if TYPE_CHECKING:
     import torch

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._arrow.row_filter import check_filters
 from torch_dataloader_utils._core.arguments import (
     check_column_names,
     check_count_rows,
@@ -36,15 +37,14 @@ from torch_dataloader_utils._core.option_values import (
 from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils._formats.row_filter import check_filters
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
+from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
-from torch_dataloader_utils.tokens.pack.token_packing import TokenPacking
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
+from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, short_digest
-from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.discover.content import identified

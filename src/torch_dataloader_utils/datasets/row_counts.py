@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask, short_digest
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
+from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import RowSpace
-from torch_dataloader_utils._formats.row_filter import filter_text
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess, redact
@@ -23,9 +23,9 @@ from torch_dataloader_utils._store.identity import any_names_no_version
 from torch_dataloader_utils._store.kept_files import KeptFiles, row_length_cache
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError, NoDataError
-from torch_dataloader_utils.read.projection import ReadSpec
-from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.lengths import measure_rows
+from torch_dataloader_utils.tables.projection import ReadSpec
+from torch_dataloader_utils.tables.reader import Reader, make_reader
 
 
 def count_live_rows(

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.division import Share
@@ -17,7 +18,6 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.option_values import Decoding
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._core.units import RowSpace
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets.build import build_rows, read_spec
@@ -26,14 +26,14 @@ from torch_dataloader_utils.datasets.option_fields import arguments_of, check_na
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.read.metadata_columns import with_metadata_columns
-from torch_dataloader_utils.read.reader import Reader, make_reader
 from torch_dataloader_utils.shape.column_blocks import split_rows
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.lengths import check_has_lengths
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.specs import select_fields
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
+from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
+from torch_dataloader_utils.tables.reader import Reader, make_reader
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
 _ITERATED_ROWS = 1024

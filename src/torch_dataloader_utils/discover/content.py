@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Inventory, StringColumn
 from torch_dataloader_utils._core.option_values import FileIdentity
+from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils._runtime.parallel import map_in_order, map_watched, threads_for
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import FileStat, StoreAccess, is_local, open_store, redact
 from torch_dataloader_utils._store.identity import check_identity
-from torch_dataloader_utils.discover.formats import REMOTE_THREADS
-from torch_dataloader_utils.discover.whole_reads import (
+from torch_dataloader_utils.errors import FileChangedError
+from torch_dataloader_utils.formats.registry import REMOTE_THREADS
+from torch_dataloader_utils.formats.whole_reads import (
     KEPT_DIGEST,
     PIECE_BYTES,
     ContentDigest,
@@ -31,7 +32,6 @@ from torch_dataloader_utils.discover.whole_reads import (
     load_result,
     piece_digest,
 )
-from torch_dataloader_utils.errors import FileChangedError
 
 
 def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess) -> Inventory:

@@ -8,7 +8,6 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import (
     UNKNOWN,
-    FileFormat,
     FileTable,
     GroupTable,
     Int32s,
@@ -18,8 +17,8 @@ from torch_dataloader_utils._core.inventory import (
     StringColumn,
 )
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.discover.file_scan import FileScan, Verdict
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.formats.file_scan import FileScan, Verdict
 
 
 def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable:
@@ -53,7 +52,7 @@ def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable
 def join_scans(
     paths: Sequence[str],
     scans: Sequence[FileScan],
-    formats: Sequence[FileFormat],
+    formats: Sequence[int],
     unjudged: Int64s,
     partitions: tuple[PartitionColumn, ...] = (),
     extras: tuple[Any, ...] = (),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._core.iceberg import field_id, stored_field_id
-from torch_dataloader_utils.discover.file_scan import FileScan
+from torch_dataloader_utils._core.table_file import field_id, stored_field_id
+from torch_dataloader_utils.formats.file_scan import FileScan
 
 # Gives the data set's column for each field of a file, None for a field that is none.
 NamesIn = Callable[[pa.Schema], Iterable[str | None]]

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch_dataloader_utils._core.arguments import check_flag
-from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.paths import codec_of, split_chain
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store import (
@@ -21,7 +20,6 @@ from torch_dataloader_utils._store import (
     open_store,
     redact,
 )
-from torch_dataloader_utils.discover.formats import REMOTE_THREADS, named_format
 from torch_dataloader_utils.discover.table_directories import check_plain
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -31,13 +29,12 @@ from torch_dataloader_utils.errors import (
     SchemaError,
     UnsupportedFeatureError,
 )
+from torch_dataloader_utils.formats.file_format import Format
+from torch_dataloader_utils.formats.registry import REMOTE_THREADS, named_format
 
 _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
-
-# Formats whose files are never empty. Writers leave empty files with other names (Hive, for a bucket without rows).
-_DATA_ENDINGS = (".parquet", ".pq", ".orc", ".arrow", ".feather")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +158,9 @@ def _is_hidden(path: str, listing: Listing) -> bool:
 
 def _is_unwritten(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
     """Whether an empty file should have data: the user named it, or its ending says so and it marks no directory."""
-    is_meant = not listing.directory or entry.path.lower().endswith(_DATA_ENDINGS)
+    # Only text may have no bytes. Writers leave empty files with other names (Hive, for a bucket without rows).
+    named = named_format(entry.path)
+    is_meant = not listing.directory or (named is not None and not named.is_text)
     if is_meant and not empty_has_no_rows and not _marks_directory(entry, listing):
         return True
     _log.debug("%s is empty; left out", redact(entry.path))
@@ -176,7 +175,7 @@ def _marks_directory(entry: FileEntry, listing: Listing) -> bool:
 
 
 @contextmanager
-def other_files_named(files: DataFiles, file_format: FileFormat) -> Iterator[None]:
+def other_files_named(files: DataFiles, file_format: Format) -> Iterator[None]:
     """Adds to errors about bad files that some files do not look like data, and a pattern that leaves them out."""
     try:
         yield
@@ -187,14 +186,14 @@ def other_files_named(files: DataFiles, file_format: FileFormat) -> Iterator[Non
         raise type(error)(f"{error} {hint}") from error
 
 
-def _pattern_hint(files: DataFiles, file_format: FileFormat) -> str:
+def _pattern_hint(files: DataFiles, file_format: Format) -> str:
     """Advice with a pattern for the files whose ending is that of the format; "" if all or none have it.
 
     d/README.md beside d/0.parquet      ... such as "d/*.parquet"; below d/year=2024, "d/**/*.parquet"
     """
     paths = [entry.path for entry in files.entries]
-    fitting = [path for path in paths if named_format(path) is file_format]
-    other = next((path for path in paths if named_format(path) is not file_format), None)
+    fitting = [path for path in paths if named_format(path) == file_format]
+    other = next((path for path in paths if named_format(path) != file_format), None)
     if other is None or not fitting:
         return ""
     pattern = "*" + _ending(fitting[0])

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import (
-    FileFormat,
     FileTable,
     GroupTable,
     Inventory,
@@ -31,8 +31,6 @@ from torch_dataloader_utils._core.inventory import (
 )
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
-from torch_dataloader_utils._formats.arrow_schema import decode_schema
-from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._store import (
     Buffer,
     Credentials,
@@ -44,9 +42,11 @@ from torch_dataloader_utils._store import (
     redact,
     write_atomically,
 )
-from torch_dataloader_utils.discover.decode_errors import corrupt, decoding
-from torch_dataloader_utils.discover.table_paths import Roots
+from torch_dataloader_utils.discover.roots import Roots
 from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.parquet.trailer import open_checked
+from torch_dataloader_utils.formats.registry import FORMATS, OTHER_NUMBERS, format_of
 
 _DIGEST_KEY = b"torch_dataloader_utils.seal"
 _METHOD = b"blake2b-128:"
@@ -183,8 +183,11 @@ def _check(inventory: Inventory) -> None:
             raise ValueError(f"{name} is not {wanted}")
     if files.sizes.dtype != np.int64 or files.formats.dtype != np.uint8:
         raise ValueError("sizes and formats have other types")
-    if not np.isin(files.formats, list(FileFormat)).all():
+    numbers = set(np.unique(files.formats).tolist())
+    if numbers - {each.number for each in FORMATS} - OTHER_NUMBERS:
         raise ValueError("it names formats that do not exist")
+    for number in sorted(numbers):
+        format_of(number)
     names = decode_schema(inventory.schema).names
     for column in files.partitions:
         if column.name not in names or column.codes.dtype != np.int32:

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_executor, check_function
 from torch_dataloader_utils._core.inventory import (
-    FileFormat,
     FileTable,
     GroupTable,
     Int64s,
@@ -27,14 +27,19 @@ from torch_dataloader_utils._core.inventory import (
 )
 from torch_dataloader_utils._core.option_values import FileIdentity, check_identity
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
-from torch_dataloader_utils._formats.json_schema import JsonSchema
-from torch_dataloader_utils._formats.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
-from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess, redact
-from torch_dataloader_utils.discover.bad_files import BadFile, report_bad_files
+from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, RemoteOptions, Store, StoreAccess
 from torch_dataloader_utils.discover.content import identified
-from torch_dataloader_utils.discover.file_scan import (
+from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
+from torch_dataloader_utils.discover.group_table import assemble_groups
+from torch_dataloader_utils.discover.hive import partition_values
+from torch_dataloader_utils.discover.known_nulls import known_nulls
+from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
+from torch_dataloader_utils.formats.bad_files import BadFile, report_bad_files
+from torch_dataloader_utils.formats.file_format import Format
+from torch_dataloader_utils.formats.file_scan import (
     FileScan,
     Int96Unit,
     Missing,
@@ -44,15 +49,9 @@ from torch_dataloader_utils.discover.file_scan import (
     Verdict,
     check_missing,
 )
-from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
-from torch_dataloader_utils.discover.formats import file_format_of, is_text, scanned
-from torch_dataloader_utils.discover.group_table import assemble_groups
-from torch_dataloader_utils.discover.hive import partition_values
-from torch_dataloader_utils.discover.known_nulls import known_nulls
-from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
-from torch_dataloader_utils.discover.prune import judge_partitions
-from torch_dataloader_utils.discover.schemas import check_columns, check_same_schema
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
+from torch_dataloader_utils.formats.registry import format_named, scanned
+from torch_dataloader_utils.formats.schemas import check_columns, check_same_schema
+from torch_dataloader_utils.formats.statistics import judge_partitions
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ def scan_files(
     check_executor(executor)
     check_function("on_progress", on_progress)
     request = ScanRequest(
-        file_format=file_format_of(format),
+        format=format_named(format),
         columns=columns,
         row_filter=filters,
         count_rows=check_count_rows("count_rows", count_rows),
@@ -157,14 +156,17 @@ def scan_paths(
 ) -> Inventory:
     """As `scan_files`, with an access that readers of the files use later too, so that they share a client."""
     _check_partitioning(partitioning)
-    if request.missing == "null" and request.file_format is FileFormat.CSV and request.schema is None:
+    if (
+        request.missing == "null"
+        and request.format.is_text
+        and request.format.join_schemas is None
+        and request.schema is None
+    ):
         raise ConfigError(
             'missing="null" needs a schema for CSV, which carries none: pass inventory=scan_files(path, format, '
             'schema=..., missing="null").'
         )
-    store, files = find_files(
-        path, access, empty_has_no_rows=is_text(request.file_format), allow_bare_files=allow_bare_files
-    )
+    store, files = find_files(path, access, empty_has_no_rows=request.format.is_text, allow_bare_files=allow_bare_files)
     return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
 
 
@@ -181,8 +183,8 @@ def scan_listed(
 
     request: with `schema` None, it is learned from the first file.
     """
-    filters = request.row_filter
-    with other_files_named(files, request.file_format):
+    asked = request
+    with other_files_named(files, request.format):
         paths = _path_column(files.entries)
         first = scan_first(store, files, request, partitioning, executor, on_progress)
         request, verdicts = _judge_files(request, first, len(files.entries))
@@ -195,15 +197,15 @@ def scan_listed(
             schemas: dict[pa.Schema, str] | None = {first.file_schema: first.path} if request.finds_keys else None
             found = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts, schemas)
     stats, groups, bad, nulls = found
-    if schemas is not None:
-        first = _with_all_keys(first, schemas, request.columns, filters)
+    if schemas is not None and asked.format.join_schemas is not None:
+        first = _with_all_keys(first, asked.format.join_schemas(schemas, asked.columns), asked)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
     return Inventory(
-        files=_file_table(paths, stats, request.file_format, first.partitions),
+        files=_file_table(paths, stats, request.format, first.partitions),
         groups=groups,
         schema=first.schema.serialize().to_pybytes(),
         source=files.source,
-        row_filter=filter_text(filters),
+        row_filter=filter_text(asked.row_filter),
         projection=request.columns,
         notes=report_bad_files(bad, len(chosen), files.source),
         nulls=nulls,
@@ -234,8 +236,8 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
 
 def _is_answered_by_first(request: ScanRequest) -> bool:
     """Whether the scans of `scan_first` serve this request too; they count no lines and judge no row group."""
-    has_statistics = request.file_format is FileFormat.PARQUET
-    return not is_text(request.file_format) and (request.row_filter is None or not has_statistics)
+    has_statistics = request.format.has_statistics
+    return not request.format.is_text and (request.row_filter is None or not has_statistics)
 
 
 def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterator[ScanItem]:
@@ -283,25 +285,20 @@ def _collect(
     return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad, nulls
 
 
-def _with_all_keys(
-    first: FirstScan, schemas: Mapping[pa.Schema, str], columns: Sequence[str] | None, row_filter: pc.Expression | None
-) -> FirstScan:
-    """Return the facts about JSON lines with the keys of all files; check the projection and the filter by these.
+def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) -> FirstScan:
+    """Return the facts about files that have the columns `joined` together; check projection and filter by these.
 
-    schemas: See `_collect`.
+    request: As it was asked for, with all columns and the whole filter.
     """
-    learned = JsonSchema("", columns)
-    for schema, path in schemas.items():
-        learned.add_schema(schema, redact(path))
-    first = first.with_schema(learned.schema)
-    check_columns(columns or (), first.schema, first.hint)
-    if row_filter is not None:
-        filter_columns(row_filter, first.schema, first.hint(shown_filter(row_filter)))
+    first = first.with_schema(joined)
+    check_columns(request.columns or (), first.schema, first.hint)
+    if request.row_filter is not None:
+        filter_columns(request.row_filter, first.schema, first.hint(shown_filter(request.row_filter)))
     return first
 
 
 def _file_table(
-    paths: StringColumn, stats: Sequence[FileStat], file_format: FileFormat, partitions: tuple[PartitionColumn, ...]
+    paths: StringColumn, stats: Sequence[FileStat], file_format: Format, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
     # Those of the listing: a file that is changed before its footer is read is noticed as well.
     changed = [stat.changed_ns for stat in stats]
@@ -309,7 +306,7 @@ def _file_table(
         paths=paths,
         sizes=np.array([stat.size for stat in stats], dtype=np.int64),
         identities=StringColumn.of(stat.identity for stat in stats),
-        formats=np.full(len(stats), file_format, dtype=np.uint8),
+        formats=np.full(len(stats), file_format.number, dtype=np.uint8),
         partitions=partitions,
         changed_ns=None if None in changed else np.array(changed, dtype=np.int64),
     )
@@ -320,7 +317,7 @@ def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
         raise ConfigTypeError(f"schema is {of_type(schema)}: pass a pyarrow.schema([...]).")
     if text is not None and not isinstance(text, TextOptions):
         raise ConfigTypeError(f"text is {of_type(text)}: pass TextOptions(...).")
-    if is_text(file_format_of(file_format)):
+    if format_named(file_format).is_text:
         return
     if schema is not None:
         raise ConfigError(

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from torch_dataloader_utils._core.arguments import is_integer
-from torch_dataloader_utils._core.iceberg import IcebergFile
 from torch_dataloader_utils._core.inventory import Int64s, Inventory, short_digest
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.splits import (
@@ -24,6 +23,7 @@ from torch_dataloader_utils._core.splits import (
     Split,
     SplitStrategy,
 )
+from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategies import file_starts

@@ -5,6 +5,6 @@
     compare     whether all ranks read the same: nobody waits for a rank that never comes
     gather      the metrics of all ranks in one value
 
-Elsewhere, `tokens/dataset_builder.py` finds which process of a host goes first, `wrappers/sharded.py` reads the group
-or mesh of a user, and `packing/` uses groups of its own.
+Elsewhere, `megatron/corpora/dataset_builder.py` finds which process of a host goes first, `wrappers/sharded.py` reads
+the group or mesh of a user, and `megatron/schedules/` uses groups of its own.
 """

@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.batches import take_rows, without_categories
+from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.arrow_schema import type_holds
-from torch_dataloader_utils._formats.record_batches import take_rows, without_categories
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.shape.arrow_types import python_objects

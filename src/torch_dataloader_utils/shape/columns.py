@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._formats.record_batches import array_for_take, no_take
+from torch_dataloader_utils._arrow.batches import array_for_take, no_take
 from torch_dataloader_utils.shape.arrow_types import python_objects
 from torch_dataloader_utils.shape.gather import (
     Gatherer,

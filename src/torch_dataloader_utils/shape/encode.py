@@ -25,9 +25,9 @@ from torch_dataloader_utils._core.arguments import check_integer, check_seed, ho
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._formats.parquet_trailer import open_checked
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type
+from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.raw_numbers import plain, validity
 from torch_dataloader_utils.shape.xxh64 import Words, byte_spans, hash_bytes, hash_integers

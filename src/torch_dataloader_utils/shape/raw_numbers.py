@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_dataloader_utils._formats.record_batches import decode_runs
+from torch_dataloader_utils._arrow.batches import decode_runs
 from torch_dataloader_utils.shape.arrow_types import is_bool8, numpy_dtype, raw_type
 
 Bools = npt.NDArray[np.bool_]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._formats.process_memory import RECYCLED
+from torch_dataloader_utils._arrow.process_memory import RECYCLED
 
 # Smaller blocks use memory of Arrow's pool, which does as well for them.
 SMALLEST_BYTES = 64 << 10

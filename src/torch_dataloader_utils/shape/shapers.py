@@ -11,9 +11,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._formats.process_memory import RECYCLED
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, partial_state
+from torch_dataloader_utils._runtime.shared_memory import SharedEpoch, SharedPasses
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
-from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch, SharedPasses
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one over `epoch`; keeps a loaded position of that epoch, but no log of the one before."""
-        self._shared_epoch.value = epoch
+        self._shared_epoch.value = check_integer("epoch", epoch, least=0)
         self._shared_passes.forget()
         self._go_to_epoch(epoch)
 

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from torch_dataloader_utils._core.arguments import check_counts, check_fits, check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
+from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.shape.ragged import filled
-from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch
 from torch_dataloader_utils.wrappers.stateful import (
     load_nested_state,
     nested_state,
@@ -115,7 +115,7 @@ class BufferSortedDataset(Dataset[ItemT]):
 
     def set_epoch(self, epoch: int) -> None:
         """Changes the order; reaches persistent workers. Passed on to the data set if it wants it."""
-        self._epoch.value = epoch
+        self._epoch.value = check_integer("epoch", epoch, least=0)
         if hasattr(self._base_dataset, "set_epoch"):
             self._base_dataset.set_epoch(epoch)
 
@@ -139,7 +139,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         """
         check_fits(state_dict, self.state_dict(), _ORDERING_KEYS, problem="The state is of another order")
         check_counts(state_dict, "epoch")
-        self._epoch.value = state_dict["epoch"]
+        self._epoch.value = check_integer("epoch", state_dict["epoch"], least=0)
         load_nested_state("base_dataset", self._base_dataset, state_dict)
 
     def _position(self, index: int) -> int:

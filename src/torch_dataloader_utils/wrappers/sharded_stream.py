@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils._core.arguments import check_counts
+from torch_dataloader_utils._core.arguments import check_counts, check_integer
+from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
-from torch_dataloader_utils.stream.transport.shared_memory import SharedEpoch
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, TailPolicy, describe_layout, group_items
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
 from torch_dataloader_utils.wrappers.stateful import Stateful
@@ -192,7 +192,7 @@ class ShardedStream(IterableDataset[ItemT]):
         Raises:
             ConfigTypeError, ConfigError: not a whole number, or one below 0.
         """
-        self._epoch.value = epoch
+        self._epoch.value = check_integer("epoch", epoch, least=0)
         if self._pending is not None and self._pending["epoch"] != epoch:
             self._pending = None
         if self._reading_epoch != epoch:
@@ -257,7 +257,7 @@ class ShardedStream(IterableDataset[ItemT]):
             )
         self._pending = copy.deepcopy(state_dict)
         self._reader, self._is_finished = None, False
-        self._epoch.value = state_dict["epoch"]
+        self._epoch.value = check_integer("epoch", state_dict["epoch"], least=0)
 
     def _worker(self) -> tuple[int, int]:
         info = get_worker_info()

@@ -16,16 +16,16 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import counts_shape
 from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils._runtime.shared_memory import (
+    check_socket_names,
+    share_temporary_directory,
+    shared_bytes,
+)
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse, RequestSampler, RequestSize
 from torch_dataloader_utils.stream.transport.sendable import check_functions
-from torch_dataloader_utils.stream.transport.shared_memory import (
-    check_socket_names,
-    share_temporary_directory,
-    shared_bytes,
-)
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
 from torch_dataloader_utils.stream.transport.worker_process import RequestWorker

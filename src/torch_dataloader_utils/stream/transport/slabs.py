@@ -23,9 +23,9 @@ import torch
 
 from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace, SlabSpan
 from torch_dataloader_utils._runtime.reused_memory import ArraysInUse, Bytes, RecycledMemory
+from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
-from torch_dataloader_utils.stream.transport.shared_memory import shared_bytes
 
 # Each slab is an open file, in the trainer too, and 1,024 of them are a usual limit. So small buffers share slabs, but
 # not large ones, since a slab goes with the last buffer in it.

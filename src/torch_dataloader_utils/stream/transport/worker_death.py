@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
+from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import torch_workers
-from torch_dataloader_utils.stream.transport.shared_memory import shared_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,13 +7,13 @@ from torch.utils.data import Dataset
 
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.processes import end_with_parent
+from torch_dataloader_utils._runtime.shared_memory import sweep_if_orphaned
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.batch_groups import LEAST_PART_BYTES
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.requests import BatchRequest, BatchResponse, Start
 from torch_dataloader_utils.stream.transport.responder import Responder
 from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
-from torch_dataloader_utils.stream.transport.shared_memory import sweep_if_orphaned
 from torch_dataloader_utils.stream.transport.slabs import Held, SlabMemory, SlabWriter
 from torch_dataloader_utils.stream.transport.torch_workers import end_if_a_response_is_lost
 from torch_dataloader_utils.stream.transport.worker_death import Notes, NotingReader

@@ -1,0 +1,146 @@
+"""All file formats, found by name, by the ending of a file, and by number; and the scan of many files in order.
+
+Another package adds a format by an entry point of group `torch_dataloader_utils.formats` that names its `Format`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
+from importlib.metadata import entry_points
+
+from torch_dataloader_utils._core.paths import codec_of, redact
+from torch_dataloader_utils._runtime.parallel import map_in_order, map_quick, threads_for
+from torch_dataloader_utils._runtime.threads import Executor, available_cpus
+from torch_dataloader_utils._store import Store
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.formats.arrow.format import ARROW
+from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
+from torch_dataloader_utils.formats.decode_errors import checked, empty
+from torch_dataloader_utils.formats.file_format import Format
+from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.formats.orc import ORC
+from torch_dataloader_utils.formats.parquet.format import PARQUET
+from torch_dataloader_utils.formats.text.format import CSV, JSON
+
+FORMATS = (PARQUET, ORC, CSV, JSON, ARROW)
+"""The formats of this package. A new format is one module and its name here."""
+
+OTHER_NUMBERS = frozenset(range(64, 256))
+"""Numbers for formats of other packages. Inventories hold a number in a byte."""
+
+ENTRY_POINTS = "torch_dataloader_utils.formats"
+
+REMOTE_THREADS = 32
+"""Requests at once in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
+
+# A local footer takes 0.2 ms, mostly to decode; more threads do not help.
+_MOST_LOCAL_THREADS = 8
+
+
+@cache
+def all_formats() -> tuple[Format, ...]:
+    """Return the formats of this package, then those of installed packages, by name of their entry points.
+
+    Raises:
+        ConfigError: An entry point is not a `Format`, or takes a number or a name that another format has.
+    """
+    found = list(FORMATS)
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        added = entry.load()
+        where = f"The entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
+        if not isinstance(added, Format):
+            raise ConfigError(f"{where} is {of_type(added)}: name a torch_dataloader_utils.formats.Format.")
+        if added.number not in OTHER_NUMBERS:
+            raise ConfigError(
+                f"{where} has number {added.number}: choose one of {min(OTHER_NUMBERS)} to {max(OTHER_NUMBERS)}."
+            )
+        for other in found:
+            if other == added or set(other.names) & set(added.names):
+                raise ConfigError(
+                    f"{where} ({', '.join(added.names)}, number {added.number}) has the number or a name of {other} "
+                    f"({', '.join(other.names)}, number {other.number}). Uninstall one of them."
+                )
+        found.append(added)
+    return tuple(found)
+
+
+def format_named(name: str) -> Format:
+    """Return the format of this name.
+
+    Raises:
+        ConfigTypeError: The name is not a text. ConfigError: No format has this name.
+    """
+    by_name = {each: file_format for file_format in all_formats() for each in file_format.names}
+    if not isinstance(name, str):
+        # Not quoted, since storage options in the wrong place may hold secrets.
+        given = of_type(name) if isinstance(name, Mapping) else repr(name)
+        raise ConfigTypeError(f"format={given}: pass one of the texts {', '.join(by_name)}.")
+    if name not in by_name:
+        raise ConfigError(
+            f"format={redact(name)!r} is unknown; choose one of {', '.join(by_name)}. Several paths are one list."
+        )
+    return by_name[name]
+
+
+@cache
+def format_of(number: int) -> Format:
+    """Return the format of this number in an inventory.
+
+    Raises:
+        ConfigError: No format has this number.
+    """
+    for file_format in all_formats() if number in OTHER_NUMBERS else FORMATS:
+        if file_format.number == number:
+            return file_format
+    raise ConfigError(
+        f"No file format has number {number}. Install the package that adds it (entry points of {ENTRY_POINTS})."
+    )
+
+
+def format_hint(path: str, file_format: Format) -> str:
+    """Return advice about `format=` if the ending of a file names another format than it was read as; else "".
+
+    part-0.orc read as Parquet      pass format="orc"
+    """
+    named = named_format(path)
+    if named in (None, file_format):
+        return ""
+    ending = _ending(path)
+    return f'pass format="{ending if ending in named.names else named}"'
+
+
+def named_format(path: str) -> Format | None:
+    """Return the format that the ending of a file names (before the ending of a codec); None if it names none."""
+    ending = _ending(path)
+    return next((each for each in all_formats() if ending in each.names + each.endings), None)
+
+
+def _ending(path: str) -> str:
+    stem = path.rpartition(".")[0] if codec_of(path) else path
+    return stem.lower().rpartition(".")[2]
+
+
+def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:
+    """Return the checked scan of one file's metadata; may run in any thread or process."""
+    return unless_bad(lambda: checked(item.entry.path, _scan(store, request, item)), request.on_error)
+
+
+def _scan(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
+    if item.entry.stat.size == 0:
+        raise empty(item.entry.path)
+    return request.format.scan(store, item, request)
+
+
+@contextmanager
+def scanned(
+    store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
+) -> Iterator[Iterator[FileScan | BadFile]]:
+    """Scan the items in their order, in the executor or, without one, in threads that end here."""
+    threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else REMOTE_THREADS
+    # `map_quick` is for short work: not for remote stores, counting lines, or an executor that the user passed.
+    map_scans = map_in_order if executor is not None or request.format.is_text or not store.is_local else map_quick
+    pool: AbstractContextManager[Executor] = (
+        threads_for(threads, "tdu-scan") if executor is None else nullcontext(executor)
+    )
+    with pool as runs:
+        yield map_scans(partial(scan_file, store, request), items, runs, 4 * threads)

@@ -1,0 +1,238 @@
+"""Checks that all files have one schema, and makes the data set's schema of it."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import combinations
+
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.schema import all_nullable, with_change
+from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
+from torch_dataloader_utils._store import redact
+from torch_dataloader_utils.errors import ConfigError, SchemaError
+
+_log = logging.getLogger(__name__)
+
+
+def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
+    """Raises SchemaError unless both files have the same columns with the same types.
+
+    Order, nullability (that of fields inside of types too) and metadata may differ; readers ask for columns by name.
+    """
+    if seen.equals(wanted):
+        return
+    seen_types, wanted_types = _types(seen, seen_path), _types(wanted, wanted_path)
+    for name, wanted_type in wanted_types.items():
+        if name not in seen_types:
+            raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
+        if seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
+            raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
+    for name in seen_types:
+        if name not in wanted_types:
+            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
+
+
+def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+    """The columns of all files, as they first appear, each in that of its types which holds the values of the others.
+
+    schemas: path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
+
+        a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
+
+    Raises:
+        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file.
+    """
+    found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
+    known: pa.Schema | None = None
+    for path, schema in schemas:
+        if known is not None and schema.equals(known):
+            continue
+        known = schema
+        check_distinct_names(schema, path)
+        for field in schema:
+            plain = with_change(field, _plain)
+            found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
+    _log_case({name: next(iter(of_types.values()))[0] for name, of_types in found.items()}, schemas)
+    return pa.schema([_widest(name, of_types) for name, of_types in found.items()])
+
+
+def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
+    """Log names that differ in case only, unless a file has both: they may be meant for one column.
+
+    first: each name with the path of the first file that has it.
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in first:
+        spellings.setdefault(name.casefold(), []).append(name)
+    for names in spellings.values():
+        for one, other in combinations(names, 2):
+            if not any({one, other} <= set(schema.names) for _, schema in schemas):
+                _log.warning(
+                    "%s has a column %r, %s has %r, and no file has both: they are two columns, each null in the rows "
+                    "of the other",
+                    *(redact(first[one]), one, redact(first[other]), other),
+                )
+
+
+def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> pa.Field:
+    for data_type, (_, field) in of_types.items():
+        if all(holds(data_type, other) for other in of_types):
+            return field
+    one, other = next(
+        pair for pair in combinations(of_types, 2) if not holds(*pair) and not holds(*reversed(pair))
+    )  # of types that hold each other, one would hold all
+    raise SchemaError(
+        f"{redact(of_types[other][0])} has column {name!r} as {other}; {redact(of_types[one][0])} as {one}. Neither "
+        "holds all values of the other. Write one of the files again, or scan them as two data sets."
+    )
+
+
+def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether a column of type `narrow` may be read as `wide`: every value stays the same, or reading raises.
+
+    Integers and floats of more bits (integers in floats of more bits too), decimals with more digits on both sides of
+    the point, dates in timestamps, timestamps in finer units (raises for years that these do not hold), text and bytes
+    in their large types, nothing but nulls in anything; and the same inside of lists, structs of the same fields, and
+    maps. Dictionaries hold those of narrower indices, and plain values hold both.
+
+        int64, int32     float64, int32      decimal(12, 2), decimal(10, 2)                True
+        float64, int64   string, int32       decimal(12, 4), decimal(12, 2)                False
+    """
+    types = pa.types
+    if wide == narrow or types.is_null(narrow):
+        return True
+    if types.is_dictionary(narrow):
+        if not types.is_dictionary(wide):
+            return holds(wide, narrow.value_type)
+        return holds(wide.index_type, narrow.index_type) and holds(wide.value_type, narrow.value_type)
+    if types.is_integer(narrow):
+        is_kind = types.is_floating(wide) or types.is_signed_integer(wide)
+        is_kind |= types.is_unsigned_integer(wide) and types.is_unsigned_integer(narrow)
+        return bool(is_kind) and wide.bit_width > narrow.bit_width
+    if types.is_floating(narrow):
+        return bool(types.is_floating(wide)) and wide.bit_width > narrow.bit_width
+    if types.is_decimal(narrow):
+        if not types.is_decimal(wide) or wide.scale < narrow.scale:
+            return False
+        return bool(wide.precision - wide.scale >= narrow.precision - narrow.scale)
+    if types.is_date32(narrow):
+        return bool(types.is_timestamp(wide)) and wide.tz is None
+    if types.is_timestamp(narrow) and types.is_timestamp(wide):
+        return bool(wide.tz == narrow.tz) and _UNITS.index(wide.unit) > _UNITS.index(narrow.unit)
+    if types.is_string(narrow) or types.is_binary(narrow):
+        return bool(wide == (pa.large_string() if types.is_string(narrow) else pa.large_binary()))
+    return _nested_holds(wide, narrow)
+
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def _nested_holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_struct(narrow) and types.is_struct(wide):
+        same_names = [field.name for field in wide] == [field.name for field in narrow]
+        return same_names and all(holds(a.type, b.type) for a, b in zip(wide, narrow, strict=True))
+    if types.is_map(narrow) and types.is_map(wide):
+        return holds(wide.key_type, narrow.key_type) and holds(wide.item_type, narrow.item_type)
+    is_kind = (types.is_list(narrow) and (types.is_list(wide) or types.is_large_list(wide))) or (
+        types.is_large_list(narrow) and types.is_large_list(wide)
+    )
+    if types.is_fixed_size_list(narrow) and types.is_fixed_size_list(wide):
+        is_kind = wide.list_size == narrow.list_size
+    return bool(is_kind) and holds(wide.value_type, narrow.value_type)
+
+
+def dataset_schema(
+    file_schema: pa.Schema, partition_fields: Iterable[pa.Field], *, keeps_required: bool = False
+) -> pa.Schema:
+    """The files' columns, then the partition columns; a column that is both counts as partition column.
+
+    Views of text and bytes, which polars writes into Arrow files, become plain ones, also inside of other types:
+    pyarrow has no kernels that take rows of views, as filters and shuffles do. Readers cast to the data set's types.
+
+    Every field becomes nullable, also inside of other types: that one file has no nulls says nothing of the next.
+
+    keeps_required: leaves them as they are, for a schema that is not from a file.
+    """
+    partitions = list(partition_fields)
+    names = {field.name for field in partitions}
+    fields = [field for field in file_schema if field.name not in names] + partitions
+    change = _without_view if keeps_required else _plain
+    return pa.schema([with_change(field, change) for field in fields])
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return _without_view(field).with_nullable(True)
+
+
+def _without_view(field: pa.Field) -> pa.Field:
+    if pa.types.is_string_view(field.type):
+        return field.with_type(pa.string())
+    return field.with_type(pa.binary()) if pa.types.is_binary_view(field.type) else field
+
+
+def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str], str] | None = None) -> None:
+    """Raises ConfigError, naming near matches, unless every name is a column of the schema or a metadata column.
+
+    hint: gives more advice about a name that is not a column.
+    """
+    # Asked for once: pyarrow makes the list anew each time, and thousands of columns would take seconds.
+    known = {*schema.names, *METADATA_COLUMNS}
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
+            which = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
+            raise ConfigError(
+                f"columns names {name!r}, which is not a column of the data; {which}{hint(name) if hint else ''}"
+            )
+
+
+def refused_types(table_format: str, refused: Mapping[str, str], readable: Sequence[str]) -> str:
+    """The sentences for columns of types that are not read.
+
+    refused: the types by column. readable: names of the columns that may be read.
+
+        column v holds values of Delta type variant, which is not supported. Leave it out: columns=['id'].
+    """
+    held = ", ".join(f"{name} holds values of {table_format} type {kind}" for name, kind in refused.items())
+    shown = ", ".join(map(repr, readable[:20])) + (", ..." if len(readable) > 20 else "")
+    verb, pronoun = ("is", "it") if len(refused) == 1 else ("are", "them")
+    return f"column {held}, which {verb} not supported. Leave {pronoun} out: columns=[{shown}]."
+
+
+def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
+    """The part of a file's columns that is projected, by number: for formats without column sizes.
+
+    columns: None for all; those that the file does not hold (partition columns) do not count.
+
+        file columns x y, projected x and the partition column year      0.5
+    """
+    if columns is None or not schema.names:
+        return 1.0
+    return len(set(columns).intersection(schema.names)) / len(schema.names)
+
+
+def _types(schema: pa.Schema, path: str) -> dict[str, pa.DataType]:
+    types = dict(zip(schema.names, schema.types, strict=True))
+    if len(types) != len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise SchemaError(f"{redact(path)}: two columns are called {twice!r}. Rename one; columns are read by name.")
+    return types
+
+
+def check_distinct_names(schema: pa.Schema, path: str) -> None:
+    """Raises SchemaError if two columns share a name."""
+    _types(schema, path)
+
+
+def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:
+    return SchemaError(
+        f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
+        'one of them again, scan them as two data sets, or pass missing="null" to read columns that a file lacks as '
+        "nulls, and narrower types as wider ones."
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

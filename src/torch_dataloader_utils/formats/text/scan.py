@@ -1,0 +1,415 @@
+"""JSON lines and CSV: blocks of whole lines, whose rows are counted, and keys of JSON found, by one scan of the file.
+
+A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
+header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
+values, which may hold line ends, unless the caller knows better, and those with carriage returns for line ends.
+"""
+
+import io
+import re
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
+from torch_dataloader_utils._core.paths import codec_of
+from torch_dataloader_utils._store import FileEntry, Store, redact
+from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
+from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.formats.text.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
+from torch_dataloader_utils.formats.whole_reads import KEPT_DIGEST, ContentDigest, keep_result, load_result
+
+_NEWLINE = 10
+_RETURN = 13
+_LAST_SPACE = 32
+
+
+class LineCounter:
+    """Counts the rows and blocks of a text, which is fed piece by piece in file order.
+
+    A row is a line that is not blank; a block ends at the first line end after `block_bytes`. The last line needs no
+    line end. blank: bytes that a blank line may have beside its line end. has_quotes, has_lone_returns: whether the
+    text has quotes, or returns that are not before a newline, so that a CSV parser may find other rows.
+
+        b'{"a":1}\\n\\n{"a":2}', any block size      one block of 2 rows, offset 0, length 16
+    """
+
+    def __init__(self, *, start: int, block_bytes: int, blank: bytes) -> None:
+        self.has_quotes = False
+        self.has_lone_returns = False
+        self._blank = blank + b"\n"
+        self._block_bytes = block_bytes
+        self._position = self._block_start = start
+        self._block_rows = 0
+        self._ends_with_return = False
+        self._open_line = b""  # the first byte that is not blank of the unfinished line, if it has one
+        self._blocks: list[tuple[int, int, int]] = []
+
+    def feed(self, piece: bytes) -> None:
+        """Counts the next piece of the file."""
+        text = np.frombuffer(piece, dtype=np.uint8)
+        self.has_quotes = self.has_quotes or b'"' in piece
+        if self._ends_with_return or b"\r" in piece:
+            self._look_for_returns(text)
+        stops = np.flatnonzero(text == _NEWLINE) + 1
+        if len(stops) == 0:
+            self._extend_open_line(piece)
+        else:
+            is_row = self._rows(piece, text, stops)
+            self._close_blocks(stops + self._position, np.cumsum(is_row))
+            self._open_line = b""
+            self._extend_open_line(piece[int(stops[-1]) :])
+        self._position += len(text)
+
+    def _look_for_returns(self, text: npt.NDArray[np.uint8]) -> None:
+        if self._ends_with_return and len(text):
+            self.has_lone_returns = self.has_lone_returns or bool(text[0] != _NEWLINE)
+            self._ends_with_return = False
+        returns = np.flatnonzero(text == _RETURN)
+        if len(returns) and returns[-1] == len(text) - 1:
+            self._ends_with_return, returns = True, returns[:-1]
+        self.has_lone_returns = self.has_lone_returns or bool((text[returns + 1] != _NEWLINE).any())
+
+    def blocks(self) -> Int64s:
+        """int64 [blocks, 3]: rows, offset, length; closes the last block."""
+        if self._position > self._block_start:
+            rows = self._block_rows + bool(self._open_line)
+            self._blocks.append((rows, self._block_start, self._position - self._block_start))
+            self._block_start, self._block_rows = self._position, 0
+        return np.array(self._blocks, dtype=np.int64).reshape(-1, 3)
+
+    def _rows(self, piece: bytes, text: npt.NDArray[np.uint8], stops: Int64s) -> npt.NDArray[np.bool_]:
+        starts = np.concatenate([[0], stops[:-1]])
+        is_row = np.ones(len(stops), dtype=bool)
+        # Only lines that begin with a control character or space can be blank.
+        for index in np.flatnonzero(text[starts] <= _LAST_SPACE).tolist():
+            is_row[index] = bool(piece[int(starts[index]) : int(stops[index])].strip(self._blank))
+        is_row[0] |= bool(self._open_line)
+        return is_row
+
+    def _extend_open_line(self, rest: bytes) -> None:
+        if not self._open_line:
+            self._open_line = rest.strip(self._blank)[:1]
+
+    def _close_blocks(self, stops: Int64s, rows_before: Int64s) -> None:
+        counted = 0
+        while True:
+            index = int(np.searchsorted(stops, self._block_start + self._block_bytes))
+            if index == len(stops):
+                break
+            rows = int(rows_before[index])
+            self._blocks.append(
+                (self._block_rows + rows - counted, self._block_start, int(stops[index]) - self._block_start)
+            )
+            self._block_start, self._block_rows, counted = int(stops[index]), 0, rows
+        self._block_rows += int(rows_before[-1]) - counted
+
+
+_PIECE_BYTES = 8 << 20
+_HEAD_BYTES = 1 << 20
+_MOST_HEAD_BYTES = 32 << 20
+_CSV_PARSE_BYTES = 1 << 20
+_MOST_CSV_PARSE_BYTES = 1 << 30
+# A line end to pyarrow's CSV parser, as in files of old Macs.
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_JSON_BLANKS = b" \t\r"
+_CSV_BLANKS = b"\r"
+# A line end between two quotes ends no row.
+_CSV_ROW = rb'[^"\r\n]*(?:"[^"]*"[^"\r\n]*)*[\r\n]'
+_LINE = re.compile(rb"[^\r\n]+[\r\n]")
+_CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
+
+
+def scan_csv(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
+    """See `_scan_text`."""
+    return _scan_text(store, item, request, is_csv=True)
+
+
+def scan_json(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
+    """See `_scan_text`."""
+    return _scan_text(store, item, request, is_csv=False)
+
+
+def _scan_text(store: Store, item: ScanItem, request: ScanRequest, *, is_csv: bool) -> FileScan:
+    """The blocks of a text file; physical_rows is UNKNOWN without `count_rows`. projected_bytes = stored bytes.
+
+    The schema is the request's, or that of the file where the request has none: of all its lines if JSON lines are
+    counted, else inferred from the first MiB. A file of blank lines has no blocks.
+
+    Raises:
+        SchemaError: a CSV header that differs from the schema's names; only the order may, and with missing="null" some
+        may be missing. Or columns of JSON lines that have no one type, or that the schema lacks.
+        UnsupportedFeatureError: a JSON array.
+    """
+    entry = item.entry
+    with decoding(entry.path, "text"):
+        head, is_cut = _head(store, entry, is_csv)
+        if not head:
+            return _blank(entry, request)
+        if not is_csv and request.count_rows:
+            schema, groups = _json_lines(store, entry, request)
+        else:
+            schema = _schema(entry.path, head, request, is_csv=is_csv, is_cut=is_cut)
+            groups = _whole(entry, UNKNOWN)
+            if request.count_rows:
+                groups = _csv_groups(store, entry, head, schema.names[0], request)
+    return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
+
+
+def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
+    return FileScan(
+        groups=np.zeros((0, 4), dtype=np.int64),
+        size=entry.stat.size,
+        identity=entry.stat.identity,
+        schema=request.schema or pa.schema([]),
+        is_blank=True,
+    )
+
+
+def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[pa.Schema, Int64s]:
+    """The columns and blocks of a file; of a large one they are kept on the host, as they take a read of all of it."""
+    # Which columns are left out depends on those that are needed.
+    kept_as = f"JSON {request.text}"
+    for_columns = f"{kept_as} {request.columns}"
+    for what in (kept_as, for_columns):
+        if (kept := load_result(store, entry.path, entry.stat, what)) is not None:
+            schema, groups = _unpacked(kept)
+            break
+    else:
+        learned = JsonSchema(redact(entry.path), request.columns)
+        groups = _json_groups(store, entry, request, learned)
+        schema = learned.schema
+        keep_result(
+            store, entry.path, entry.stat, for_columns if learned.left_out else kept_as, _packed(schema, groups)
+        )
+    if request.schema is None:
+        return schema, groups
+    check_keys(schema, request.schema, redact(entry.path), request.columns)
+    return request.schema, groups
+
+
+def _packed(schema: pa.Schema, groups: Int64s) -> bytes:
+    data = schema.serialize().to_pybytes()
+    return b"".join([len(data).to_bytes(8, "little"), data, np.ascontiguousarray(groups).tobytes()])
+
+
+def _unpacked(data: bytes) -> tuple[pa.Schema, Int64s]:
+    stop = 8 + int.from_bytes(data[:8], "little")
+    return decode_schema(data[8:stop]), np.frombuffer(data[stop:], dtype=np.int64).reshape(-1, 4)
+
+
+def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: JsonSchema) -> Int64s:
+    counter = _counted(store, entry, request, start=0, blank=_JSON_BLANKS, hear=learned.feed)
+    learned.finish()
+    return _counted_groups(entry, counter)
+
+
+def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
+    """The blocks of a file; of a large one they are kept on the host."""
+    kept_as = f"CSV {request.text}"
+    kept = load_result(store, entry.path, entry.stat, kept_as)
+    if kept is not None:
+        return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
+    groups = _counted_csv(store, entry, head, column, request)
+    keep_result(store, entry.path, entry.stat, kept_as, np.ascontiguousarray(groups).tobytes())
+    return groups
+
+
+def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
+    header = _header(head)
+    counter = _counted(store, entry, request, start=len(header), blank=_CSV_BLANKS)
+    may_hold_line_ends = counter.has_quotes or not _closes(header)
+    has_lone_returns = counter.has_lone_returns or _LONE_RETURN.search(header) is not None
+    if has_lone_returns or (may_hold_line_ends and not request.text.csv_has_no_quoted_newlines):
+        return _whole(entry, _parsed_csv_rows(store, entry, column))
+    return _counted_groups(entry, counter)
+
+
+def _counted(
+    store: Store,
+    entry: FileEntry,
+    request: ScanRequest,
+    *,
+    start: int,
+    blank: bytes,
+    hear: Callable[[bytes], None] = lambda _: None,
+) -> LineCounter:
+    """The lines from byte `start` of the text on, of which `hear` gets each piece too."""
+    counter = LineCounter(start=start, block_bytes=request.text.block_bytes, blank=blank)
+    content = ContentDigest(entry.stat.size) if request.identity == "content" else None
+    stream = _stream(store, entry, content)
+    stream.read(start)
+    while piece := stream.read(_PIECE_BYTES):
+        counter.feed(piece)
+        hear(piece)
+    if content is not None and (digest := content.result()) is not None:
+        keep_result(store, entry.path, entry.stat, KEPT_DIGEST, digest.encode())
+    return counter
+
+
+def _counted_groups(entry: FileEntry, counter: LineCounter) -> Int64s:
+    """A row group a block; one for the whole of a compressed file, which can only be read from its start."""
+    rows, offsets, lengths = counter.blocks().T
+    if codec_of(entry.path):
+        return _whole(entry, int(rows.sum()))
+    return np.stack([rows, lengths, offsets, lengths], axis=1)
+
+
+def _whole(entry: FileEntry, rows: int) -> Int64s:
+    return np.array([[rows, entry.stat.size, 0, entry.stat.size]], dtype=np.int64)
+
+
+def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
+    # Where a quoted value may hold line ends, or lines do not end in a newline, only the parser knows what a row is.
+    # Its blocks must be as long as a row. As it reads many blocks ahead, only files that need large blocks get them.
+    parse_bytes = _CSV_PARSE_BYTES
+    while True:
+        try:
+            return _rows_in_blocks(_stream(store, entry), column, parse_bytes)
+        except pa.ArrowInvalid as error:
+            if "straddles two block boundaries" not in str(error) or parse_bytes >= _MOST_CSV_PARSE_BYTES:
+                raise
+        parse_bytes *= 8
+
+
+def _rows_in_blocks(stream: pa.NativeFile, column: str, parse_bytes: int) -> int:
+    # One column as bytes is cheap, and no inferred type can fail.
+    reader = pa_csv.open_csv(
+        stream,
+        read_options=pa_csv.ReadOptions(block_size=parse_bytes),
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(
+            include_columns=[column], column_types={column: pa.binary()}, include_missing_columns=True
+        ),
+    )
+    return sum(batch.num_rows for batch in reader)
+
+
+def _schema(path: str, head: bytes, request: ScanRequest, *, is_csv: bool, is_cut: bool) -> pa.Schema:
+    if not is_csv:
+        return request.schema or _json_schema(path, _whole_lines(head) if is_cut else head, request.columns)
+    if request.schema is None:
+        return _csv_schema(head, is_cut=is_cut)
+    header = _header(head)
+    is_line = header.endswith(b"\n") and _closes(header)
+    names = (_csv_schema(header, is_cut=False) if is_line else _csv_schema(head, is_cut=is_cut)).names
+    wanted = request.schema.names
+    is_part = request.missing == "null" and len(set(names)) == len(names) and set(names) <= set(wanted)
+    if not is_part and sorted(names) != sorted(wanted):
+        raise SchemaError(
+            f"{redact(path)}: the CSV header is {', '.join(names)}; wanted {', '.join(wanted)}, as in the first file "
+            "or the schema. Write it again with the same columns, scan it alone, or pass a schema with all columns and "
+            'missing="null" to scan_files.'
+        )
+    return request.schema
+
+
+def _json_schema(path: str, head: bytes, columns: tuple[str, ...] | None) -> pa.Schema:
+    try:
+        return infer_schema([head])
+    except pa.ArrowInvalid as error:
+        if head.lstrip(b" \t\r\n").startswith(b"["):
+            raise UnsupportedFeatureError(
+                f"{redact(path)} begins with a JSON array. JSON lines are needed: one object a line, without brackets "
+                "around them and commas between them. Write it again in that form, or leave it out."
+            ) from error
+        if "changed from" not in str(error):
+            raise
+    return learn_schema(head, redact(path), columns)
+
+
+def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
+    """The types of the rows of `text`; without the last row, which may not be whole, if more text follows."""
+    options = pa_csv.ParseOptions(newlines_in_values=True)
+    if is_cut:
+        # The types are those of the first block, which the parser ends where its last row ends.
+        cut = pa_csv.ReadOptions(use_threads=False, block_size=len(text) - 1)
+        return pa_csv.open_csv(pa.BufferReader(text), read_options=cut, parse_options=options).schema
+    text = text.rstrip(b"\r\n") + b"\n"
+    whole = pa_csv.ReadOptions(block_size=len(text) + 1)
+    return pa_csv.read_csv(io.BytesIO(text), read_options=whole, parse_options=options).schema
+
+
+def _closes(header: bytes) -> bool:
+    # Quotes in pairs on the header's line close on it. Most writers quote the names.
+    return header.count(b'"') % 2 == 0
+
+
+def _header(head: bytes) -> bytes:
+    """The first line that is not blank, with the mark and the blank lines that come before it, and its line end."""
+    text = _after_blanks(head, _CSV_BLANKS)
+    stop = text.find(b"\n") + 1
+    return head[: len(head) - len(text) + stop] if stop else head
+
+
+def _whole_lines(head: bytes) -> bytes:
+    stop = max(head.rfind(b"\n"), head.rfind(b"\r")) + 1
+    return head[:stop] if stop else head
+
+
+def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
+    """The first MiB of text, and whether more follows; empty if all lines are blank.
+
+    Longer if its first line ends later, or the first row after a CSV header: a type needs a value.
+    """
+    blanks, start = (_CSV_BLANKS, _CSV_HEADER_AND_ROW) if is_csv else (_JSON_BLANKS, _LINE)
+    stream = _stream(store, entry)
+    # One byte more shows whether there is more.
+    size, head = _HEAD_BYTES, stream.read(_HEAD_BYTES + 1)
+    while len(head) > size and size < _MOST_HEAD_BYTES and not start.match(_after_blanks(head, blanks)):
+        head += stream.read(size)
+        size *= 2
+    line, is_cut = _after_blanks(head, blanks), len(head) > size
+    # A row that ends nowhere is left to the parser: its quotes may be no quotes, as in 5" pipe.
+    if is_cut and not _LINE.match(line):
+        raise corrupt(entry.path, f"the first line does not end in the first {_MOST_HEAD_BYTES} bytes")
+    return (head if line else b""), is_cut
+
+
+def _after_blanks(head: bytes, blanks: bytes) -> bytes:
+    """The text without the mark and the blank lines that it begins with."""
+    return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
+
+
+def _stream(store: Store, entry: FileEntry, content: ContentDigest | None = None) -> pa.NativeFile:
+    """The text, decompressed; `content` gets the stored bytes."""
+    file = pa.PythonFile(_SequentialFile(store, entry, content), mode="r")
+    codec = codec_of(entry.path)
+    return file if codec is None else pa.CompressedInputStream(file, codec)
+
+
+class _SequentialFile:
+    """Reads a stored file from its start to its end, in the pieces that are asked for."""
+
+    def __init__(self, store: Store, entry: FileEntry, content: ContentDigest | None) -> None:
+        self._store = store
+        self._entry = entry
+        self._content = content
+        self._position = 0
+        self.closed = False
+
+    def read(self, length: int = -1) -> bytes | memoryview:
+        """The next bytes, empty at the end."""
+        left = self._entry.stat.size - self._position
+        length = left if length < 0 else min(length, left)
+        if length == 0:
+            return b""
+        (data,) = self._store.ranges(self._entry.path, [(self._position, length)], self._entry.stat.identity)
+        if self._content is not None:
+            self._content.feed(data)
+        self._position += length
+        return data
+
+    def tell(self) -> int:
+        """The position in the stored file."""
+        return self._position
+
+    def close(self) -> None:
+        """Nothing is open."""
+        self.closed = True

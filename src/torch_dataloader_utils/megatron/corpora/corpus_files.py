@@ -1,0 +1,164 @@
+"""The two files of a corpus: their names, opening and reading them, and writing them whole."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._core.paths import check_path, redact
+from torch_dataloader_utils._store import FileStat, LocalStore, PendingFile, StoreAccess, is_local, open_store
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError
+from torch_dataloader_utils.megatron.corpora.index_format import (
+    HEADER_BYTES,
+    IndexHeader,
+    TokenIndex,
+    check_arrays,
+    check_index_size,
+    decode_arrays,
+    decode_header,
+)
+from torch_dataloader_utils.megatron.corpora.ranges import ByteRange, ByteSource, StoredFile, open_source
+
+Tokens = npt.NDArray[Any]
+
+# Size and identity of .idx and .bin.
+Identities = tuple[FileStat, FileStat]
+
+
+def check_prefix(name: str, path_prefix: Any) -> str:
+    """The text of a prefix that a user gives, as `name`.
+
+    Raises:
+        ConfigTypeError: not a path. ConfigError: a web URL with a query, behind which no ending can be put.
+    """
+    prefix = check_path(name, path_prefix)
+    if any(part.lower().startswith(("http://", "https://")) and "?" in part for part in prefix.split("::")):
+        raise ConfigError(
+            f"{name}={redact(prefix)!r} has a query, such as a signature: .idx and .bin are put behind a prefix. Pass "
+            'it without, and headers in storage_options, such as {"headers": {"Authorization": ...}}.'
+        )
+    return prefix
+
+
+def index_path(path_prefix: str) -> str:
+    """The path of the index of a corpus."""
+    return f"{path_prefix}.idx"
+
+
+def bin_path(path_prefix: str) -> str:
+    """The path of the tokens of a corpus."""
+    return f"{path_prefix}.bin"
+
+
+class OpenCorpus:
+    """The open files of one corpus in one process: a header at once, the index and tokens when they are asked for.
+
+    The index of a local corpus is loaded at once too. trusts_index: skip the check of its arrays. known: of the files,
+    if it is known; then remote ones are not looked up, and every read is held to it.
+
+    Raises:
+        NoDataError: a file is missing. CorruptFileError: the index is truncated, or is not an index.
+        FileChangedError: the corpus was replaced meanwhile.
+    """
+
+    def __init__(
+        self,
+        path_prefix: str,
+        access: StoreAccess,
+        *,
+        multimodal: bool,
+        maps_bin: bool,
+        trusts_index: bool,
+        known: Identities | None,
+    ) -> None:
+        index_stat, bin_stat = (None, None) if known is None else known
+        try:
+            self._index_file: ByteSource = open_source(index_path(path_prefix), access, stat=index_stat)
+            self._bin_file: ByteSource = open_source(bin_path(path_prefix), access, maps=maps_bin, stat=bin_stat)
+            self._check_pair(access)
+        except NoDataError as error:
+            raise NoDataError(f"{error} A corpus is named by its prefix, without .bin or .idx.") from error
+        self.identities = (self._index_file.stat, self._bin_file.stat)
+        index_bytes = self.identities[0].size
+        self._path = redact(self._index_file.path)
+        start = self._index_file.read([(0, min(HEADER_BYTES, index_bytes))])[0]
+        self.header: IndexHeader = decode_header(start, path=self._path)
+        self.has_modes = check_index_size(self.header, index_bytes=index_bytes, multimodal=multimodal, path=self._path)
+        self._array_count = 4 if self.has_modes and multimodal else 3
+        self._trusts_index = trusts_index
+        self._index: TokenIndex | None = None
+        if not isinstance(self._index_file, StoredFile):
+            self._index = self._load_index()
+
+    def _check_pair(self, access: StoreAccess) -> None:
+        """Raises FileChangedError unless the .idx is still there: publishing a corpus first removes the old .idx.
+
+        Of a remote one, all that is read is of the version that was looked up before the .bin.
+        """
+        if isinstance(self._index_file, StoredFile):
+            return
+        path = self._index_file.path
+        if open_store(path, access).stat(path) != self._index_file.stat:
+            raise FileChangedError(f"{path} was replaced while the corpus was opened. Open it again.")
+
+    @property
+    def index(self) -> TokenIndex:
+        """The arrays of the .idx file."""
+        if self._index is None:
+            self._index = self._load_index()
+        return self._index
+
+    def _load_index(self) -> TokenIndex:
+        buffers = self._index_file.read(self.header.spans[: self._array_count])
+        index = decode_arrays(self.header, buffers, with_modes=self._array_count == 4)
+        if not self._trusts_index:
+            check_arrays(index, bin_bytes=self.identities[1].size, path=self._path)
+        return index
+
+    def read(self, ranges: Sequence[ByteRange]) -> list[Tokens]:
+        """The tokens in each byte range of .bin, fetched together."""
+        return [np.frombuffer(buffer, dtype=self.header.dtype) for buffer in self._bin_file.read(ranges)]
+
+
+def local_path(name: str, path: str | Path) -> Path:
+    """The local path of a corpus or sequences file; `name` is the name of the argument, for messages.
+
+    Raises:
+        ConfigTypeError: not a path. ConfigError: the URL of a store.
+    """
+    text = check_path(name, path)
+    if not is_local(text):
+        raise ConfigError(
+            f"{name}={redact(text)!r} is the URL of a store: give a path on a local disk, or on a file system that "
+            "nodes share."
+        )
+    return Path(LocalStore().local_path(text))
+
+
+def pending_file(name: str, path: str | Path) -> PendingFile:
+    """The file that will appear at `path` once it is whole.
+
+    Raises:
+        As `local_path`, and as `PendingFile`; StoreError: it cannot be written.
+    """
+    target = local_path(name, path)
+    with writing(target):
+        return PendingFile(target)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block, which writes at `path`, into a StoreError that names the path.
+
+    Raises:
+        StoreError: the operating system refused.
+    """
+    try:
+        yield
+    except LoaderError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written ({error}). Choose a directory that can.") from error

@@ -1,0 +1,40 @@
+"""Token columns packed into samples of fixed length while they are read.
+
+In: a data set with a list column of documents, and `pack_tokens(column, sequence_length, ...)` passed as `pack=`.
+Out: batches of tokens, positions, loss mask and document boundaries; the rows of all plans are samples.
+
+Promises: sample counts are known before data is read, so ranks take equal steps and states resume exactly; a sample is
+a pure function of its row group and the options. Not for: balancing samples of unequal length over ranks (see
+`torch_dataloader_utils.megatron.schedules`), or Megatron's corpora (see `torch_dataloader_utils.megatron.corpora`).
+"""
+
+from torch_dataloader_utils.samples.attention import (
+    document_block_mask,
+    document_ids,
+    flash_attn_arguments,
+    flat_cu_seqlens,
+    longest_document,
+    position_ids,
+    thd_cu_seqlens,
+)
+from torch_dataloader_utils.samples.layout import DocumentPieces, fill_best_fit, fill_greedily
+from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking, pack_tokens
+from torch_dataloader_utils.samples.tokenizers import TokenizerFile
+
+__all__ = [
+    "DocumentPieces",
+    "PerDocument",
+    "PerToken",
+    "TokenPacking",
+    "TokenizerFile",
+    "document_block_mask",
+    "document_ids",
+    "fill_best_fit",
+    "fill_greedily",
+    "flash_attn_arguments",
+    "flat_cu_seqlens",
+    "longest_document",
+    "pack_tokens",
+    "position_ids",
+    "thd_cu_seqlens",
+]

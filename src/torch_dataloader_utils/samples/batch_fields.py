@@ -1,0 +1,143 @@
+"""What a batch of samples holds: each field with its Arrow type, found once from the columns of the data set."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.documents import is_integer_list, plain_type
+from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.samples.text import output_column
+from torch_dataloader_utils.samples.token_packing import (
+    PerDocument,
+    PerToken,
+    Source,
+    TokenPacking,
+    column_of,
+    is_own,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedField:
+    """One field of a batch.
+
+    source: how it is made of a column, with that column's name; None for one of the pack's own fields.
+    data_type: what a sample of it is, in Arrow.
+    """
+
+    name: str
+    source: PerToken | PerDocument | None
+    data_type: pa.DataType
+
+
+def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
+    """The integer type of the tokens in the packed column.
+
+    Raises:
+        ConfigError: no such column, one that is not a list of integers (or not text, with a tokenizer), or an eod or
+            pad_id that the type cannot hold.
+    """
+    arrow = _column_type(schema, packing.column)
+    if packing.tokenizer is None and not is_integer_list(arrow):
+        raise ConfigError(
+            f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text pass "
+            "tokenizer=, or tokenize first (torch_dataloader_utils.megatron.corpora.build_corpus does)."
+        )
+    if packing.tokenizer is not None and not _is_text(arrow):
+        raise ConfigError(
+            f"pack_tokens: column {packing.column!r} is {arrow}, and a tokenizer takes text, or conversations (lists "
+            "of structs). Leave tokenizer= out if these are tokens."
+        )
+    token = pa.int32() if packing.tokenizer is not None else arrow.value_type
+    for name, value in (("eod", packing.eod or 0), ("pad_id", packing.pad_id)):
+        if not _holds(token, value):
+            raise ConfigError(f"pack_tokens: {name}={value} does not fit the column's {token} tokens.")
+    return token
+
+
+def _is_text(arrow: pa.DataType) -> bool:
+    is_conversation = is_list(arrow) and pa.types.is_struct(arrow.value_type)
+    return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or is_conversation)
+
+
+def own_types(token: pa.DataType, packing: TokenPacking) -> dict[str, pa.DataType]:
+    """The types of the fields that packing makes, in order."""
+    length = packing.sequence_length
+    return {
+        "tokens": pa.list_(token, packing.sample_tokens),
+        "positions": pa.list_(pa.int32(), length),
+        "loss_mask": pa.list_(pa.bool8(), length),
+        "cu_seqlens": pa.list_(pa.int32()),
+        "document_file": pa.list_(pa.string()),
+        "document_row_group": pa.list_(pa.int32()),
+        "document_row": pa.list_(pa.int64()),
+        "document_start": pa.list_(pa.int64()),
+        "document_tokens": pa.list_(pa.int32()),
+    }
+
+
+def find_fields(schema: pa.Schema, packing: TokenPacking) -> tuple[PackedField, ...]:
+    """The fields of a batch, in order. schema: that of the documents.
+
+    Raises:
+        ConfigError: see `token_type`; a field that is neither the pack's own nor a column; a column whose type has no
+            value for each token; an eod or pad that its type cannot hold.
+    """
+    own = own_types(token_type(schema, packing), packing)
+    return tuple(
+        PackedField(name=name, source=None, data_type=own[name])
+        if is_own(name, source)
+        else _column_field(schema, name, source, packing)
+        for name, source in packing.sources.items()
+    )
+
+
+def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPacking) -> PackedField:
+    if isinstance(source, PerToken) and source.output is not None:
+        column, arrow = output_column(source.output), pa.list_(pa.int32())
+    else:
+        column = column_of(name, source)
+        arrow = _column_type(schema, column)
+    if not isinstance(source, PerToken | PerDocument):
+        source = PerToken() if is_list(arrow) else PerDocument()
+    if isinstance(source, PerDocument):
+        return PackedField(name=name, source=PerDocument(column=column), data_type=pa.list_(arrow))
+    item = arrow.value_type if is_list(arrow) else arrow
+    if not (pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item)):
+        raise ConfigError(
+            f"pack_tokens: column {column!r} is {arrow}, and a value for each token is a number or a bool. Take it for "
+            f"each document: fields={{{name!r}: PerDocument(column={column!r})}}."
+        )
+    if source.eod is not None and not is_list(arrow):
+        raise ConfigError(
+            f"pack_tokens: column {column!r} is {arrow}, whose value every token of a document has, an appended one "
+            "too, and eod of PerToken is for lists. Leave it out."
+        )
+    eod = source.pad if source.eod is None else source.eod
+    for what, value in (("pad", source.pad), ("eod", eod)):
+        if not _holds(item, value):
+            raise ConfigError(
+                f"pack_tokens: {what}={value!r} of PerToken does not fit the {item} of column {column!r}."
+            )
+    item = pa.bool8() if pa.types.is_boolean(item) else item
+    source = PerToken(pad=source.pad, eod=eod, column=column)
+    return PackedField(name=name, source=source, data_type=pa.list_(item, packing.sample_tokens))
+
+
+def _column_type(schema: pa.Schema, column: str) -> pa.DataType:
+    if schema.names.count(column) != 1:
+        raise ConfigError(f"pack_tokens: column {column!r} is not in the data set; it has {schema.names}.")
+    return plain_type(schema.field(column).type)
+
+
+def _holds(item: pa.DataType, value: Any) -> bool:
+    """Whether numbers of this type can be this value, but for rounding of fractions."""
+    dtype = pa.array([], item).to_numpy(zero_copy_only=False).dtype
+    try:
+        held = np.asarray(value).astype(dtype)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return held.ndim == 0 and (dtype.kind == "f" or bool(held == value))

@@ -1,0 +1,290 @@
+"""Documents to samples of equal length: which tokens of which document go into which sample. Pure arithmetic.
+
+    greedy       documents end to end, cut every L tokens: no padding, documents may be cut anywhere
+    best fit     whole documents side by side while they fit; padding at the end, only documents longer than a sample
+                 are cut
+
+Both give pieces, and a piece of both reads the same: tokens [start, stop) of a document, next in line in its sample.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._core.arguments import check_integer
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.units import ranges
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError
+from torch_dataloader_utils.samples.token_packing import TokenPacking
+
+# Positions of tokens are int64; half of what it holds leaves room for a sample behind the last document.
+_MOST_TOKENS = 2.0**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DocumentPieces:
+    """Pieces in the order they are laid down: by sample, then by place in it; all arrays int64 of one length.
+
+    `token_counts[s]` is what sample s holds: less than its capacity where it needs padding.
+    """
+
+    document: Int64s
+    start: Int64s
+    stop: Int64s
+    sample: Int64s
+    sample_count: int
+
+    @property
+    def token_counts(self) -> Int64s:
+        """Tokens per sample, int64 [sample_count]."""
+        counts = np.zeros(self.sample_count, dtype=np.int64)
+        np.add.at(counts, self.sample, self.stop - self.start)
+        return counts
+
+
+def count_greedy_samples(
+    token_count: int, sequence_length: int, *, extra_tokens: int = 0, keep_tail: bool = False
+) -> int:
+    """How many samples `fill_greedily` gives for this many tokens.
+
+    11 tokens, L=4: 2 samples, 3 with the tail; with one extra token 2 and 3 too; 9 tokens with one extra: 2 and 2
+    """
+    usable_tokens = max(0, token_count - extra_tokens)
+    return -(-usable_tokens // sequence_length) if keep_tail else usable_tokens // sequence_length
+
+
+def fill_greedily(
+    lengths: npt.ArrayLike, sequence_length: int, *, extra_tokens: int = 0, keep_tail: bool = False
+) -> DocumentPieces:
+    """Documents end to end, cut into samples of `sequence_length` + `extra_tokens` tokens.
+
+    Sample j begins at token j·L; with extra tokens neighbours overlap by that many, as labels moved by one need it.
+    Documents without tokens give no piece. The tail that fills no sample is left out, or kept as a short sample.
+
+        lengths 5 3 4, L=4          0[0:4] | 0[4:5] 1[0:3] | 2[0:4]
+        with one extra token        0[0:5] | 0[4:5] 1[0:3] 2[0:1]
+
+    Raises:
+        ConfigTypeError: not a list of whole numbers, or not a whole number.
+        ConfigError: a length is negative, their sum beyond int64, or L is not positive.
+    """
+    tokens = _check_lengths(lengths)
+    sequence_length = check_integer("sequence_length", sequence_length, least=1)
+    extra_tokens = check_integer("extra_tokens", extra_tokens, least=0)
+    ends = np.cumsum(tokens)
+    total = int(ends[-1]) if ends.size else 0
+    samples = count_greedy_samples(total, sequence_length, extra_tokens=extra_tokens, keep_tail=keep_tail)
+    sample_starts = np.arange(samples, dtype=np.int64) * sequence_length
+    sample_stops = np.minimum(sample_starts + sequence_length + extra_tokens, total)
+    # The document of a sample's first token, and that of its last.
+    first = np.searchsorted(ends, sample_starts, side="right")
+    last = np.searchsorted(ends, sample_stops - 1, side="right")
+    sample, document = _expand(first, last + 1)
+    begins = (ends - tokens)[document]
+    start = np.maximum(sample_starts[sample] - begins, 0)
+    stop = np.minimum(sample_stops[sample] - begins, tokens[document])
+    kept = start < stop
+    return DocumentPieces(
+        document=document[kept], start=start[kept], stop=stop[kept], sample=sample[kept], sample_count=samples
+    )
+
+
+def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: int) -> DocumentPieces:
+    """Documents into samples of at most `capacity` tokens, looking at `window_documents` documents at a time.
+
+    In a window the longest document goes first, into the open sample where it leaves the least room (the older one
+    on ties), or a new sample where it fits in none; samples close with the window. A document longer than a sample
+    first gives full samples of its own, and its rest is placed like a document. Samples are numbered in the order
+    they are opened; inside one, pieces lie in the order they were placed.
+
+        lengths 5 3 4 2, capacity 8, one window     0[0:5] 1[0:3] | 2[0:4] 3[0:2]
+        length 10, capacity 4                       0[0:4] | 0[4:8] | 0[8:10]
+
+    Raises:
+        ConfigTypeError: not a list of whole numbers, or not a whole number.
+        ConfigError: a length is negative, their sum beyond int64, or capacity or window is not positive.
+    """
+    tokens = _check_lengths(lengths)
+    capacity = check_integer("capacity", capacity, least=1)
+    window_documents = check_integer("window_documents", window_documents, least=1)
+    document, start, stop = _cut_long(tokens, capacity)
+    sample = np.empty(len(document), dtype=np.int64)
+    borders = np.searchsorted(document, np.arange(0, len(tokens) + window_documents, window_documents))
+    opened = 0
+    for low, high in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
+        order = low + np.argsort((start - stop)[low:high], kind="stable")
+        placed, used = _place((stop - start)[order].tolist(), capacity)
+        sample[order] = np.asarray(placed, dtype=np.int64) + opened
+        opened += used
+    # Longest first inside a sample is the order of placing, because placing goes by length.
+    order = np.lexsort((np.arange(len(sample)), start - stop, sample))
+    return DocumentPieces(
+        document=document[order], start=start[order], stop=stop[order], sample=sample[order], sample_count=opened
+    )
+
+
+def _place(descending_tokens: list[int], capacity: int) -> tuple[list[int], int]:
+    """Best fit of sorted pieces: the sample of each, and how many samples there are."""
+    placed: list[int] = []
+    # Open samples by free tokens, ascending, so that the first with enough room is the tightest. Each is one integer,
+    # free tokens * 2^32 + number: integers compare twice as fast as tuples.
+    free: list[int] = []
+    used = 0
+    for tokens in descending_tokens:
+        at = bisect_left(free, tokens << 32)
+        if at < len(free):
+            opened = free.pop(at)
+        else:
+            opened = (capacity << 32) + used
+            used += 1
+        placed.append(opened & 0xFFFFFFFF)
+        if opened >> 32 > tokens:
+            insort(free, opened - (tokens << 32))
+    return placed, used
+
+
+def _cut_long(tokens: Int64s, capacity: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Pieces of at most `capacity` tokens, in document order; documents without tokens give none."""
+    document, part = _expand(np.zeros_like(tokens), -(-tokens // capacity))
+    start = part * capacity
+    return document, start, np.minimum(start + capacity, tokens[document])
+
+
+def _expand(first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s]:
+    """All (i, v) with first[i] <= v < stop[i], in order."""
+    counts = stop - first
+    owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return owner, ranges(first, counts)
+
+
+def _check_lengths(lengths: npt.ArrayLike) -> Int64s:
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ConfigTypeError(f"lengths={lengths!r}: pass a list of whole numbers, the tokens of each document.")
+    tokens = given.astype(np.int64, copy=False)
+    if tokens.size and tokens.min() < 0:
+        raise ConfigError(f"Document {int(tokens.argmin())} has the length {tokens.min()}: pass 0 or more tokens.")
+    if tokens.sum(dtype=np.float64) >= _MOST_TOKENS:
+        raise ConfigError(f"{tokens.size} documents have more tokens than int64 counts. Fill some of them at a time.")
+    return tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segments:
+    """The inputs of all samples, cut into runs of one document or of padding; together they cover [0, samples * L).
+
+    start: input positions, numbered through all samples, at which a run begins; ascending int64.
+    unpredicted: input positions of documents whose next token is padding, or of another document or sample; int64.
+    filled: input positions of each sample that belong to documents, the first ones; int64 [samples].
+    piece: which pieces are such runs, in order; int64. A piece may be the extra token alone, a label and no input.
+    tokens: input positions of each of these pieces that are not padding; int64 [pieces].
+    """
+
+    start: Int64s
+    unpredicted: Int64s
+    filled: Int64s
+    piece: Int64s
+    tokens: Int64s
+
+
+def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64s:
+    """Tokens that each document takes, with its EOD and its padding; 0 for one that is empty or dropped. [documents].
+
+    where: the row group, for messages.
+
+    Raises:
+        DataError: a document is longer than a sample, with over_long="error".
+    """
+    multiple = packing.pad_to_multiple_of
+    tokens = with_eod(lengths, packing)
+    tokens = tokens if multiple == 1 else -(-tokens // multiple) * multiple
+    if packing.over_long == "cut":
+        return tokens
+    is_over = tokens > packing.sample_tokens
+    if packing.over_long == "error" and is_over.any():
+        longest = int(tokens.max())
+        raise DataError(
+            f"{where}: {int(is_over.sum())} documents do not fit a sample of {packing.sample_tokens} tokens (the "
+            f'longest has {longest}), and over_long="error". Raise sequence_length, or pass over_long="cut" or "drop".'
+        )
+    return np.where(is_over, 0, tokens)
+
+
+def with_eod(lengths: Int64s, packing: TokenPacking) -> Int64s:
+    """Tokens of each document with its EOD; 0 for one that is empty."""
+    return lengths if packing.eod is None else lengths + (lengths > 0)
+
+
+def count_samples(tokens: Int64s, packing: TokenPacking) -> int:
+    """How many samples `lay_out` gives for documents that take up so many tokens."""
+    if packing.fill == "best_fit":
+        return lay_out(tokens, packing).sample_count
+    return count_greedy(int(tokens.sum()), packing)
+
+
+def count_greedy(num_tokens: int, packing: TokenPacking) -> int:
+    """Samples of so many tokens end to end.
+
+    L=4: 0 tokens 0 samples, 4 tokens 1, 5 tokens 2; with the extra token 1 token 0 samples, 5 tokens 1, 6 tokens 2
+    """
+    extra = int(packing.extra_token)
+    return count_greedy_samples(num_tokens, packing.sequence_length, extra_tokens=extra, keep_tail=True)
+
+
+def lay_out(tokens: Int64s, packing: TokenPacking, order: Int64s | None = None) -> DocumentPieces:
+    """The pieces of all samples of one row group, from the tokens that its documents take up.
+
+    order: in which documents are taken; None: as they are stored. There are as many samples in any order: greedy ones
+    follow from the sum of tokens, best fit takes documents by length.
+    """
+    if order is not None:
+        pieces = lay_out(tokens[order], packing)
+        return replace(pieces, document=order[pieces.document])
+    if packing.fill == "greedy":
+        extra = int(packing.extra_token)
+        return fill_greedily(tokens, packing.sequence_length, extra_tokens=extra, keep_tail=True)
+    return fill_best_fit(tokens, packing.sample_tokens, window_documents=max(1, len(tokens)))
+
+
+def find_segments(pieces: DocumentPieces, real: Int64s, packing: TokenPacking, num_samples: int) -> Segments:
+    """The segments of `num_samples` samples: those of the pieces, then samples that are all padding.
+
+    real: tokens of each document with its EOD and without its padding.
+    """
+    length = packing.sequence_length
+    counts = pieces.stop - pieces.start
+    ends = np.cumsum(counts)
+    first_piece = np.searchsorted(pieces.sample, np.arange(pieces.sample_count))
+    begin = ends - counts
+    begin = begin - begin[first_piece][pieces.sample]
+    piece = np.flatnonzero(begin < length)
+    origin, begin = pieces.sample[piece] * length, begin[piece]
+    end = begin + counts[piece]
+    real_end = end - np.maximum(pieces.stop - real[pieces.document], 0)[piece]
+    filled = np.zeros(num_samples, dtype=np.int64)
+    filled[: pieces.sample_count] = np.minimum(pieces.token_counts, length)
+    padded = np.flatnonzero(filled < length)
+    # Padding of a sample begins after its last piece, so that sorting merges two sorted runs.
+    start = np.sort(np.concatenate([origin + begin, padded * length + filled[padded]]), kind="stable")
+    unpredicted = ranges(origin + real_end - 1, np.maximum(np.minimum(end, length) - (real_end - 1), 0))
+    tokens = np.minimum(real_end, length) - begin
+    return Segments(start=start, unpredicted=unpredicted, filled=filled, piece=piece, tokens=tokens)
+
+
+def segment_sizes(segments: Segments, length: int) -> Int64s:
+    """Input positions of each segment, int64; together samples * L."""
+    return np.diff(segments.start, append=len(segments.filled) * length)
+
+
+def boundaries(segments: Segments, length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(offsets, values) of the list column `cu_seqlens`: for each sample its segments' begins, then `length`."""
+    num_samples = len(segments.filled)
+    sample = segments.start // length
+    counts = np.bincount(sample, minlength=num_samples)
+    offsets = np.zeros(num_samples + 1, dtype=np.int32)
+    np.cumsum(counts + 1, out=offsets[1:])
+    values = np.full(int(offsets[-1]), length, dtype=np.int32)
+    values[np.arange(len(sample)) + sample] = segments.start % length
+    return offsets, values

@@ -1,0 +1,160 @@
+"""Inventories of samples: the same files and row groups, with samples counted instead of rows."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._core.division import Share
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask
+from torch_dataloader_utils._runtime.parallel import map_watched
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.samples.batch_fields import own_types, token_type
+from torch_dataloader_utils.samples.packing_reader import PackingReader, count_from_footer, footer_counts
+from torch_dataloader_utils.samples.token_packing import FIELDS, TokenPacking
+
+_log = logging.getLogger(__name__)
+
+_PACKING = b"torch_dataloader_utils.megatron.schedules"
+_STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
+_NOTE = "packed: "
+_BYTES_BESIDE_TOKEN = 5  # positions and loss mask
+
+
+def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inventory:
+    """The inventory of documents that an inventory of samples was made of; any other one as it is.
+
+    Raises:
+        ConfigError: the inventory counts samples, and `packing` is None.
+    """
+    metadata = decode_schema(inventory.schema).metadata or {}
+    if _PACKING not in metadata:
+        return inventory
+    if packing is None:
+        raise ConfigError(
+            f"The inventory counts packed samples ({metadata[_PACKING].decode()}), not rows: pass the same pack=, or "
+            "an inventory from scan_files."
+        )
+    unknown = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
+    return replace(
+        inventory,
+        schema=metadata[_STORED_SCHEMA],
+        groups=replace(inventory.groups, live_rows=unknown),
+        notes=tuple(note for note in inventory.notes if not note.startswith(_NOTE)),
+        tokenizer="",
+    )
+
+
+class ReadLengths(Protocol):
+    """`read_lengths` of datasets/row_counts.py, which keeps what it reads."""
+
+    def __call__(
+        self, inventory: Inventory, read: Callable[[RowGroupTask], pa.RecordBatch], share: Share, *, what: str
+    ) -> npt.NDArray[Any]: ...
+
+
+def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Inventory:
+    """The inventory of samples; one that already counts them is returned as it is.
+
+    read_lengths: measures documents of text where rows are known.
+
+    Raises:
+        ConfigError: the inventory counts samples of another packing, or the column does not hold tokens.
+        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
+    """
+    packing = reader.packing
+    metadata = decode_schema(inventory.schema).metadata or {}
+    if _PACKING in metadata:
+        if metadata[_PACKING].decode() != packing.describe():
+            raise ConfigError(
+                f"The inventory counts samples of {metadata[_PACKING].decode()}; this call packs {packing.describe()}. "
+                "Pass the same options, or an inventory from scan_files."
+            )
+        if inventory.rows_are_known:
+            return inventory
+    stored = stored_inventory(inventory, packing)
+    schema = _packed_schema(stored.schema, packing)
+    share.check_alike(stored)
+    samples = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))
+    item_bytes = schema.field("tokens").type.value_type.bit_width // 8
+    groups = replace(
+        stored.groups,
+        live_rows=samples,
+        projected_bytes=samples * packing.sample_tokens * (item_bytes + _BYTES_BESIDE_TOKEN),
+    )
+    return replace(
+        stored,
+        schema=schema.serialize().to_pybytes(),
+        groups=groups.take(np.flatnonzero(samples > 0)),
+        notes=(*stored.notes, f"{_NOTE}{samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
+        nulls={},
+        tokenizer="" if packing.tokenizer is None else packing.tokenizer.name or "",
+    )
+
+
+def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
+    """The Arrow schema of samples, whatever `fields` says; its metadata holds packing and schema of the documents."""
+    own = own_types(token_type(decode_schema(stored), packing), packing)
+    return pa.schema(
+        [(name, own[name]) for name in FIELDS],
+        metadata={_PACKING: packing.describe().encode(), _STORED_SCHEMA: stored},
+    )
+
+
+def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Int64s:
+    """Samples of every row group of this process's share, 0 elsewhere; int64 [groups]."""
+    groups = inventory.groups
+    tokenizer = reader.packing.tokenizer
+    if tokenizer is not None and inventory.rows_are_known:
+        if tokenizer.version is not None:
+            what = f"{reader.packing.column} by {tokenizer.version}"
+            return _from_lengths(
+                inventory, reader, share, read_lengths(inventory, reader.counter.read, share, what=what)
+            )
+        _log.warning(
+            "This tokenizer cannot be identified in another process: all text is tokenized before every start, and the "
+            "counts are not kept. Pass a function of a module in a file, or give it an attribute `fingerprint`."
+        )
+    is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
+    by_footer = is_whole & footer_counts(reader.packing)
+    counted = np.zeros(len(groups), dtype=np.int64)
+    in_threads = partial(map_watched, threads=share.threads, name="tdu-pack")
+    files = np.unique(groups.file[by_footer])[share.index :: share.count]
+    for indices, counts in in_threads(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
+        counted[indices] = counts
+    # UNKNOWN for row groups that the footer cannot count; the process whose share they are reads them.
+    unread = np.flatnonzero(~by_footer)[share.index :: share.count]
+    unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
+    counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
+    return counted
+
+
+def _from_lengths(inventory: Inventory, reader: PackingReader, share: Share, lengths: npt.NDArray[Any]) -> Int64s:
+    """`_count` from the lengths of all documents of the share, in order."""
+    mine = share.of(inventory.num_groups)
+    counted = np.zeros(inventory.num_groups, dtype=np.int64)
+    ends = np.cumsum(inventory.groups.live_rows[mine.start :: mine.step])
+    for group, documents in zip(mine, np.split(lengths.astype(np.int64), ends)[:-1], strict=True):
+        counted[group] = reader.count_samples(documents, inventory.task(group))
+    return counted
+
+
+def _from_footer(
+    inventory: Inventory, reader: PackingReader, file: int, by_footer: npt.NDArray[np.bool_]
+) -> tuple[Int64s, list[int]]:
+    """The row groups of a file that may be counted by its footer, and their samples (UNKNOWN if it does not say)."""
+    first, stop = np.searchsorted(inventory.groups.file, [file, file + 1])
+    indices = first + np.flatnonzero(by_footer[first:stop])
+    items = reader.reader.list_items(inventory.task(int(indices[0])), reader.packing.column)
+    if items is None:
+        return indices, [UNKNOWN] * len(indices)
+    ordinals = inventory.groups.ordinal[indices].tolist()
+    if max(ordinals) >= len(items):
+        return indices, [UNKNOWN] * len(indices)  # reading says what is wrong with the file
+    return indices, [count_from_footer(items[ordinal], reader.packing) for ordinal in ordinals]

@@ -1,0 +1,245 @@
+"""Text and conversations as token lists, made where they are read: a reader around the reader of a data set.
+
+A tokenizer becomes a `NamedTokenizer`: one function, and the names by which states and kept counts know it.
+"""
+
+import copy
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.documents import Documents, to_plain
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._store.process_local import ProcessLocal
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
+from torch_dataloader_utils.samples.tokenizers import (
+    TokenizerFile,
+    check_token_lists,
+    digest_bytes,
+    name_tokenizer,
+    tokenizer_version,
+)
+from torch_dataloader_utils.tables.reader import Reader
+
+TOKENS = "input_ids"
+"""What a tokenizer that gives several lists a text calls the tokens, as those of Hugging Face do."""
+
+# What transformers calls the masks of the words of the assistant.
+_MASKS = "assistant_masks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedTokenizer:
+    """A tokenizer to call, and what it is known by.
+
+    call: takes the values that are not null, and the names of outputs that are wanted beside the tokens.
+    name: states are bound to it; None if it has none. version: counts are kept under it, see `tokenizer_version`.
+    """
+
+    call: "_Plain | _HuggingFace"
+    name: str | None
+    version: str | None
+
+    @classmethod
+    def of(cls, tokenizer: Any, outputs: Sequence[str] = ()) -> "NamedTokenizer":
+        """See `tokenizer` of `pack_tokens`. outputs: what is wanted beside the tokens.
+
+        Raises:
+            ConfigTypeError: none of these. ConfigError, MissingDependencyError: see TokenizerFile.
+            ConfigError: masks of the assistant are wanted, and the chat template makes none.
+        """
+        if isinstance(tokenizer, NamedTokenizer):
+            return tokenizer
+        if isinstance(tokenizer, str | Path):
+            tokenizer = TokenizerFile(str(tokenizer))
+        if isinstance(tokenizer, TokenizerFile):
+            file = f"{digest_bytes(Path(tokenizer.path).read_bytes())} {tokenizer.add_special_tokens}"
+            return cls(call=_Plain(tokenizer), name=file, version=file)
+        if hasattr(tokenizer, "apply_chat_template"):
+            return _hugging_face(tokenizer, outputs)
+        if not callable(tokenizer):
+            raise ConfigTypeError(
+                f"tokenizer is {of_type(tokenizer)}: pass one of Hugging Face, the path of a tokenizer.json, or a "
+                "function from a list of texts to their token lists."
+            )
+        found = name_tokenizer(tokenizer)
+        return cls(
+            call=_Plain(tokenizer),
+            name=None if found is None else str(found),
+            version=tokenizer_version(tokenizer),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A function of the values alone."""
+
+    tokenizer: Callable[[list[Any]], Any]
+
+    def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:  # noqa: ARG002  # see NamedTokenizer.call
+        return self.tokenizer(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _HuggingFace:
+    """Text through the tokenizer, conversations through its chat template."""
+
+    tokenizer: Any
+
+    def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:
+        if isinstance(values[0], str):
+            return self.tokenizer(values, verbose=False)
+        with _TEMPLATES.get(threading.Lock):
+            return self.tokenizer.apply_chat_template(
+                values, tokenize=True, return_dict=True, return_assistant_tokens_mask=_MASKS in outputs
+            )
+
+
+# transformers compiles each text of a template once in a process, and keeps the masks being made in what it compiled.
+_TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+
+
+def _of_its_own(template: Any) -> Any:
+    """The chat template, or those by name, as a text that nobody else renders while we do; it gives the same."""
+    if isinstance(template, Mapping):
+        return {name: _of_its_own(each) for name, each in template.items()}
+    # A comment is left out with its line end.
+    return f"{{# of the loader #}}\n{template}" if isinstance(template, str) else template
+
+
+def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
+    # With another template transformers warns, and gives masks of zeros.
+    if _MASKS in outputs and not re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))):
+        raise ConfigError(
+            f"fields has output={_MASKS!r}, and the chat template of the tokenizer does not say what the assistant's "
+            "words are: set tokenizer.chat_template to one that has {% generation %} before them and "
+            "{% endgeneration %} after them."
+        )
+    # Of our own: what it was saved with would cut documents or pad them to the longest, and to switch that off while
+    # another thread uses it is an error.
+    tokenizer = copy.deepcopy(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_truncation()
+        backend.no_padding()
+    template = getattr(tokenizer, "chat_template", None)
+    tokenizer.chat_template = _of_its_own(template)
+    name = _identity(tokenizer, template)
+    return NamedTokenizer(call=_HuggingFace(tokenizer), name=name, version=name)
+
+
+# Tokenizers disagree about these texts and conversations; `_identity` adds the spellings of special tokens.
+_TEXTS = (
+    "Hello, world!  In 2024: 1,234.50\t+ 7\n\n \u00a0",
+    "naïve Übergröße e\u0301 ﬁ ½ 漢字 かな नमस्ते 🙂👩\u200d🚀 \x00",
+)
+_ROLES = (("user", "assistant"), ("system", "user", "assistant"), ("user", "assistant", "tool"))
+
+
+def _identity(tokenizer: Any, template: Any) -> str:
+    """Return a digest of everything that decides the tokens, and of tokens of samples; the same in every process."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    special = getattr(tokenizer, "special_tokens_map", None)
+    spelled = list(getattr(tokenizer, "all_special_tokens", ()))
+    texts = [*_TEXTS, " ".join(spelled), "".join(f"{token}a" for token in spelled)]
+    parts = {
+        "fingerprint": name_tokenizer(tokenizer),
+        "backend": sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
+        "template": template,
+        "special": special,
+        "texts": [_given(tokenizer, text, verbose=False) for text in texts],
+        "conversations": [_given(_rendered, tokenizer, list(zip(roles, texts, strict=False))) for roles in _ROLES],
+    }
+    return digest_bytes(json.dumps(parts, sort_keys=True, default=str).encode())
+
+
+def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
+    conversation = [{"role": role, "content": text} for role, text in messages]
+    with _TEMPLATES.get(threading.Lock):
+        # Templates that write the day would be others tomorrow.
+        return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
+
+
+def _given(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    try:
+        return call(*arguments, **options)[TOKENS]
+    except Exception as error:  # noqa: BLE001  # whatever a template raises that refuses a role, or is not there
+        return type(error).__name__
+
+
+def output_column(output: str) -> str:
+    """What the column with an output of the tokenizer is called, in messages too."""
+    return f"{output} of the tokenizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenizingReader:
+    """Reads as its reader does, with the tokens of the first column in its place, then the tokenizer's outputs.
+
+    outputs: lists that the tokenizer gives beside the tokens, each as long as these.
+    """
+
+    reader: Reader
+    tokenizer: NamedTokenizer
+    outputs: tuple[str, ...] = ()
+
+    def read(self, task: RowGroupTask) -> pa.RecordBatch:
+        """The live rows of one row group; null rows have no tokens.
+
+        Raises:
+            SchemaError: the tokenizer did not give what it should. TransformError: it raised.
+            DataError, StoreError: see Reader.read.
+        """
+        rows = self.reader.read(task)
+        lists = self._tokenized(to_plain(rows.column(0)), task.where)
+        names = [*rows.schema.names, *map(output_column, self.outputs)]
+        return pa.RecordBatch.from_arrays([lists[0], *rows.columns[1:], *lists[1:]], names=names)
+
+    def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:  # noqa: ARG002  # as Reader.list_items
+        """No footer knows the tokens of a text."""
+        return None
+
+    def _tokenized(self, column: pa.Array, where: str) -> list[pa.Array]:
+        is_there = column.is_valid().to_numpy(zero_copy_only=False)
+        values = column.drop_null().to_pylist()
+        given: Any = {}
+        try:
+            given = self.tokenizer.call(values, self.outputs) if values else {}
+        except Exception as error:  # whatever a user's tokenizer raises
+            raise TransformError(f"The tokenizer raised {type(error).__name__} for {where}: {error}") from error
+        named = given if isinstance(given, Mapping) else {TOKENS: given}
+        wanted = (TOKENS, *self.outputs)
+        if values and (missing := [name for name in wanted if name not in named]):
+            raise SchemaError(
+                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it give token "
+                f"lists, or a mapping with {list(wanted)}."
+            )
+        return [_as_lists(check_token_lists(named.get(name, []), len(values), where), is_there) for name in wanted]
+
+
+def tokenized(
+    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = ()
+) -> Reader | TokenizingReader:
+    """The reader with its first column tokenized, if there is a tokenizer."""
+    if tokenizer is None:
+        return reader
+    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs)
+
+
+def _as_lists(documents: Documents, is_there: Any) -> pa.Array:
+    """Lists of int32, null where a row is not there."""
+    tokens, limits = documents.values, np.iinfo(np.int32)
+    if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
+        raise SchemaError(f"The tokenizer gave {tokens.max()} and {tokens.min()}: tokens are int32 here.")
+    lengths = np.zeros(len(is_there), dtype=np.int64)
+    lengths[is_there] = documents.lengths
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    mask = pa.array(~is_there)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens.astype(np.int32)), mask=mask)

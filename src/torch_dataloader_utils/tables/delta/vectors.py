@@ -1,0 +1,34 @@
+"""The deletion vectors of a Delta table. Source: Delta protocol, "Deletion Vectors"."""
+
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.tables.deleted_rows import decode_framed, decode_vector
+from torch_dataloader_utils.tables.delta.paths import VectorPlace, vector_path, z85
+from torch_dataloader_utils.tables.table_files import TableFiles
+
+_FRAME_BYTES = 8  # length and CRC around a vector in a file
+
+
+def read_vector(root: str, where: str, vector: VectorPlace, files: TableFiles) -> Int64s:
+    """The rows that a vector deletes, ascending, each once.
+
+    root: of the table. where: the data file, for messages.
+
+    Raises:
+        CorruptFileError: it does not lie where the log says, does not decode, or deletes another number of rows.
+        UnsupportedFeatureError: a place of another kind, or outside of where the table's files may lie.
+    """
+    if vector.storage == "i":
+        with decoding(where, "inline deletion vector"):
+            positions = decode_vector(where, z85(vector.place)[: vector.size])
+    else:
+        path = vector_path(root, where, vector)
+        store = files.store(path)
+        now, size = store.stat(path), vector.size + _FRAME_BYTES
+        if vector.offset + size > now.size:
+            raise corrupt(path, f"a deletion vector of {size} bytes at {vector.offset} is not in its {now.size} bytes")
+        (blob,) = store.ranges(path, [(vector.offset, size)], now.identity)
+        positions = decode_framed(path, bytes(blob))
+    if len(positions) != vector.cardinality:
+        raise corrupt(where, f"its deletion vector has {len(positions)} rows, and {vector.cardinality} by the log")
+    return positions

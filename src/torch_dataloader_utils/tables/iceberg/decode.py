@@ -1,0 +1,139 @@
+"""One row group of an Iceberg data file by field ids, and the rows that equality deletes delete.
+
+Beside it: `iceberg_fields` (columns by field id) and `iceberg_deletes`. What is decoded is said by `_core/table_file`,
+which `tables/iceberg/` fills in.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from torch_dataloader_utils._arrow.batches import rows_only
+from torch_dataloader_utils._arrow.schema import FieldPath, case_error, in_other_case
+from torch_dataloader_utils._core.inventory import GroupRows, Int64s
+from torch_dataloader_utils._core.table_file import IcebergFile, field_id
+from torch_dataloader_utils._store.interface import Store
+from torch_dataloader_utils.errors import InternalError, SchemaError
+from torch_dataloader_utils.formats.file_cache import FileCache
+from torch_dataloader_utils.formats.registry import format_of
+from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.tables.iceberg.equality_deletes import deleted_by_keys, key_fields
+from torch_dataloader_utils.tables.iceberg.stored_fields import (
+    FileColumn,
+    check_distinct,
+    identify,
+    is_by_name,
+    names_key,
+    project_columns,
+)
+from torch_dataloader_utils.tables.metadata_columns import with_lineage
+
+Decode = Callable[[TaskSource, pa.Schema, GroupRows], pa.RecordBatch]
+
+# A tree of columns is small; the capacity counts the bytes of the schemas they come from.
+_columns: FileCache["_Columns"] = FileCache(4 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Columns:
+    """schema: of the file. by_id: its columns. in_other_case: see there; empty where ids say which column is which."""
+
+    schema: pa.Schema
+    by_id: Mapping[int, FileColumn]
+    in_other_case: Mapping[FieldPath, FieldPath]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergRows:
+    """stored: rows of the row group, as columns of the table. deleted: rows that equality deletes delete, ascending."""
+
+    stored: pa.RecordBatch
+    deleted: Int64s
+
+
+def decode_table_rows(
+    source: TaskSource,
+    extra: IcebergFile,
+    fields: pa.Schema,
+    rows: GroupRows,
+    decode: Decode,
+    open_store: Callable[[str], Store],
+) -> IcebergRows:
+    """These stored rows of one row group as the columns `fields` of the table.
+
+    fields: an Arrow schema with field ids. decode: reads columns of the file by the file's names.
+
+    Raises:
+        SchemaError: a file without field ids and without names that the table knows, two columns of one name, or types
+            that do not fit.
+    """
+    file = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
+    schema, columns = file.schema, file.by_id
+    keys = _keys_of(extra)
+    wanted = {field_id(each) for each in (*fields, *keys)}
+    _check_case(source, file, extra, wanted)
+    names = list(dict.fromkeys(columns[each].name for each in sorted(wanted) if each in columns))
+    _check_known(source, schema, columns, extra)
+    check_distinct(source.task, schema, names)
+    asked = pa.schema([schema.field(name) for name in names])
+    batch = decode(source, asked, rows)
+    if batch.num_rows == 0:
+        # Decoders give an empty row group without its columns.
+        batch = pa.RecordBatch.from_pylist([], schema=asked)
+    arrays = project_columns(source.task, batch, fields, columns, extra)
+    arrays = with_lineage(source.task, extra, fields, arrays, rows.start)
+    stored = _named(arrays, fields, batch.num_rows)
+    deleted = np.zeros(0, dtype=np.int64)
+    if keys:
+        deleted = deleted_by_keys(source.task, batch, columns, extra, open_store)
+    return IcebergRows(stored=stored, deleted=deleted)
+
+
+def _load(source: TaskSource, extra: IcebergFile) -> tuple[_Columns, int]:
+    read_schema = format_of(source.task.file_format).read_schema
+    if read_schema is None:
+        raise InternalError(f"{source.task.where}: the format has no schema with field ids")
+    schema = read_schema(source)
+    others = in_other_case(extra.table.names, schema) if is_by_name(schema, extra.table) else {}
+    return _Columns(schema=schema, by_id=identify(schema, extra.table), in_other_case=others), 200 * len(schema)
+
+
+def stored_name(schema: pa.Schema, field: pa.Field, extra: IcebergFile) -> str:
+    """Return the name of a table's column in a file of this schema; "" if the file lacks the column."""
+    column = identify(schema, extra.table).get(field_id(field))
+    return "" if column is None else column.name
+
+
+def _check_case(source: TaskSource, file: _Columns, extra: IcebergFile, wanted: Set[int]) -> None:
+    """Raises SchemaError if one of the wanted columns, or a field inside one, has another case in the file."""
+    for path, other in file.in_other_case.items():
+        columns = {number for name, number in extra.table.names if name == path[:1]}
+        if columns & wanted - dict(extra.partition_values).keys():
+            raise case_error(source.task.where, path, other)
+
+
+def _keys_of(extra: IcebergFile) -> Sequence[pa.Field]:
+    if not extra.equality_deletes:
+        return ()
+    used = {str(key_id) for file in extra.equality_deletes for key_id in file.key_ids}
+    return [each for each in key_fields(extra) if each.name in used]
+
+
+def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, FileColumn], extra: IcebergFile) -> None:
+    if columns or len(schema) == 0 or extra.table.names:
+        return
+    raise SchemaError(
+        f"{source.task.where}: the file has no field ids, by which the table finds columns, and the table names no "
+        "columns of such files, so which column is which cannot be said. Write the file again, or set the name mapping "
+        "of the table (Iceberg)."
+    )
+
+
+def _named(arrays: Sequence[pa.Array], fields: pa.Schema, num_rows: int) -> pa.RecordBatch:
+    if not arrays:
+        return rows_only(num_rows)
+    # Where types differ, `conform` makes them the same later.
+    kept = [each.with_type(array.type) for each, array in zip(fields, arrays, strict=True)]
+    return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(kept))

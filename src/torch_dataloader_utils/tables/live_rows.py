@@ -1,0 +1,68 @@
+"""Which rows of a row group are deleted by position, and how many rows hold the live ones that are wanted.
+
+Tables give the deletes of a whole file. Each row group takes its part, so that files with deletes are still read row
+group by row group. Deletes by value are in `iceberg_deletes`.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils._core.inventory import GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils.errors import InternalError
+
+
+def group_deletes(task: RowGroupTask) -> Int64s | None:
+    """The deleted rows of this row group, counted from its first row, ascending; None for none.
+
+    positions=[1, 70, 71], rows 64 to 127      [6, 7]
+
+    Deletes by value, which need columns of the data, are not among them; see `iceberg_deletes`.
+    """
+    match task.extra:
+        case None:
+            return None
+        case IcebergFile(positions=positions):
+            if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
+                raise InternalError(f"{task.where} has deletes but no known first row or length; please report this.")
+            span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])
+            return positions[span[0] : span[1]] - task.first_row if span[0] < span[1] else None
+        case extra:
+            raise InternalError(
+                f"{task.where} carries {type(extra).__name__}, which no reader knows; please report this."
+            )
+
+
+def has_unplaced_deletes(task: RowGroupTask) -> bool:
+    """Whether there are equality deletes: only reading all rows shows which ones they delete."""
+    return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
+
+
+def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
+    """The number of physical rows, from the first one on, that contain `live_rows` live ones.
+
+    deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
+
+    The result may be beyond the end of a row group with fewer live rows.
+    """
+    if deleted is None:
+        return live_rows
+    # Before the i-th deleted row lie deleted[i] - i live ones.
+    return live_rows + int(np.searchsorted(deleted - np.arange(len(deleted)), live_rows, side="left"))
+
+
+def stored_range(rows: GroupRows, deleted: Int64s | None) -> GroupRows:
+    """The stored rows that contain these live rows, and no other live ones.
+
+    deleted=[1, 2], live rows [1, 3)      stored rows [1, 5)
+    """
+    stop = None if rows.stop is None else rows_to_decode(rows.stop, deleted)
+    return GroupRows(rows_to_decode(rows.start, deleted), stop)
+
+
+def live_mask(first_row: int, num_rows: int, deleted: Int64s) -> npt.NDArray[np.bool_]:
+    """True for each of `num_rows` rows from the first one on that is not deleted."""
+    mask = np.ones(num_rows, dtype=np.bool_)
+    begin, end = np.searchsorted(deleted, [first_row, first_row + num_rows])
+    mask[deleted[begin:end] - first_row] = False
+    return mask

@@ -1,0 +1,115 @@
+"""The columns to decode, to filter on and to deliver, from a ReadSpec."""
+
+import difflib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._arrow.row_filter import filter_columns
+from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
+from torch_dataloader_utils._store import StoreAccess
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.formats.checks import repeated_names
+from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
+
+# The largest that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
+MAX_ROW_GROUP_BYTES = (2 << 30) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadSpec:
+    """The rows and columns that a reader delivers; frozen and picklable.
+
+    schema: the data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
+    columns: names of the columns delivered, in their order, metadata columns too; () delivers row counts alone; None is
+        all columns of the schema.
+    row_filter: a pyarrow.compute.Expression over any columns of the schema, delivered or not; rows for which it
+        is false or null are dropped.
+    partition_columns: columns that no file holds; their values come with the task.
+    access: how files are reached; unused for local ones.
+    page_checksums: whether pages that carry a CRC-32 (Parquet) are checked against it. Files without checksums
+        cost nothing; measured in docs/design/0004-read.md for files with them.
+    is_compiled: whether columns of plain numbers are decoded by the compiled decoder, where there is one.
+    max_row_group_bytes: decoded size above which a row group is refused instead of read.
+    """
+
+    schema: bytes
+    columns: tuple[str, ...] | None = None
+    row_filter: pc.Expression | None = None
+    partition_columns: tuple[str, ...] = ()
+    access: StoreAccess = field(default_factory=StoreAccess)
+    page_checksums: bool = True
+    is_compiled: bool = True
+    max_row_group_bytes: int = MAX_ROW_GROUP_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Projection:
+    """The columns of one read.
+
+    stored: the pyarrow Schema that is decoded: all delivered and filtered columns that lie in the files.
+    delivered: names of the output, in order. filtered: names in the row filter.
+    made: fields, of both, that no file holds: partition columns, and `_file` and `_pos`.
+    row_filter: the expression, or None.
+    known: names of all columns of the data set, if all are delivered; else None.
+    """
+
+    stored: pa.Schema
+    delivered: tuple[str, ...]
+    filtered: tuple[str, ...]
+    made: tuple[pa.Field, ...]
+    row_filter: pc.Expression | None
+    known: frozenset[str] | None
+
+    def fields(self, names: Sequence[str]) -> pa.Schema:
+        """The schema of these stored columns."""
+        if names == self.stored.names:  # the usual case for small row groups, of which there are many
+            return self.stored
+        return pa.schema([self.stored.field(name) for name in names])
+
+
+def project(spec: ReadSpec) -> Projection:
+    """The projection of a spec, with every name checked against its schema.
+
+    Raises:
+        ConfigError: a column is not in the schema, or asked twice; a filter that does not fit the schema.
+    """
+    of_data = decode_schema(spec.schema)
+    schema = with_metadata_columns(of_data, spec.columns or ())
+    names = tuple(schema.names) if spec.columns is None else spec.columns
+    # Counted once: to search for each of thousands of columns takes seconds.
+    known = Counter(schema.names)
+    for name in (*names, *spec.partition_columns):
+        if known[name] != 1:
+            raise _unknown(name, schema)
+    twice = sorted(repeated_names(names))
+    if twice:
+        raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
+    filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, of_data)
+    fields = {name: schema.field(name) for name in (*names, *filtered)}
+    places = {FILE, POSITION}.intersection(metadata_columns(names, frozenset(of_data.names)))
+    made = places.union(spec.partition_columns)
+    return Projection(
+        stored=pa.schema([field for name, field in fields.items() if name not in made]),
+        delivered=names,
+        filtered=filtered,
+        made=tuple(field for name, field in fields.items() if name in made),
+        row_filter=spec.row_filter,
+        known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
+    )
+
+
+def _unknown(name: str, schema: pa.Schema) -> ConfigError:
+    seen = schema.names.count(name)
+    if seen:
+        return ConfigError(
+            f"the schema has {seen} columns named {name}; it is not clear which one is meant. Rename them in the "
+            "files, or do not ask for them."
+        )
+    near = difflib.get_close_matches(name, schema.names, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(schema.names[:50])}."
+    return ConfigError(f"no column is named {name}; {hint}")

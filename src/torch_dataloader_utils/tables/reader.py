@@ -1,0 +1,310 @@
+"""`Reader`: reads the live rows of one row group of any format, and checks their number."""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils._arrow.batches import for_take, one_after_other, rows_only, side_by_side
+from torch_dataloader_utils._arrow.row_filter import keep_mask
+from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
+from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._store import Store, open_store
+from torch_dataloader_utils.errors import ConfigError, DataError
+from torch_dataloader_utils.formats.checks import (
+    FOREIGN,
+    check_live_rows,
+    check_stored_rows,
+    foreign_errors,
+)
+from torch_dataloader_utils.formats.conform import conform, constant
+from torch_dataloader_utils.formats.parquet.together import NumberGroups
+from torch_dataloader_utils.formats.registry import format_of
+from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.tables.iceberg.decode import decode_table_rows, stored_name
+from torch_dataloader_utils.tables.live_rows import group_deletes, has_unplaced_deletes, live_mask, stored_range
+from torch_dataloader_utils.tables.metadata_columns import place_column
+from torch_dataloader_utils.tables.projection import Projection, ReadSpec, project
+
+
+def make_reader(spec: ReadSpec) -> "Reader":
+    """The reader for a spec, which is checked here, once.
+
+    Raises:
+        ConfigError: a column or a filter that does not fit the schema.
+    """
+    # To count, nothing is delivered: only the filter's columns are decoded.
+    return Reader(spec=spec, projection=project(spec), counting=project(replace(spec, columns=())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reader:
+    """A `RowGroupReader` for every file format; tasks of different formats may be mixed.
+
+    Picklable: stores are opened on the first read in a process. Thread-safe: calls share only cached footers.
+    """
+
+    spec: ReadSpec
+    projection: Projection
+    counting: Projection
+    _stores: dict[str, Store] = field(default_factory=dict, repr=False)
+
+    def read(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> pa.RecordBatch:
+        """Live rows of one row group as one contiguous RecordBatch, in file order.
+
+        Columns are the spec's, in its order and in the schema's types (text of more than 2 GiB comes as
+        large_string). Of plain numbers in a Parquet row group, only the pages that hold `rows` are decoded; of other
+        columns, the rows up to the last of `rows`. All rows are decoded of other formats, and where a filter or deletes
+        by value choose the rows.
+
+        Raises:
+            RowCountError: the row group holds, or leaves, another number of rows than planned.
+            FileChangedError: the file is gone or is another one.
+            CorruptFileError, SchemaError, UnsupportedFeatureError: it does not decode, fit, or is not supported.
+            StoreError: the storage failed.
+        """
+        batch = side_by_side(list(self.read_columns(task, rows)))
+        names = list(self.projection.delivered)
+        return batch if batch.schema.names == names else batch.select(names)
+
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
+        """The same as RecordBatches of a few columns each; see `RowGroupReader`.
+
+        Several only for a row group of a plain Parquet file, without a filter: its rows are delivered as stored.
+        """
+        if self._is_stored(task):
+            yield from self._stored_columns(task, rows)
+        else:
+            yield self._live_rows(task, self.projection, rows)
+
+    def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
+        """See `RowGroupReader`.
+
+        Columns of plain numbers come by one call of the compiled decoder, others row group by row group.
+        """
+        groups = self.numbers_of(tasks)
+        numbers = None if groups is None else groups.decode()
+        if groups is None or numbers is None:
+            return join_row_groups(self, tasks)
+        stored, rows = self.projection.stored, groups.rows.tolist()
+        others = pa.schema([field for field in stored if field.name in groups.others])
+        here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
+        parts = list(self._conformed(tasks[0], [numbers], here))
+        if others:
+            found = [
+                list(self._conformed(source.task, _decode_parts(source, others), others)) for source in groups.sources
+            ]
+            if [columns[0].num_rows for columns in found] != rows:  # damaged: the error is that of one of them alone
+                return join_row_groups(self, tasks)
+            parts.append(one_after_other(found))
+        for task, num_rows in zip(tasks, rows, strict=True):
+            check_live_rows(task, num_rows)
+        if self.projection.made:
+            of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
+            parts.append(_with_made(of_tasks, self.projection, rows_only(numbers.num_rows)))
+        return JoinedRows(parts, rows, by_one_call=not others)
+
+    def numbers_of(self, tasks: Sequence[RowGroupTask]) -> NumberGroups | None:
+        """The columns of numbers of these row groups for one call of the compiled decoder, if it can be."""
+        if not self.spec.is_compiled or not all(map(self._is_stored, tasks)):
+            return None
+        decode_together = format_of(tasks[0].file_format).decode_together
+        if decode_together is None or len({task.file_format for task in tasks}) > 1:
+            return None
+        return decode_together(list(map(self._source, tasks)), self.projection.stored)
+
+    def _is_stored(self, task: RowGroupTask) -> bool:
+        """Whether the rows of a row group are delivered as the file stores them, a few columns at a time."""
+        is_plain = task.extra is None and self.projection.row_filter is None
+        return is_plain and format_of(task.file_format).decode_parts is not None
+
+    def count_rows(self, task: RowGroupTask) -> int:
+        """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
+        return int(self._live_rows(task, self.counting, ALL_ROWS, check_live=False).num_rows)
+
+    def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:
+        """Counts of a list column in the footer of the task's file; see `formats.parquet.decode.list_items`.
+
+        None where the format has no such counts.
+        """
+        file_format, source = format_of(task.file_format), self._source(task)
+        if file_format.list_items is None:
+            return None
+        with foreign_errors(task, source.file_is_planned):
+            if isinstance(task.extra, IcebergFile) and file_format.read_schema is not None:
+                column = stored_name(file_format.read_schema(source), self.projection.stored.field(column), task.extra)
+            return file_format.list_items(source, column)
+
+    def _live_rows(
+        self, task: RowGroupTask, projection: Projection, rows: GroupRows, *, check_live: bool = True
+    ) -> pa.RecordBatch:
+        deleted = group_deletes(task)
+        # Where live rows lie shows only once all are read, if a filter or deletes by value choose them.
+        is_placed = projection.row_filter is None and not has_unplaced_deletes(task)
+        takes_rows = format_of(task.file_format).decode_rows is not None
+        decoded = stored_range(rows, deleted) if is_placed and takes_rows else ALL_ROWS
+        source = self._source(task, projection.known)
+        with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, projection)):
+            stored, deleted = self._decoded(source, projection, decoded, deleted)
+            if decoded == ALL_ROWS:
+                check_stored_rows(task, stored.num_rows)
+            is_live = None if deleted is None else live_mask(decoded.start, stored.num_rows, deleted)
+            made = _with_made(
+                [(task, decoded.start, stored.num_rows)], projection, conform(task, stored, projection.stored)
+            )
+            live = _select(task, projection, made, is_live)
+        if decoded != ALL_ROWS:
+            _check_planned(task, deleted)
+            return live
+        if check_live:
+            check_live_rows(task, live.num_rows)
+        return slice_rows(live, rows)
+
+    def _stored_columns(self, task: RowGroupTask, rows: GroupRows) -> Generator[pa.RecordBatch]:
+        """All columns of a row group whose stored rows are the delivered ones."""
+        source, num_rows = self._source(task), 0
+        with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
+            stored = self.projection.stored
+            for part in self._conformed(task, _decode_parts(source, stored, rows), stored):
+                num_rows = part.num_rows
+                yield part
+        _check_planned(task)
+        if self.projection.made:
+            yield _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
+
+    def _refused_columns(self, source: TaskSource, projection: Projection) -> list[str]:
+        """The columns that do not decode by themselves, for a message; none where rows, not columns, are stored."""
+        refused = []
+        for each in projection.stored if format_of(source.task.file_format).is_columnar else ():
+            try:
+                self._decoded(source, replace(projection, stored=pa.schema([each])), ALL_ROWS, None)
+            except (*FOREIGN, DataError):
+                refused.append(each.name)
+        return refused
+
+    def _conformed(
+        self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        """The parts (at least one) in the types of `schema`, and one more with the columns that they lack."""
+        missing, num_rows = set(schema.names), 0
+        for part in parts:
+            num_rows, names = part.num_rows, part.schema.names
+            missing.difference_update(names)
+            yield conform(task, part, self.projection.fields(names))
+        if missing:
+            yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
+
+    def _source(self, task: RowGroupTask, known: frozenset[str] | None = None) -> TaskSource:
+        store = self._store(task.path)
+        store.note_read(task.path, task.identity, task.ordinal)
+        return TaskSource(
+            task=task,
+            store=store,
+            page_checksums=self.spec.page_checksums,
+            is_compiled=self.spec.is_compiled,
+            max_row_group_bytes=self.spec.max_row_group_bytes,
+            known=known,
+            is_of_table=isinstance(task.extra, IcebergFile),
+        )
+
+    def _decoded(
+        self, source: TaskSource, projection: Projection, rows: GroupRows, deleted: Int64s | None
+    ) -> tuple[pa.RecordBatch, Int64s | None]:
+        """These stored rows, and all rows of the row group that are deleted."""
+        extra = source.task.extra
+        if not isinstance(extra, IcebergFile):
+            return _decode(source, projection.stored, rows), deleted
+        found = decode_table_rows(source, extra, projection.stored, rows, _decode, self._store)
+        if len(found.deleted):
+            deleted = found.deleted if deleted is None else np.union1d(deleted, found.deleted)
+        return found.stored, deleted
+
+    def _store(self, path: str) -> Store:
+        # One store for each scheme and authority, so that a client is opened once and not for each file.
+        head, separator, rest = path.partition("://")
+        key = path if "::" in path else f"{head}{separator}{rest.partition('/')[0]}" if separator else ""
+        store = self._stores.get(key)
+        if store is None:
+            store = self._stores.setdefault(key, open_store(path, self.spec.access))
+        return store
+
+
+def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
+    """Raises RowCountError unless the stored rows that are not deleted by position are as many as were planned."""
+    if task.physical_rows != UNKNOWN:
+        check_live_rows(task, task.physical_rows - (0 if deleted is None else len(deleted)))
+
+
+def _decode(source: TaskSource, fields: pa.Schema, rows: GroupRows) -> pa.RecordBatch:
+    """Return stored rows: `rows` where the format decodes some rows of a row group, else all."""
+    file_format = format_of(source.task.file_format)
+    if file_format.decode_rows is not None:
+        return file_format.decode_rows(source, fields, rows)
+    return file_format.decode(source, fields)
+
+
+def _decode_parts(source: TaskSource, fields: pa.Schema, rows: GroupRows = ALL_ROWS) -> Iterator[pa.RecordBatch]:
+    """Yield stored rows, a few columns at a time."""
+    decode_parts = format_of(source.task.file_format).decode_parts
+    return iter([_decode(source, fields, rows)]) if decode_parts is None else decode_parts(source, fields, rows)
+
+
+def _select(
+    task: RowGroupTask, projection: Projection, rows: pa.RecordBatch, is_live: npt.NDArray[np.bool_] | None
+) -> pa.RecordBatch:
+    """The delivered columns of the rows that are neither deleted nor filtered out."""
+    mask = None if is_live is None else pa.array(is_live)
+    if projection.row_filter is not None:
+        kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
+        mask = kept if mask is None else pc.and_(mask, kept)
+    live = rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows
+    if mask is None or mask.true_count == rows.num_rows:
+        return live
+    return for_take(live).filter(mask) if projection.delivered else rows_only(mask.true_count)
+
+
+def _with_made(
+    tasks: Sequence[tuple[RowGroupTask, int, int]], projection: Projection, stored: pa.RecordBatch
+) -> pa.RecordBatch:
+    """The stored rows with the columns that files do not hold; tasks: each with its first row and number of rows."""
+    if not projection.made:
+        return stored
+    columns = []
+    for item in projection.made:
+        pieces = [_made_column(task, item, first_row, rows) for task, first_row, rows in tasks]
+        columns.append(pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces))
+    schema = pa.schema([*stored.schema, *projection.made])
+    return pa.RecordBatch.from_arrays([*stored.columns, *columns], schema=schema)
+
+
+def _made_column(task: RowGroupTask, item: pa.Field, first_row: int, num_rows: int) -> pa.Array:
+    for known, value in task.partition_values:
+        if known == item.name:
+            return constant(value, item, num_rows)
+    return place_column(task, item.name, first_row, num_rows)
+
+
+def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: pa.RecordBatch) -> pa.BooleanArray:
+    try:
+        return keep_mask(projection.row_filter, batch)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"{task.where}: the row filter {projection.row_filter} cannot be evaluated ({error}). It fits the types "
+            "but not these values; rewrite it."
+        ) from error
+
+
+def join_row_groups(reader: RowGroupReader, tasks: Sequence[RowGroupTask]) -> JoinedRows:
+    """See `RowGroupReader.read_together`: each row group is read by itself, and then joined with the others."""
+    groups = [list(reader.read_columns(task)) for task in tasks]
+    return JoinedRows([one_after_other(groups)], [columns[0].num_rows for columns in groups], by_one_call=False)
+
+
+def slice_rows(batch: pa.RecordBatch, rows: GroupRows) -> pa.RecordBatch:
+    """Some rows of a batch, as a view."""
+    start, stop = rows.of(batch.num_rows)
+    return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)

@@ -1,0 +1,142 @@
+"""Documents that are permuted by epoch before they are packed, against a walk over permuted lists."""
+
+import itertools
+import json
+import warnings
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.effort import effort
+from tests.samples.corpora import corpora, number_tokens, packings, walk_group, write_corpus
+from tests.samples.test_fields import FIELDS, expected_sample, samples, write
+from tests.samples.test_packed_loader import load
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError
+from torch_dataloader_utils.samples import pack_tokens
+
+shuffled_packings = packings(fields=FIELDS, shuffle_documents=True)
+
+
+def expected_of(folder, files, packing, epoch, seed=42):
+    """All samples of an epoch in plan order: of each row group, those of its documents in the epoch's order."""
+    plan_row = 0
+    for index, groups in enumerate(files):
+        for ordinal, group in enumerate(groups):
+            words = {"seed": seed, "epoch": epoch, "purpose": Purpose.DOCUMENTS, "index": plan_row}
+            order = permutation(len(group), **words).tolist()
+            place = (str(folder / f"part-{index:02}.parquet"), ordinal)
+            for entries in walk_group([group[row] for row in order], packing):
+                yield expected_sample([(order[number], at) for number, at in entries], group, place, packing)
+                plan_row += 1
+
+
+@pytest.mark.slow
+@given(lengths=corpora, packing=shuffled_packings, epoch=st.integers(0, 2**40), seed=st.integers(0, 2**64))
+@settings(max_examples=effort(60), deadline=None)
+def test_samples_are_those_of_a_walk_over_the_permuted_documents(lengths, packing, epoch, seed):
+    assume(any(map(len, lengths)))
+    files = number_tokens(lengths)
+    with TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The epoch has no steps")
+        folder = Path(name)
+        write(folder, files)
+        loader = load(folder, packing, shuffle_seed=seed)
+        loader.set_epoch(epoch)
+        received = [sample for batch in loader for sample in samples(batch)]
+        assert received == list(expected_of(folder, files, packing, epoch, seed))
+
+
+@pytest.mark.slow
+@given(lengths=corpora, packing=shuffled_packings, num_ranks=st.integers(1, 3), epoch=st.integers(0, 3), data=st.data())
+@settings(max_examples=effort(40), deadline=None)
+def test_samples_of_an_epoch_come_once_over_ranks_and_a_chain_of_resumes(lengths, packing, num_ranks, epoch, data):
+    files, state, received, repeated = number_tokens(lengths), None, Counter(), 0
+    with TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        folder = Path(name)
+        expected = list(expected_of(folder, files, packing, epoch))
+        assume(expected)
+        write(folder, files)
+        options = {"shuffle": True, "shuffle_rows": data.draw(st.sampled_from([None, 7])), "split_rows": 5}
+        while state is None or state["epoch"] == epoch:
+            loaders = [load(folder, packing, num_ranks=num_ranks, rank=rank, **options) for rank in range(num_ranks)]
+            steps = data.draw(st.integers(1, 5))
+            for loader in loaders:
+                if state is None:
+                    loader.set_epoch(epoch)
+                else:
+                    loader.load_state_dict(state)
+                repeated = loader.plan.repeated_rows
+                iterator = iter(loader)
+                for batch in itertools.islice(iterator, steps):
+                    received.update(samples(batch))
+                iterator.close()
+            state, num_ranks = json.loads(json.dumps(loaders[0].state_dict())), data.draw(st.integers(1, 3))
+    assert set(received) == set(expected)
+    assert sum(received.values()) == len(expected) + repeated
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder, number_tokens([[[5, 0, 30, None, 12] * 5, [40, 3]], [[9] * 20]]))
+    return folder
+
+
+def company(loader):
+    """Which documents share a sample in the next epoch of a loader."""
+    found = set()
+    for batch in loader:
+        for group, rows in zip(batch["document_row_group"].to_list(), batch["document_row"].to_list(), strict=True):
+            found.update(itertools.combinations(sorted(zip(group, rows, strict=True)), 2))
+    return found
+
+
+@pytest.mark.parametrize("fill", ["greedy", "best_fit"])
+def test_company_changes_with_the_epoch_and_the_number_of_samples_does_not(corpus, fill):
+    fields = ("tokens", "document_row", "document_row_group")
+    found, steps = [], set()
+    for shuffled in (False, True):
+        loader = load(corpus, pack_tokens("tokens", 32, fill=fill, fields=fields, shuffle_documents=shuffled))
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            steps.add(len(loader))
+            found.append(company(loader))
+    assert len(steps) == 1
+    assert found[0] == found[1] == found[2]
+    assert len(set(map(frozenset, found[2:]))) == 4
+
+
+@pytest.mark.processes
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_worker_processes_and_a_foreign_loader_deliver_the_same_samples(corpus, workers):
+    from torch.utils.data import DataLoader
+
+    packing = pack_tokens("tokens", 16, shuffle_documents=True)
+    threads = load(corpus, packing)
+    threads.set_epoch(5)
+    expected = Counter(tuple(row) for batch in threads for row in batch["tokens"].tolist())
+    processes = load(corpus, packing, num_workers=workers)
+    processes.set_epoch(5)
+    assert Counter(tuple(row) for batch in processes for row in batch["tokens"].tolist()) == expected
+    dataset = StructuredDataset(str(corpus), batch_size=3).pack_tokens("tokens", 16, shuffle_documents=True)
+    dataset.set_epoch(5)
+    foreign = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert Counter(tuple(row) for batch in foreign for row in batch["tokens"].tolist()) == expected
+
+
+def test_a_state_and_an_inventory_bind_to_it(corpus):
+    plain, shuffled = (pack_tokens("tokens", 16, shuffle_documents=each) for each in (False, True))
+    state = load(corpus, plain).state_dict()
+    assert plain.describe() == pack_tokens("tokens", 16).describe()
+    with pytest.raises(CheckpointMismatchError):
+        load(corpus, shuffled).load_state_dict(state)
+    with pytest.raises(ConfigTypeError, match="shuffle_documents="):
+        pack_tokens("tokens", 16, shuffle_documents="yes")
