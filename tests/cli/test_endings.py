@@ -14,10 +14,10 @@ import pytest
 
 from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
-from torch_dataloader_utils.megatron import corpora
-from torch_dataloader_utils._store.kept_files import VARIABLE
+from torch_dataloader_utils.cache.kept_files import VARIABLE
 from torch_dataloader_utils.cli.tokens import process_pool
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.megatron import corpora
 
 pytestmark = pytest.mark.processes
 
@@ -207,7 +207,7 @@ def build(tmp_path, *options, code):
 def test_a_signal_ends_a_build_and_says_how_to_go_on(tmp_path, monkeypatch, number, word, code):
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a library of another test, as Ray, may have left its own
     try:
-        monkeypatch.setattr(tokens, "build_corpus", lambda *_, **__: signal.raise_signal(number))
+        monkeypatch.setattr(corpora, "build_corpus", lambda *_, **__: signal.raise_signal(number))
         line = build(tmp_path, code=code)
         assert line.startswith(f"tdu: {word}. The parts that are done stay; the same command goes on")
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -219,7 +219,7 @@ def test_a_full_disk_is_the_storage(tmp_path, monkeypatch):
     def fill(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tokens, "build_corpus", fill)
+    monkeypatch.setattr(corpora, "build_corpus", fill)
     line = build(tmp_path, code=1)
     assert "No space left on device. Free some space" in line
     assert line.endswith("the same command goes on with them.")
@@ -233,7 +233,7 @@ def test_errors_of_the_system_are_told_apart(tmp_path, monkeypatch, number, code
     def fail(*_, **__):
         raise OSError(number, os.strerror(number), "part")
 
-    monkeypatch.setattr(tokens, "merge_corpora", fail)
+    monkeypatch.setattr(corpora, "merge_corpora", fail)
     assert advice in one_line(tdu("tokens", "merge", "a", tmp_path / "b", code=code))
 
 
@@ -254,4 +254,4 @@ def test_a_corpus_that_exists_asks_for_the_flag(tmp_path):
 def test_a_format_that_is_another_names_the_argument_of_corpora(tmp_path):
     pq.write_table(pa.table({"text": [[1], [2]]}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match='pass file_format="parquet"'):
-        tokens.build_corpus(tmp_path / "a.parquet", tmp_path / "corpus", column="text", file_format="orc")
+        corpora.build_corpus(tmp_path / "a.parquet", tmp_path / "corpus", column="text", file_format="orc")

@@ -18,9 +18,9 @@ from tests.store.test_local_patterns import as_a_user
 from torch_dataloader_utils import HostCache
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils._store import Buffer, RemoteOptions, Span, StoreAccess
-from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, GroupKey
-from torch_dataloader_utils._store.cache_schedule import ReadSchedule, ReadSchedules
-from torch_dataloader_utils._store.host_cache import OpenCache
+from torch_dataloader_utils.cache.entries import HEAD_BYTES, GroupKey
+from torch_dataloader_utils.cache.host_cache import OpenCache
+from torch_dataloader_utils.cache.schedules import ReadSchedule, ReadSchedules
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -273,7 +273,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from tests.store.test_host_cache import key, open_cache
-from torch_dataloader_utils._store.cache_schedule import ReadSchedule
+from torch_dataloader_utils.cache.schedules import ReadSchedule
 keys = np.array([key(1).number], np.uint64)
 cache = open_cache(Path(sys.argv[1]))
 cache.foresee("other", ReadSchedule(keys=keys, times=np.zeros(1), num_present=1))
@@ -317,7 +317,7 @@ import os, sys
 from pathlib import Path
 from tests.faults import crash_points
 from tests.store.test_host_cache import Origin, files, key, open_cache, read
-from torch_dataloader_utils._store.cache_schedule import ReadSchedule
+from torch_dataloader_utils.cache.schedules import ReadSchedule
 import numpy as np
 root = Path(sys.argv[1])
 steps = ("write", "pwrite", "pwritev", "ftruncate", "unlink")

@@ -9,8 +9,9 @@ from typing import BinaryIO
 
 import pytest
 
-from torch_dataloader_utils._store import PendingFile, kept_files, publish, write_atomically
-from torch_dataloader_utils._store.kept_files import KeptFiles
+from torch_dataloader_utils._store import PendingFile, publish, write_atomically
+from torch_dataloader_utils.cache import kept_files
+from torch_dataloader_utils.cache.kept_files import KeptFiles
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 ROOT = Path(__file__).parents[2]
@@ -136,7 +137,7 @@ KEEP = """
 import sys
 from pathlib import Path
 from tests.faults.crash_points import crash_everywhere, fill_disk_everywhere
-from torch_dataloader_utils._store.kept_files import KeptFiles
+from torch_dataloader_utils.cache.kept_files import KeptFiles
 root, data = Path(sys.argv[1]), bytes(range(256)) * 8
 
 def check():

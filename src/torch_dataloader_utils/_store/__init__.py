@@ -14,20 +14,18 @@ for its URLs one at `remote_url`. Another client library (as `obstore`) is opene
 """
 
 from torch_dataloader_utils._core.paths import check_no_password, has_credentials, redact
+from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils._runtime.waiting import request_threads
 from torch_dataloader_utils._store.access import Credentials, RemoteOptions, Secret, StoreAccess
-from torch_dataloader_utils._store.cancellation import request_threads
 from torch_dataloader_utils._store.censor import censor, censored_text
 from torch_dataloader_utils._store.diagnosis import is_refusal
 from torch_dataloader_utils._store.foresight import Foresight
-from torch_dataloader_utils._store.host_cache import HostCache
 from torch_dataloader_utils._store.interface import (
     TAIL_BYTES,
-    Buffer,
     CoalesceLimits,
     FileEntry,
     FileStat,
     Listing,
-    Span,
     Store,
     Tail,
 )
@@ -37,6 +35,7 @@ from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.sparse_file import SparseFile
 from torch_dataloader_utils._store.store_errors import dead_link
+from torch_dataloader_utils.cache.host_cache import HostCache
 
 __all__ = [
     "MOST_READ_BYTES",

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
 from torch_dataloader_utils._store.censor import secret_names
-from torch_dataloader_utils._store.host_cache import HostCache
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
+from torch_dataloader_utils.cache.host_cache import HostCache
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderError, StoreError, of_type
 
 

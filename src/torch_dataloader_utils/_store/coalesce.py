@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, Span
+from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils._store.interface import CoalesceLimits
 
 _FREE_WASTE_BYTES = 16 << 10
 

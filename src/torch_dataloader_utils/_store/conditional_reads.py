@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
+from torch_dataloader_utils._core.spans import Span
 from torch_dataloader_utils._store.diagnosis import (
     OtherObjectError,
     ShortReplyError,
@@ -18,7 +19,6 @@ from torch_dataloader_utils._store.diagnosis import (
     WrongReplyError,
 )
 from torch_dataloader_utils._store.identity import names_no_version, stat_of
-from torch_dataloader_utils._store.interface import Span
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 _PIECE_BYTES = 1 << 20

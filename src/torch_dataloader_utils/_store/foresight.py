@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._store.access import StoreAccess
-from torch_dataloader_utils._store.cache_entries import GroupKey
-from torch_dataloader_utils._store.cache_schedule import ReadSchedule
-from torch_dataloader_utils._store.host_cache import HostCache, opened
+from torch_dataloader_utils.cache.entries import GroupKey
+from torch_dataloader_utils.cache.host_cache import HostCache, opened
+from torch_dataloader_utils.cache.schedules import ReadSchedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,7 @@ from typing import Protocol
 
 from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negative
 from torch_dataloader_utils._core.inventory import pinned
-
-Span = tuple[int, int]
-"""A range of bytes of a file: (offset, length)."""
-
-Buffer = bytes | memoryview
+from torch_dataloader_utils._core.spans import Buffer, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from stat import S_ISFIFO
 
 import pyarrow as pa
 
+from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, short_read
-from torch_dataloader_utils._store.interface import Buffer, CoalesceLimits, FileEntry, FileStat, Listing, Span, Tail
+from torch_dataloader_utils._store.interface import CoalesceLimits, FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.store_errors import dead_link, translated
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern
 from torch_dataloader_utils.errors import NoDataError

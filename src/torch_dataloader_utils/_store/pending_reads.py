@@ -8,6 +8,7 @@ from typing import Any
 
 from fsspec.asyn import get_loop
 
+from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._observe.counters import count_latencies, thread_counts
 from torch_dataloader_utils._store.cancellation import ask, run_on_loop
 from torch_dataloader_utils._store.conditional_reads import (
@@ -19,7 +20,6 @@ from torch_dataloader_utils._store.conditional_reads import (
 )
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
 from torch_dataloader_utils._store.hub import fetch_from_hub
-from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils._store.obstore import fetch_from_obstore
 from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
 

@@ -9,20 +9,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
+from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._observe.counters import count_error, count_latencies, fetching, thread_counts
 from torch_dataloader_utils._runtime.parallel import map_watched
+from torch_dataloader_utils._runtime.waiting import pause
 from torch_dataloader_utils._store.access import StoreAccess
-from torch_dataloader_utils._store.cache_entries import GroupKey
-from torch_dataloader_utils._store.cancellation import ask, pause
+from torch_dataloader_utils._store.cancellation import ask
 from torch_dataloader_utils._store.censor import censor
 from torch_dataloader_utils._store.client import clients, exclusive_use, is_hub, open_client
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
-from torch_dataloader_utils._store.host_cache import OpenCache, opened
 from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
-from torch_dataloader_utils._store.interface import Buffer, FileEntry, FileStat, Listing, Span, Tail
-from torch_dataloader_utils._store.kept_files import KeptFiles, footer_cache
+from torch_dataloader_utils._store.interface import FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.obstore import no_panic
 from torch_dataloader_utils._store.pending_reads import PendingReads
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
@@ -31,6 +30,9 @@ from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.store_errors import failure_text, store_error
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
+from torch_dataloader_utils.cache.entries import GroupKey
+from torch_dataloader_utils.cache.host_cache import OpenCache, opened
+from torch_dataloader_utils.cache.kept_files import KeptFiles, footer_cache
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
 _log = logging.getLogger("torch_dataloader_utils.retries")

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from torch_dataloader_utils._store.interface import Buffer, Span
+from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils.errors import InternalError
 
 

@@ -18,9 +18,10 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from torch_dataloader_utils._store.cancellation import ask, request_threads, run_on_loop
+from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils._runtime.waiting import request_threads
+from torch_dataloader_utils._store.cancellation import ask, run_on_loop
 from torch_dataloader_utils._store.client import has_buckets, is_s3
-from torch_dataloader_utils._store.interface import Buffer, Span
 from torch_dataloader_utils._store.store_errors import translated
 from torch_dataloader_utils.errors import LoaderError, StoreError
 

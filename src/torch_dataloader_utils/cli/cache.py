@@ -38,8 +38,8 @@ def _subcommand(function: Callable[..., None]) -> Callable[..., None]:
 @_subcommand
 def show(directory: Path, as_json: bool) -> None:
     """Show entries, their bytes, and the ranks whose next reads are known."""
-    from torch_dataloader_utils._store.cache_entries import EntryFiles
-    from torch_dataloader_utils._store.cache_schedule import ReadSchedules
+    from torch_dataloader_utils.cache.entries import EntryFiles
+    from torch_dataloader_utils.cache.schedules import ReadSchedules
 
     root = _root(directory)
     sizes = [size for _, size in EntryFiles(root).sizes()]
@@ -67,8 +67,8 @@ def show(directory: Path, as_json: bool) -> None:
 @_subcommand
 def verify(directory: Path, as_json: bool) -> None:
     """Check the bytes of every entry; damaged ones are removed, and fetched again when they are needed."""
-    from torch_dataloader_utils._store.cache_entries import DamagedEntryError
-    from torch_dataloader_utils._store.cache_index import CacheIndex
+    from torch_dataloader_utils.cache.entries import DamagedEntryError
+    from torch_dataloader_utils.cache.index import CacheIndex
 
     index = CacheIndex(_root(directory), 0)
     whole = damaged = 0
@@ -87,7 +87,7 @@ def verify(directory: Path, as_json: bool) -> None:
 @_subcommand
 def clear(directory: Path, as_json: bool) -> None:
     """Remove the cache from the directory; nothing else there is touched."""
-    from torch_dataloader_utils._store.cache_entries import EntryFiles
+    from torch_dataloader_utils.cache.entries import EntryFiles
 
     root = _root(directory)
     num_bytes = sum(size for _, size in EntryFiles(root).sizes())
@@ -107,7 +107,7 @@ def _root(directory: Path) -> Path:
     Raises:
         NoDataError: there is none.
     """
-    from torch_dataloader_utils._store.host_cache import cache_root
+    from torch_dataloader_utils.cache.host_cache import cache_root
 
     root = cache_root(directory.absolute())
     if not root.is_dir():

@@ -20,7 +20,7 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess, redact
 from torch_dataloader_utils._store.identity import any_names_no_version
-from torch_dataloader_utils._store.kept_files import KeptFiles, row_length_cache
+from torch_dataloader_utils.cache.kept_files import KeptFiles, row_length_cache
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 from torch_dataloader_utils.shape.lengths import measure_rows

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from torch_dataloader_utils._store import Buffer, FileStat, Store
 from torch_dataloader_utils._store.identity import names_no_version
-from torch_dataloader_utils._store.kept_files import scan_cache
+from torch_dataloader_utils.cache.kept_files import scan_cache
 
 # To read a smaller local file again takes no longer than a tick of the file system's clock.
 _SMALLEST_LOCAL_BYTES = 8 << 20

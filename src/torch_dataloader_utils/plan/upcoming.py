@@ -97,7 +97,7 @@ class CachedPart:
 
 
 class CacheForecast:
-    """A host's cache, empty at first, as it would be used; the same rules as `_store/cache_index.py`.
+    """A host's cache, empty at first, as it would be used; the same rules as `cache/index.py`.
 
     To make room, it evicts the row group whose next read is farthest away; of those that no known epoch reads, the
     oldest. A row group that would be evicted at once is not kept.

@@ -18,9 +18,9 @@ from threading import Lock
 
 import numpy as np
 
-from torch_dataloader_utils._store.cache_entries import HEAD_BYTES, EntryFiles, is_entry, key_number
-from torch_dataloader_utils._store.cache_schedule import ReadSchedules
-from torch_dataloader_utils._store.cancellation import pause
+from torch_dataloader_utils._runtime.waiting import pause
+from torch_dataloader_utils.cache.entries import HEAD_BYTES, EntryFiles, is_entry, key_number
+from torch_dataloader_utils.cache.schedules import ReadSchedules
 
 _RECORD = struct.Struct("<40sq")
 _MOST_JOURNAL_BYTES = 16 << 20

@@ -20,18 +20,18 @@ from types import MappingProxyType
 
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.option_values import footer_bytes
+from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._observe.counters import thread_counts
-from torch_dataloader_utils._store.cache_entries import (
+from torch_dataloader_utils._runtime.waiting import pause
+from torch_dataloader_utils.cache.entries import (
     MOST_ENTRY_BYTES,
     Claim,
     DamagedEntryError,
     GroupKey,
 )
-from torch_dataloader_utils._store.cache_index import CacheIndex
-from torch_dataloader_utils._store.cache_schedule import ReadSchedule
-from torch_dataloader_utils._store.cancellation import pause
-from torch_dataloader_utils._store.interface import Buffer, Span
-from torch_dataloader_utils._store.kept_files import KeptFiles, check_private, make_private
+from torch_dataloader_utils.cache.index import CacheIndex
+from torch_dataloader_utils.cache.kept_files import KeptFiles, check_private, make_private
+from torch_dataloader_utils.cache.schedules import ReadSchedule
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 _log = logging.getLogger("torch_dataloader_utils.cache")

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from torch_dataloader_utils._store.interface import Buffer
+from torch_dataloader_utils._core.spans import Buffer
 
 _log = logging.getLogger(__name__)
 

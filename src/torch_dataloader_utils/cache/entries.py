@@ -19,8 +19,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_dataloader_utils._store.interface import Buffer, Span
-from torch_dataloader_utils._store.kept_files import make_private
+from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils.cache.kept_files import make_private
 
 _MAGIC = b"TDUCACH1"
 _HEAD = struct.Struct("<8sQI40s4x")
