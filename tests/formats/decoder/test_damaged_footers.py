@@ -47,7 +47,7 @@ def test_a_flip_of_any_bit_of_a_footer_has_the_verdict_of_pyarrow(
     """The type of a chunk, what may be null, the levels of lists: a footer says them twice, and pyarrow compares."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", EACH_BIT, str(tmp_path / "a.parquet"), json.dumps(options), str(step)],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=300,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.formats.decoder.test_decoder import numbers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DECODER = ROOT / "src" / "torch_dataloader_utils" / "_decoder"
 SECONDS = 60
 FOOTER, LINES = 100, 101  # see fuzz.c
@@ -83,7 +83,7 @@ def seeds() -> bytes:
             layout = (stored, width, chunk.physical_type in ("INT32", "INT64"), 1)
             rest = (chunk.num_values, 0, 300, 1 << 20, checksums, 2 * is_list, len(pages))
             found.append(struct.pack("<12q", *map(int, (CODECS[chunk.compression], *layout, *rest))) + pages)
-        found += [struct.pack("<12q", LINES, *[0] * 10, len(JSON)) + JSON] * (len(found) // 10)
+    found += [struct.pack("<12q", LINES, *[0] * 10, len(JSON)) + JSON] * (len(found) // 10)
     return b"".join(found)
 
 
@@ -91,7 +91,7 @@ def seeds() -> bytes:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_no_mutated_chunk_reads_or_writes_outside_of_its_buffers(tmp_path: Path) -> None:
     (tmp_path / "seeds").write_bytes(seeds())
-    sources = [ROOT / "tests" / "decoder" / "fuzz.c", *(p for p in sorted(DECODER.glob("*.c")) if p.name != "module.c")]
+    sources = [Path(__file__).with_name("fuzz.c"), *(p for p in sorted(DECODER.glob("*.c")) if p.name != "module.c")]
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     build = ["cc", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *checks, f"-I{DECODER}", *map(str, sources), "-ldl"]
     subprocess.run([*build, "-o", str(tmp_path / "fuzz")], check=True, timeout=300)

@@ -274,7 +274,7 @@ except FileChangedError as error:
 @pytest.mark.parametrize(("use", "openings"), [("read", 1), ("merge", 1), ("merge", 3)])
 def test_a_corpus_that_is_replaced_as_it_is_opened_is_no_mixture(tmp_path: Path, use: str, openings: int) -> None:
     command = [sys.executable, "-c", REPLACED, str(tmp_path), str(openings), use]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
     assert "replaced while the corpus was opened" in done.stdout or "changed while it was copied" in done.stdout
     assert not (tmp_path / "merged.idx").exists()

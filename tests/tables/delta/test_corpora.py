@@ -11,7 +11,7 @@ from tests.tables.delta.reading import deltalake_rows, in_order, read_rows
 from torch_dataloader_utils import scan_delta
 from torch_dataloader_utils.errors import NoDataError, UnsupportedFeatureError
 
-ROOT = Path(__file__).resolve().parents[3] / "shared" / "corpora" / "delta-rs"
+ROOT = Path(__file__).resolve().parents[4] / "shared" / "corpora" / "delta-rs"
 
 pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="the corpora are not beside the checkout")
 

@@ -13,7 +13,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from tests.tables.iceberg.reading import in_order, read_rows
 from torch_dataloader_utils.errors import NoDataError, UnsupportedFeatureError
 
-ROOT = Path(__file__).resolve().parents[3] / "shared" / "corpora" / "duckdb-iceberg"
+ROOT = Path(__file__).resolve().parents[4] / "shared" / "corpora" / "duckdb-iceberg"
 PREFIX = "data/persistent"
 
 pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="the corpora are not beside the checkout")

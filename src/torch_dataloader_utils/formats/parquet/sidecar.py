@@ -68,6 +68,7 @@ def _read_sidecar(
     metadata = reader.metadata
     check_footer(tail.data, metadata, redact(sidecar.path))
     schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
+    _ = schema.names  # a ValueError if a name is not UTF-8
     rows, nulls = group_rows(sidecar.path, metadata, schema, request.columns, tail.data)
     _check_values(sidecar.path, metadata)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
