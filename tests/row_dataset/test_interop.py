@@ -143,7 +143,7 @@ def test_accelerate_shards_it(table):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_stateful_dataloader_resumes(table, num_workers):
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
 

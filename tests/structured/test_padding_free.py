@@ -115,7 +115,9 @@ def test_epochs_have_as_many_steps_of_other_batches(texts):
 
 @pytest.mark.slow
 @pytest.mark.cases(1)
-@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (3, 0), (1, 2)])
+@pytest.mark.parametrize(
+    ("num_ranks", "num_workers"), [(1, 0), (3, 0), pytest.param(1, 2, marks=pytest.mark.processes)]
+)
 def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_workers):
     options = {"num_ranks": num_ranks, "rank": num_ranks - 1, "num_workers": num_workers}
     loader = load(texts, **options)
