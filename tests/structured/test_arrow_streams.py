@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, scan_files
-from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import FileEntry, LocalStore
 from torch_dataloader_utils.errors import CorruptFileError
+from torch_dataloader_utils.formats.arrow.format import ARROW
 from torch_dataloader_utils.formats.arrow.messages import FlatTable, Message, metadata_length, stream_messages
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.registry import scan_file
@@ -55,7 +55,7 @@ def make_batches(group_rows: list[int], *, categories: bool) -> list[pa.RecordBa
 def scanned_rows(path: Path) -> list[int]:
     store = LocalStore()
     item = ScanItem(entry=FileEntry(path=str(path), stat=store.stat(str(path))))
-    scan = scan_file(store, ScanRequest(file_format=FileFormat.ARROW), item)
+    scan = scan_file(store, ScanRequest(format=ARROW), item)
     assert isinstance(scan, FileScan)
     return scan.groups[:, 0].tolist()
 
