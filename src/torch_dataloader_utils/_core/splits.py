@@ -29,8 +29,9 @@ class DataFileInfo:
 class IcebergDataFileInfo(DataFileInfo):
     """One data file of an Iceberg table, with its partition values and the snapshot that it was planned from.
 
-    partition: Value of each field of the file's partition spec, by name, as the table stores the value: after the
-        transform, dates as days since 1970 and times as microseconds. Empty where the file is not partitioned.
+    Attributes:
+        partition: Value of each field of the file's partition spec, by name, as the table stores the value: after the
+            transform, dates as days since 1970 and times as microseconds. Empty where the file is not partitioned.
     """
 
     partition: dict[str, Any] | None = field(default=None, hash=False)
