@@ -47,7 +47,7 @@ def to_plain(column: pa.Array) -> pa.Array:
 
 
 def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return where the lists of a column, or views of lists, begin in the result of `flatten`, and where the last ends.
+    """Return where lists, or views of lists, begin in the result of `flatten`, and where the last ends; from 0.
 
     [[7, 8], null, [9]]      0 2 2 3
     """

@@ -73,7 +73,7 @@ class Segment:
         missing = [rank for rank in wanted if rank not in known]
         if missing:
             raise CheckpointMismatchError(
-                f"Row counts are not known, so a state has only the position of its own rank; the positions of ranks "
+                "Row counts are not known, so a state has only the position of its own rank; the positions of ranks "
                 f"{missing} are missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with "
                 'row counts (count_rows="auto").'
             )

@@ -198,7 +198,7 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
         cursors.update(dict(segment.cursors or ()))
     steps = [None if segment.has_finished(rank) else segment.steps_of(rank) for rank, segment in enumerate(last)]
     if any(steps[rank] is None for rank in cursors) or not all(map(_may_be_of, last, range(num_ranks))):
-        raise ConfigError("merge_states takes states in rank order, and these are not in it: pass rank 0's first.")
+        raise ConfigError("merge_states got states out of rank order: pass the states in rank order, rank 0's first.")
     together = Segment(
         topology=topology,
         steps=steps[0] if len(set(steps)) == 1 else tuple(steps),

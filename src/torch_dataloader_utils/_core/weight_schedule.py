@@ -126,8 +126,8 @@ class WeightSchedule:
     def pieces(self, step_items: int = 1, capped: Collection[tuple[int, int]] = ()) -> "tuple[SchedulePiece, ...]":
         """Return the schedule by items, with `step_items` items a step, as pieces in which shares are linear.
 
-        capped: (source, items) pairs: after this number of items of the blend the source gives nothing more. From then
-            on only the other sources have weights, as if the source did not exist.
+        capped: (source, items) pairs. After this number of items of the blend the source gives nothing more: from then
+        on only the other sources have weights, as if the source did not exist.
         """
         nodes = [float(step * step_items) for step in self.steps]
         borders = [*sorted({*nodes, *(float(items) for _, items in capped)}), np.inf]
