@@ -37,7 +37,9 @@ def normalize_weights(weights: Sequence[float]) -> list[float]:
     with np.errstate(over="ignore"):
         total = np.sum(array)
     if not np.isfinite(total) or (array < 0).any() or not total > 0:
-        raise ConfigError(f"Weights and their sum must be finite, not negative and not all 0: {list(weights)}.")
+        raise ConfigError(
+            f"Weights must be finite, not negative and not all 0, and so must their sum: {list(weights)}."
+        )
     normalized: list[float] = (array / total).tolist()
     return normalized
 
