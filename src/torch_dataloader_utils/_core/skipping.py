@@ -15,7 +15,7 @@ from torch_dataloader_utils.errors import (
 
 OnError = Literal["raise", "skip"]
 
-# Left out on purpose, because nothing is damaged: a file that changed, does not fit the schema or uses an unsupported
+# Not bad data, because nothing is damaged: a file that changed, does not fit the schema or uses an unsupported
 # feature, a lack of memory, and storage that fails.
 BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError)
 """Errors for which a row group is left out, or (except RowCountError) a file when its metadata is read."""

@@ -61,10 +61,11 @@ class TableSnapshot:
         return None if self.from_snapshot_id is None else self.snapshot_id
 
     def may_follow(self, earlier: "TableSnapshot") -> bool:
-        """Return whether an epoch over this may follow one over `earlier`, no row of an increment lost or repeated.
+        """Return whether an epoch over this snapshot may follow an epoch over `earlier`.
 
-        True for a later version of the same table, and for another snapshot of the same table (snapshot ids have no
-        order). An increment must begin where the increment before it ended.
+        No row of an increment is then lost or read twice. True for a later version of the same table, and for another
+        snapshot of the same table (snapshot ids have no order). An increment must begin where the increment before it
+        ended.
         """
         if self.table is None or (self.table, self.kind) != (earlier.table, earlier.kind):
             return False

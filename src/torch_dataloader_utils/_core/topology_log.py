@@ -139,7 +139,7 @@ def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
 def _decode_cursors(
     rank: int, of_workers: Sequence[Any], next_worker: int | None = None, *, steps: Any, worker: int | None
 ) -> RankCursors:
-    """Return the cursors of one rank. In version 2 the next worker follows from the steps, as no worker has ended."""
+    """Return the cursors of one rank. Version 2 lacks the next worker; the steps give it, while no worker has ended."""
     if next_worker is None:
         done = steps[rank] if isinstance(steps, tuple) else steps
         next_worker = ((done or 0) if worker is None else worker) % len(of_workers)

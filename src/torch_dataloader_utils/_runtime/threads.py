@@ -2,7 +2,7 @@
 
 pyarrow's allocator takes a lock when a thread begins and when a thread ends, and does not prepare for forks: a child
 forked in that moment has the lock held forever, and its first new thread waits for the lock. This happened to 6 of
-110,000 children forked just after threads had ended, and to none of 105,000 if the fork waited. Joining a thread is not
+110,000 children forked just after threads had ended, and to none of 105,000 whose fork waited. Joining a thread is not
 enough, because a thread frees its memory after the join.
 """
 

@@ -12,7 +12,7 @@ from torch_dataloader_utils._store.interface import FileStat
 from torch_dataloader_utils.errors import DataError, FileChangedError
 
 # Clients spell these keys differently; listings and single look-ups of one store agree. After the etags come names of
-# contents: of hf:// (repositories, then buckets), github:// and git://. The last time but two is webhdfs's.
+# contents: of hf:// (repositories, then buckets), github:// and git://. `modificationTime` is webhdfs's.
 _ETAG_KEYS = ("ETag", "etag", "e_tag", "blob_id", "xet_hash", "sha", "hex")
 _TIME_KEYS = (
     "mtime",

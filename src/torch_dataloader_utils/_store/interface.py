@@ -80,7 +80,7 @@ class CoalesceLimits:
             at 100 ms and 10 MB/s a stream; measured at 16 MiB holes, 0.6 MB of wanted bytes became 12.7 MB.
         most_bytes: Largest merged read; a larger single span is read whole.
         most_waste: Limit for all gaps of one call together, as a fraction of the wanted bytes; the smallest gaps are
-            merged first. Requests run in parallel, so one request costs less than many bytes. 16 KiB are always
+            merged first. Requests run in parallel, so one more request costs less than many bytes. 16 KiB are always
             allowed.
     """
 

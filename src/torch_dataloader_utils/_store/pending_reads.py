@@ -86,7 +86,7 @@ class PendingReads:
             received = self._received_bytes()
             self._attempts.received(received)
             thread_counts().fetched_bytes += received - before
-            # Given-up requests take all the time, and requests of a client that reports only the end of all.
+            # Given-up requests count with the whole time, as do requests of a client that reports only the end of all.
             ends = (ended + [time.perf_counter()] * len(missing))[: len(missing)]
             count_latencies(end - begin for end in ends)
         failures = [error for error in errors if error is not None]

@@ -12,7 +12,7 @@ from torch_dataloader_utils.errors import ConfigError
 # Jitter must differ between processes that failed at the same moment; rows do not depend on it.
 _random = random.SystemRandom()
 
-# A download slower than this on the whole does not get more time.
+# A download slower than this on the whole reaches the limit before it ends.
 _LEAST_BYTES_PER_SECOND = 64 << 10
 
 # Retries for replies with other bytes than requested: a server sends such replies by accident, or always.

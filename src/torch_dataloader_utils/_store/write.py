@@ -63,7 +63,7 @@ def write_object(request: Request, size: int, read: Read) -> None:
 
 
 def cut_blocks(size: int) -> list[Span]:
-    """Return spans of equal length (the last may be shorter): `BLOCK_BYTES`, or more if that made over 10,000 spans.
+    """Return spans of one length (the last may be shorter): `BLOCK_BYTES`, or more so that 10,000 spans suffice.
 
     40 MiB      (0, 16 MiB) (16 MiB, 16 MiB) (32 MiB, 8 MiB)
     """
