@@ -2,7 +2,7 @@
 
     LoaderError
     ├── ConfigError (ValueError)                 you called it wrong
-    │   ├── ConfigTypeError (TypeError)          an argument of the wrong type
+    │   ├── ConfigTypeError (TypeError)          an argument has the wrong type
     │   ├── NoDataError (FileNotFoundError)      nothing there to read
     │   └── MissingDependencyError (ImportError) a package is not installed
     ├── DataError (ValueError)                   the file is wrong
@@ -10,15 +10,15 @@
     │   ├── RowCountError                        more or fewer rows than planned
     │   ├── SchemaError                          columns or types that do not fit
     │   ├── NullValueError                       a null where the output type has none
-    │   ├── FileChangedError (OSError)           not the file that was planned
+    │   ├── FileChangedError (OSError)           not the planned file
     │   └── UnsupportedFeatureError (NotImplementedError)
     ├── TransformError (RuntimeError)            your transform raised; says on which rows
     ├── WorkerDiedError (RuntimeError)           a worker process was killed, crashed, or does not answer
     ├── StoreError (OSError)                     the world is wrong: network, disk, credentials
-    ├── CheckpointMismatchError (ValueError)     a state of other data or other options
+    ├── CheckpointMismatchError (ValueError)     a state belongs to other data or other options
     └── InternalError (RuntimeError)             we are wrong: please report it
 
-OSError is the first base where it is one: only its `__new__` can make such objects, and tools that rebuild errors from
+Where OSError is a base, it is the first: only its `__new__` can make such objects, and tools that rebuild errors from
 other processes call the `__new__` of the first base.
 
 A message says what, where (file, row group, rows), seen and wanted, and what to do.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class LoaderError(Exception):
-    """Whatever this library raises on purpose."""
+    """Base of all errors that this library raises on purpose."""
 
 
 class ConfigError(LoaderError, ValueError):
-    """The call is wrong: an argument, a combination of them, or a name that does not exist."""
+    """The call is wrong: an argument, a combination of arguments, or a name that does not exist."""
 
 
 class ConfigTypeError(ConfigError, TypeError):
@@ -43,7 +43,7 @@ class ConfigTypeError(ConfigError, TypeError):
 
 
 class NoDataError(FileNotFoundError, ConfigError):
-    """A path, glob, directory or table holds nothing to read."""
+    """A path, glob, directory or table has nothing to read."""
 
 
 class MissingDependencyError(ConfigError, ImportError):
@@ -59,7 +59,7 @@ class CorruptFileError(OSError, DataError):
 
 
 class RowCountError(DataError):
-    """A row group gave another number of rows than was planned."""
+    """A row group gave more or fewer rows than planned."""
 
 
 class SchemaError(DataError):
@@ -67,11 +67,11 @@ class SchemaError(DataError):
 
 
 class NullValueError(DataError):
-    """A null in a column whose output type has no null; `nulls=` says what to do with it."""
+    """A null in a column whose output type has no null; `nulls=` says how nulls are handled."""
 
 
 class FileChangedError(OSError, DataError):
-    """The file is not the one that was planned: replaced, truncated or gone."""
+    """The file is not the planned file: replaced, truncated or gone."""
 
 
 class UnsupportedFeatureError(DataError, NotImplementedError):
@@ -83,11 +83,11 @@ class TransformError(LoaderError, RuntimeError):
 
 
 class WorkerDiedError(LoaderError, RuntimeError):
-    """A worker process died or does not answer; the message says which one and what it was reading."""
+    """A worker process died or does not answer; the message names the worker and what it was reading."""
 
 
 class StoreError(LoaderError, OSError):
-    """A storage request failed for good, after the retries its kind deserves."""
+    """A storage request failed for good, after the retries that its kind of failure deserves."""
 
 
 class CheckpointMismatchError(LoaderError, ValueError):
@@ -99,20 +99,20 @@ class InternalError(LoaderError, RuntimeError):
 
 
 def of_type(value: object) -> str:
-    """The type of a value, for messages: "a dict", "an int"."""
+    """Return the type of a value, for messages: "a dict", "an int"."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def plural(number: int, unit: str) -> str:
-    """A number with its unit, for messages: "1 file", "1,200 files"."""
+    """Return a number with its unit, for messages: "1 file", "1,200 files"."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
 
 
 def causes(error: BaseException, handled: BaseException | None = None) -> "Iterator[BaseException]":
-    """The error, what it was raised from or while handling, and so on.
+    """Yield the error, then the error that it was raised from or while handling, and so on.
 
-    handled: the exception that the caller was handling before (`sys.exception()`); it is left out.
+    handled: Exception that the caller was handling before (`sys.exception()`); it is left out.
     """
     seen = set[int]()
     current: BaseException | None = error

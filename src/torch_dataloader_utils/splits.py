@@ -1,6 +1,6 @@
 """Everything for split strategies: the protocol, its values, and the strategies that come with the library.
 
-`splits.core` and the like are this module too: import paths of version 0.2, for strategies that were written for it.
+`splits.core` and similar names are this module too: import paths of version 0.2, for strategies written for it.
 """
 
 import sys

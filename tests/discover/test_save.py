@@ -122,7 +122,7 @@ def test_a_path_that_is_none_is_refused(path):
 
 
 def test_what_is_no_inventory_is_not_saved(tmp_path):
-    with pytest.raises(ConfigTypeError, match=r"inventory is a dict: pass what scan_files\(path\)"):
+    with pytest.raises(ConfigTypeError, match=r"inventory is a dict: pass the result of scan_files\(path\)"):
         save_inventory({}, tmp_path / "i")
     with pytest.raises(ConfigTypeError, match="A prefix of allowed_roots=5: pass a path"):
         load_inventory(tmp_path / "inventory", allowed_roots=[5])

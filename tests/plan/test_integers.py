@@ -31,7 +31,7 @@ def test_options_of_numpy_integers_give_the_state_and_fingerprint_of_python_ones
 
 @pytest.mark.parametrize(("steps", "rank"), [(None, 1), ((None,), 1), ((2, None), 1)])
 def test_steps_that_only_a_plan_can_count_are_not_guessed(steps: Any, rank: int) -> None:
-    with pytest.raises(InternalError, match=f"steps rank {rank} took was asked for before it was counted"):
+    with pytest.raises(InternalError, match=f"steps of rank {rank} were asked for before they were counted"):
         Segment(topology=Topology(), steps=steps).steps_of(rank)
 
 

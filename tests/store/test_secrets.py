@@ -239,7 +239,8 @@ def test_a_missing_client_without_an_extra_is_named_by_its_own_scheme(monkeypatc
     with pytest.raises(MissingDependencyError) as caught:
         open_store(url).stat(url)
     says = (
-        "the client for sftp:// is not installed (ImportError: Client requires no_such_module). Install what it needs."
+        "the client for sftp:// is not installed (ImportError: Client requires no_such_module). "
+        "Install the package that provides it."
     )
     assert str(caught.value) == f"{url}: {says}"
 
@@ -255,7 +256,7 @@ def test_dicts_in_storage_options_stay_as_the_caller_wrote_them(tmp_path):
 
 def test_a_memory_file_that_is_gone_says_that_each_process_has_its_own():
     for url in ("memory://secrets/gone", "simplecache::memory://secrets/gone"):
-        with pytest.raises(FileChangedError, match="a memory of their own; use num_workers=0"):
+        with pytest.raises(FileChangedError, match="their own memory; use num_workers=0"):
             open_store(url).ranges(url, [(0, 1)], "1-1")
 
 

@@ -782,7 +782,7 @@ def test_the_state_of_one_worker_is_not_that_of_its_rank(table, num_workers):
     workers = loader.state_dict()["_snapshot"]["_worker_snapshots"]
     del batches
     of_last = json.loads(json.dumps(workers[f"worker_{num_workers - 1}"]["dataset_state"]))
-    wanted = f"that of worker {num_workers - 1} alone"
+    wanted = f"belongs to worker {num_workers - 1} alone"
     for target in (load(table[0], shuffle=False, split_rows=None)[0], StructuredDataset(str(table[0]), batch_size=8)):
         with pytest.raises(CheckpointMismatchError, match=wanted):
             target.load_state_dict(of_last)

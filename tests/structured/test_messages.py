@@ -284,7 +284,7 @@ def test_options_may_be_numpy_values_and_zero_or_one(trips):
 
 
 def test_a_path_where_an_inventory_belongs_is_told_apart(trips):
-    with pytest.raises(ConfigTypeError, match=r"inventory is a str: pass what scan_files\(path\)"):
+    with pytest.raises(ConfigTypeError, match=r"inventory is a str: pass the result of scan_files\(path\)"):
         plan_epoch(str(trips))
     with pytest.raises(ConfigError, match="num_workers=-1: pass a whole number of at least 0"):
         plan_epoch(scan_files(trips), num_workers=-1)
@@ -395,7 +395,7 @@ def test_a_plan_takes_no_text_for_a_flag(trips, name):
 @pytest.mark.parametrize("value", ["x.parquet", {}, [], 5])
 @pytest.mark.parametrize("dataset", [StructuredDataset, IcebergDataset, RowDataset])
 def test_what_is_no_inventory_is_refused_by_every_data_set(dataset, value):
-    with pytest.raises(ConfigTypeError, match=f"inventory is {of_type(value)}: pass what scan_files"):
+    with pytest.raises(ConfigTypeError, match=f"inventory is {of_type(value)}: pass the result of scan_files"):
         dataset("db.table", inventory=value)
 
 

@@ -1,6 +1,5 @@
-"""Facts about file formats that several stages need: Arrow schemas, batches and messages, filters, Parquet trailers.
+"""Arrow values that several stages need: schemas, record batches, row filters, lists of documents, reused memory.
 
-In and out: pyarrow objects, and bytes of files that somebody else has read. Promises: correct rows, also where
-pyarrow's own functions give wrong ones; nothing is copied without need; no file is opened. Not for reading files
-(`discover/` finds their row groups, `read/` decodes them), nor for tensors (`shape/`).
+In and out: pyarrow objects. Promises: correct rows, also where pyarrow's own functions give wrong rows; nothing is
+copied without need; no file is opened. Not for reading files (`formats/`), nor for tensors (`shape/`).
 """

@@ -1,4 +1,4 @@
-"""RecordBatches joined, made contiguous and reordered, also where pyarrow's take and filter give wrong rows."""
+"""Join, flatten and reorder RecordBatches, also where pyarrow's take and filter give wrong rows."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
-# 32-bit offsets of string and binary columns end here; a whole row group may need more.
+# Limit of the 32-bit offsets of string and binary columns; a whole row group may need more.
 MAX_OFFSET = (1 << 31) - 1
 
 
 def side_by_side(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch with the columns of all parts (at least one), which have the same rows; nothing is copied."""
+    """Return one batch with the columns of all parts (at least one), which have the same rows; nothing is copied."""
     arrays = [array for part in parts for array in part.columns]
     if len(parts) == 1 or not arrays:
         return parts[0]
@@ -21,21 +21,22 @@ def side_by_side(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def one_after_other(groups: Sequence[Sequence[pa.RecordBatch]]) -> pa.RecordBatch:
-    """One batch with the rows of all groups (at least one); a group is RecordBatches of different columns, same rows.
+    """Return one batch with the rows of all groups (at least one), one after the other.
 
-    All groups have the same columns, in any order; the result has the order of the first group.
+    A group is RecordBatches of different columns with the same rows. All groups have the same columns, in any order;
+    the result has the order of the first group.
 
     Raises:
         KeyError: a group lacks a column.
-        pyarrow.ArrowException: a group has more columns or other types; text is too long for 32-bit offsets; there are
-            more categories than the index type allows.
+        pyarrow.ArrowException: a group has more columns or other types; text is too long for 32-bit offsets; the index
+            type allows fewer categories.
     """
     first, *others = map(side_by_side, groups)
     return pa.concat_batches([first, *(_in_order(rows, first.schema.names) for rows in others)])
 
 
 def without_categories(parts: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The parts with dictionary-encoded columns decoded."""
+    """Return the parts with dictionary-encoded columns decoded."""
     return [_decoded(part) if any(map(pa.types.is_dictionary, part.schema.types)) else part for part in parts]
 
 
@@ -50,7 +51,7 @@ def _in_order(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows, safe for take and filter: a column that would give wrong rows is copied."""
+    """Return the same rows, safe for take and filter: a column that would give wrong rows is copied."""
     columns = rows.columns
     taken = list(map(array_for_take, columns))
     if all(new is old for new, old in zip(taken, columns, strict=True)):
@@ -59,14 +60,14 @@ def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def array_for_take(array: pa.Array) -> pa.Array:
-    """The same rows of one column, safe for take and filter; see `for_take`."""
+    """Return the same rows of one column, safe for take and filter; see `for_take`."""
     if not _nests(array.type) or not _is_sliced(array):
         return array
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
 def _nests(data_type: pa.DataType, *, is_inside: bool = False) -> bool:
-    """Whether there is a fixed-size list inside of another one."""
+    """Return whether a fixed-size list lies inside another fixed-size list."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _nests(data_type.storage_type, is_inside=is_inside)
     is_fixed = pa.types.is_fixed_size_list(data_type)
@@ -90,25 +91,25 @@ _Int64s = npt.NDArray[np.int64]
 
 
 def take_rows(rows: pa.RecordBatch, order: _Int64s) -> pa.RecordBatch:
-    """Row order[i] of the rows, for all i; columns keep their types.
+    """Return row order[i] of the rows, for all i; columns keep their types.
 
     Raises:
-        UnsupportedFeatureError: a column of a type without a take, such as run ends inside of a struct.
+        UnsupportedFeatureError: a column of a type without a take, such as run ends inside a struct.
     """
     try:
         return for_take(rows).take(pa.array(order))
-    except pa.ArrowNotImplementedError:  # column by column, to give run ends another way, or to say which it is
+    except pa.ArrowNotImplementedError:  # column by column, to take run ends another way, or to name the column
         columns = [_take(name, array, order) for name, array in zip(rows.schema.names, rows.columns, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def decode_runs(array: pa.RunEndEncodedArray) -> pa.Array:
-    """A run-end encoded array decoded, for any type of values (pyarrow's own function: only numbers and strings)."""
+    """Return a run-end encoded array decoded, for any type of values (pyarrow's function: only numbers and strings)."""
     return array_for_take(array.values).take(pa.array(_run_of(array, np.arange(len(array)))))
 
 
 def no_take(column: str, error: pa.ArrowException) -> UnsupportedFeatureError:
-    """The error for a column whose rows pyarrow cannot give in another order."""
+    """Return the error for a column that pyarrow cannot reorder."""
     return UnsupportedFeatureError(
         f"column {column!r}: pyarrow {pa.__version__} cannot give its rows in another order ({error}). Write it as "
         "plain values, leave it out with columns=, or read rows in the order of the files."
@@ -125,7 +126,7 @@ def _take(column: str, array: pa.Array, order: _Int64s) -> pa.Array:
 
 
 def _take_runs(array: pa.RunEndEncodedArray, order: _Int64s) -> pa.RunEndEncodedArray:
-    """The taken rows, run-end encoded; neighbouring rows of one run become one run.
+    """Return the taken rows, run-end encoded; neighbouring rows of one run become one run.
 
     rows [0, 2, 1, 0] of the runs aa, b      the runs a, b, aa
     """
@@ -137,13 +138,13 @@ def _take_runs(array: pa.RunEndEncodedArray, order: _Int64s) -> pa.RunEndEncoded
 
 
 def _run_of(array: pa.RunEndEncodedArray, rows: _Int64s) -> _Int64s:
-    """The number of the run that each of these rows lies in."""
+    """Return the number of the run of each of these rows."""
     runs: _Int64s = np.searchsorted(array.run_ends.to_numpy(), rows + array.offset, side="right")
     return runs
 
 
 def contiguous(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of all batches in one; a single batch is given as it is, without a copy.
+    """Return the rows of all batches in one batch; a single batch is returned unchanged, without a copy.
 
     Top-level string and binary columns of more than 2 GiB become large_string and large_binary. Without batches, the
     result has no rows and no columns.
@@ -163,7 +164,7 @@ def contiguous(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def rows_only(num_rows: int) -> pa.RecordBatch:
-    """A RecordBatch with rows but no columns."""
+    """Return a RecordBatch with rows but no columns."""
     return pa.RecordBatch.from_arrays([pa.nulls(num_rows)], names=["rows"]).select([])
 
 

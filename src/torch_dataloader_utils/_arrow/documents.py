@@ -14,7 +14,7 @@ from torch_dataloader_utils.errors import NullValueError
 
 
 def plain_type(data_type: pa.DataType) -> pa.DataType:
-    """The list or string type for views of lists, views of strings and text in a dictionary; others as they are.
+    """Return the list or string type for views of lists, views of strings and text in a dictionary; others unchanged.
 
     list_view<int32>   list<int32>          string_view                  large_string
     list<int32>        list<int32>          dictionary<string, int32>    string
@@ -31,15 +31,15 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def is_integer_list(plain: pa.DataType) -> bool:
-    """Whether values of a plain type are lists of integers, of any length or of one."""
+    """Return whether values of a plain type are lists of integers, of any length or of a fixed length."""
     return is_list(plain) and bool(pa.types.is_integer(plain.value_type))
 
 
 def to_plain(column: pa.Array) -> pa.Array:
-    """The same values and nulls in their `plain_type`; nothing is copied where it already is.
+    """Return the same values and nulls in their `plain_type`; nothing is copied where the type is plain already.
 
-    Views of lists stay as they are, because `flatten` and `list_offsets` take them. A cast in pyarrow 26.0.1 would give
-    one offset too few: the end of the last list would be whatever lies in memory there.
+    Views of lists stay, because `flatten` and `list_offsets` accept them. A cast in pyarrow 26.0.1 would give one
+    offset too few: the end of the last list would be random memory.
     """
     plain = plain_type(column.type)
     is_list_view = pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type)
@@ -47,7 +47,7 @@ def to_plain(column: pa.Array) -> pa.Array:
 
 
 def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Where the lists of a column, or views of lists, begin in what `flatten` gives, and where the last ends; from 0.
+    """Return where lists, or views of lists, begin in the result of `flatten`, and where the last ends; from 0.
 
     [[7, 8], null, [9]]      0 2 2 3
     """
@@ -59,28 +59,31 @@ def list_offsets(column: pa.Array) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Documents:
-    """values: all tokens. offsets: document d is values[offsets[d]:offsets[d + 1]], int64 [documents + 1], from 0."""
+    """Documents of a column as arrays.
+
+    values: All tokens. offsets: int64 [documents + 1], from 0; document d is values[offsets[d]:offsets[d + 1]].
+    """
 
     values: npt.NDArray[Any]
     offsets: Int64s
 
     @property
     def lengths(self) -> Int64s:
-        """Tokens of each document, int64 [documents]."""
+        """Number of tokens of each document, int64 [documents]."""
         return np.diff(self.offsets)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The column's integer type."""
+        """Integer type of the column."""
         return self.values.dtype
 
 
 def list_documents(column: pa.Array, where: str) -> Documents:
-    """The documents of a list column; null lists are empty ones.
+    """Return the documents of a list column; null lists are empty documents.
 
     Args:
-        column: lists of integers, or views of such.
-        where: the row group, for the message.
+        column: Lists of integers, or views of lists of integers.
+        where: Name of the row group, for the message.
 
     Raises:
         NullValueError: a null among the tokens.
@@ -90,6 +93,6 @@ def list_documents(column: pa.Array, where: str) -> Documents:
     if tokens.null_count:
         raise NullValueError(
             f"{where} has {tokens.null_count} null tokens of {len(tokens)}. No token can stand for them: clean the "
-            "column, or filter their rows out."
+            "column, or filter the rows with nulls out."
         )
     return Documents(values=tokens.to_numpy(zero_copy_only=False), offsets=list_offsets(column))

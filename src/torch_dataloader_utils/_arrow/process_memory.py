@@ -1,4 +1,4 @@
-"""The memory that large blocks of rows lie in: recycled, because fresh pages cost as much as decoding into them."""
+"""The memory for large blocks of rows: recycled, because fresh pages cost as much as decoding into them."""
 
 import os
 
@@ -11,7 +11,7 @@ from torch_dataloader_utils._runtime.reused_memory import Bytes, RecycledMemory
 class ProcessMemory:
     """Memory from Arrow's pool; in a worker process, memory that the trainer's process sees too (`is_shared`).
 
-    A forked child begins with its own: a lock that another thread holds during the fork is never released there.
+    A forked child begins with new memory: a lock that another thread holds during the fork is never released there.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class ProcessMemory:
         self.is_shared = False
 
     def use(self, memory: RecycledMemory) -> None:
-        """Take from `memory` from now on, which is shared with the trainer's process."""
+        """Take memory from `memory`, which is shared with the trainer's process, from now on."""
         self._memory = memory
         self.is_shared = True
 
@@ -39,9 +39,9 @@ class ProcessMemory:
 
 
 def private_bytes(num_bytes: int) -> Bytes:
-    """New memory that no other process sees."""
+    """Return new memory that no other process sees."""
     return np.frombuffer(pa.allocate_buffer(num_bytes), np.uint8)
 
 
 RECYCLED = ProcessMemory()
-"""The memory of this process for large blocks of rows, whoever makes them."""
+"""Memory of this process for large blocks of rows, whoever makes the blocks."""

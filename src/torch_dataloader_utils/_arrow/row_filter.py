@@ -1,6 +1,6 @@
-"""Row filters: their text, the columns they use, and the rows they keep.
+"""Row filters: their text, the columns that they use, and the rows that they keep.
 
-Here, because both discovery and reading use this, and stages do not import each other.
+Shared by discovery and reading, because stages do not import each other.
 """
 
 import re
@@ -16,13 +16,13 @@ from pyarrow import acero
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
-# The text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
+# Text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
 _NO_TEXT = "condition(binary values)"
 
-# Types of literals that can be read off their text (as those of fractions can); literals of other types share texts.
+# Types of literals that their text shows (as text shows fractions); literals of other types share texts.
 _TYPES_SHOWN_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timestamp("us"), pa.date32()])
 
-# What to do, by what pyarrow's reason says; the first pattern that is found.
+# Advice by pyarrow's reason; the first pattern that is found counts.
 _ADVICE = {
     r"with timezone|tz=.*timestamp\[\w+\]|timestamp\[\w+\].*tz=": (
         "A column with a time zone is compared with datetime(2024, 1, 5, tzinfo=timezone.utc), a column without one "
@@ -43,14 +43,14 @@ _NAME = re.compile(r"\) FieldRef\.Name\(")
 
 
 def check_filters(name: str, filters: Any) -> pc.Expression | None:
-    """The value, if it is None or a pyarrow expression; otherwise raises ConfigTypeError."""
+    """Return the value if it is None or a pyarrow expression; otherwise raise ConfigTypeError."""
     if filters is not None and not isinstance(filters, ds.Expression):
         raise ConfigTypeError(f"{name} is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3.")
     return filters
 
 
 def shown_filter(row_filter: pc.Expression) -> str:
-    """The filter as pyarrow prints it, or a substitute: it cannot print binary values in options of functions."""
+    """Return pyarrow's text of the filter, or a substitute: pyarrow cannot print binary values in function options."""
     try:
         return str(row_filter)
     except UnicodeDecodeError:
@@ -58,49 +58,49 @@ def shown_filter(row_filter: pc.Expression) -> str:
 
 
 def filter_text(row_filter: pc.Expression) -> str:
-    """The filter as text that no other filter has; "" for None.
+    """Return the filter as text that no other filter has; "" for None.
 
-    It is pyarrow's text, with a digest after it where that is ambiguous: pyarrow leaves out values in the middle of an
-    `isin` of more than 20, and does not show types (0.1 may be a float32, 2 a float).
+    The text is pyarrow's text, with a digest after it where pyarrow's text is ambiguous: pyarrow leaves out values in
+    the middle of an `isin` of more than 20, and does not show types (0.1 may be a float32, 2 a float).
 
         field("a") > 5                        (a > 5)
         field("a").isin(range(100))           is_in(a, {value_set=int64:[0, ..., 99], ...}) #6f1c2b9e
 
     Raises:
-        ConfigError: it names columns by position.
+        ConfigError: the filter names columns by position.
     """
     if row_filter is None:
         return ""
     text = shown_filter(row_filter)
     serialized = _serialized(row_filter)
     with pa.ipc.open_file(serialized) as file:
-        literals = file.get_batch(0).columns  # and options of functions, whose text says their types
+        literals = file.get_batch(0).columns  # and options of functions; the text of options shows their types
     if "..." not in text and text != _NO_TEXT and all(map(_shows_type, literals)):
         return text
     return f"{text} #{blake2b(serialized, digest_size=4).hexdigest()}"
 
 
 def _shows_type(literal: pa.Array) -> bool:
-    """Whether the type of a literal can be read from its text."""
+    """Return whether the text of a literal shows its type."""
     if pa.types.is_float64(literal.type):
         return not (literal[0].as_py() or 0.0).is_integer()
     return pa.types.is_struct(literal.type) or literal.type in _TYPES_SHOWN_BY_TEXT
 
 
 def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "") -> tuple[str, ...]:
-    """The names of the columns of `schema` that the filter refers to, in the schema's order.
+    """Return the names of the columns of `schema` that the filter refers to, in the schema's order.
 
-    hint: more about what to do, for the message of a filter that does not fit.
+    hint: More advice for the message about a filter that does not fit.
 
-    pyarrow cannot list them, but it can bind: an expression binds to a schema exactly when every column that
-    it names is there. So a column is referred to when the filter no longer binds without it. Halves of the schema
-    that are not needed go at once: a filter over k of n columns takes about k log n binds of 10 µs.
+    pyarrow cannot list the columns of a filter, but it can bind a filter: an expression binds to a schema exactly when
+    every column that it names exists. A filter refers to a column if it no longer binds without the column. Halves of
+    the schema that are not needed go at once: a filter over k of n columns takes about k log n binds of 10 µs.
 
         (field("a") > 1) & field("s", "x").is_null(),  columns a, b, s      ("a", "s")
 
     Raises:
         ConfigTypeError: not an expression.
-        ConfigError: it names columns that are not there, names them by position, compares types that do not
+        ConfigError: the filter names columns that do not exist, names columns by position, compares types that do not
             compare, or is not a condition (its values are not booleans).
     """
     check_filters("filters", row_filter)
@@ -111,9 +111,9 @@ def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "")
 
 
 def keep_mask(row_filter: pc.Expression, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """A BooleanArray of the batch's rows: true to keep, false or null to drop.
+    """Return a BooleanArray of the batch's rows: true to keep, false or null to drop.
 
-    `batch` has the columns that the filter names, in the types of the schema that it was checked against.
+    batch: Columns that the filter names, in the types of the schema that the filter was checked against.
     """
     mask = _evaluate(row_filter, pa.Table.from_batches([batch]))
     return mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks()
@@ -131,7 +131,7 @@ def _evaluate(row_filter: pc.Expression, table: pa.Table) -> pa.ChunkedArray:
 
 
 def _serialized(row_filter: pc.Expression) -> pa.Buffer:
-    """The filter serialized by Arrow, which refuses columns by position (they would change with a projection)."""
+    """Return the filter serialized by Arrow, which refuses columns by position (a projection would change them)."""
     try:
         (serialized,) = row_filter.__reduce__()[1]
     except pa.ArrowNotImplementedError as error:
@@ -153,10 +153,10 @@ def _check_condition(row_filter: pc.Expression, schema: pa.Schema, hint: str) ->
 
 
 def _check_kernels(row_filter: pc.Expression, used: pa.Schema, hint: str) -> None:
-    """Raise what a filter that binds raises on rows: Arrow compares time zones only when it has rows."""
+    """Raise the errors that a filter raises on rows only: Arrow compares time zones only when it has rows."""
     try:
         row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in used], schema=used)
-    except pa.ArrowNotImplementedError:  # a type that has no array of nulls
+    except pa.ArrowNotImplementedError:  # a type without an array of nulls
         return
     try:
         _evaluate(row_filter, row if len(used) else pa.table({"": [0]}))
@@ -165,7 +165,7 @@ def _check_kernels(row_filter: pc.Expression, used: pa.Schema, hint: str) -> Non
 
 
 def _misfit(row_filter: pc.Expression, schema: pa.Schema, error: pa.ArrowException, hint: str) -> ConfigError:
-    """Return the error of a filter that does not fit, with the types of the columns that it names."""
+    """Return the error for a filter that does not fit, with the types of the columns that it names."""
     text, reason = shown_filter(row_filter), str(error)
     if (unknown := _UNKNOWN.search(reason)) is not None:
         return ConfigError(
@@ -183,12 +183,12 @@ def _names(reference: str) -> list[str]:
 
 
 def _no_column(path: Sequence[str], schema: pa.Schema) -> str:
-    """Return what to say of a column, or a field inside of one, that is not there."""
+    """Return the text about a column, or a field inside a column, that does not exist."""
     first, inside = path[0], path[0].split(".")
     if first in schema.names:
         return f"column {first!r} is {schema.field(first).type}, which has no field {'.'.join(path[1:])!r}."
     if _is_there(inside, schema):
-        return f"{first!r} is a field inside of a column; write pc.field({', '.join(map(repr, inside))})."
+        return f"{first!r} is a field inside a column; write pc.field({', '.join(map(repr, inside))})."
     near = get_close_matches(first, schema.names, n=3, cutoff=0.6)
     if near:
         return f"no column is called {first!r}; did you mean {', '.join(map(repr, near))}?"

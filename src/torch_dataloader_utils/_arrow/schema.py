@@ -1,4 +1,4 @@
-"""Arrow schemas from IPC bytes, the form in which frozen values hold them, and types nested in types."""
+"""Arrow schemas from IPC bytes (frozen values hold schemas as bytes), and types nested in types."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -12,26 +12,26 @@ FieldPath = tuple[str, ...]
 
 
 def decode_schema(encoded: bytes) -> pa.Schema:
-    """The schema that an inventory, a ReadSpec or TableFields holds as bytes."""
+    """Return the schema that an inventory, a ReadSpec or TableFields holds as bytes."""
     return pa.ipc.read_schema(pa.py_buffer(encoded))
 
 
 def is_list(data_type: pa.DataType) -> bool:
-    """Whether values are lists, of any length or of one."""
+    """Return whether values are lists, of any length or of a fixed length."""
     return bool(
         pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type)
     )
 
 
 def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
-    """Whether `is_kind` is true of a type or of one inside it; an extension type counts as its storage."""
+    """Return whether `is_kind` is true of a type or of a type inside it; an extension type counts as its storage."""
     if isinstance(data_type, pa.BaseExtensionType):
         return type_holds(data_type.storage_type, is_kind)
     return is_kind(data_type) or any(type_holds(data_type.field(i).type, is_kind) for i in range(data_type.num_fields))
 
 
 def field_paths(fields: Iterable[pa.Field], above: FieldPath = ()) -> Iterator[FieldPath]:
-    """The paths of all fields, nested ones too, with the names "element" in lists, "key" and "value" in maps."""
+    """Yield the paths of all fields, nested fields too; names are "element" in lists, "key" and "value" in maps."""
     for each in fields:
         path, data_type = (*above, each.name), each.type
         yield path
@@ -46,9 +46,9 @@ def field_paths(fields: Iterable[pa.Field], above: FieldPath = ()) -> Iterator[F
 
 
 def in_other_case(names: Sequence[tuple[FieldPath, int]], schema: pa.Schema) -> dict[FieldPath, FieldPath]:
-    """The paths of fields that a file lacks, with a path in the file that differs in case only and is no field's.
+    """Return, for fields that a file lacks, the path in the file that differs in case only and belongs to no field.
 
-    names: (path, number) of all fields of a table; a field of several paths is there if one of them is.
+    names: (path, number) of all fields of a table; the file has a field of several paths if it has one of the paths.
 
         x, y, Y of a table, X, y of a file      {x: X}
     """
@@ -59,7 +59,7 @@ def in_other_case(names: Sequence[tuple[FieldPath, int]], schema: pa.Schema) -> 
 
 
 def case_error(where: str, wanted: FieldPath, seen: FieldPath) -> SchemaError:
-    """The error for a file that has a field in another case."""
+    """Return the error for a file that has a field in another case."""
     return SchemaError(
         f"{where}: the table has a column {'.'.join(wanted)!r}, and in its place the file has {'.'.join(seen)!r}, "
         "which differs in case only. Rename it in the file, or leave the column out of columns=[...]."
@@ -71,7 +71,7 @@ def _folded(path: FieldPath) -> FieldPath:
 
 
 def leaf_ranges(schema: pa.Schema) -> list[range]:
-    """The numbers of the Parquet leaf columns of each field, in field order.
+    """Return the numbers of the Parquet leaf columns of each field, in field order.
 
     Leaves are found by position: the path of a leaf does not tell a column "a.b" from field `b` of a struct `a`.
 
@@ -92,10 +92,10 @@ def _num_leaves(data_type: pa.DataType) -> int:
 
 
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
-    """The field after `change`, which is also applied to the fields inside its type.
+    """Return the field after `change`, which is also applied to the fields inside its type.
 
-    Not to types that pyarrow cannot cast (run ends, list views), keys of maps (they have no nulls), and what is inside
-    extension types.
+    `change` does not reach types that pyarrow cannot cast (run ends, list views), keys of maps (they have no nulls),
+    and the inside of extension types.
     """
     data_type = field.type
     inner = [with_change(data_type.field(i), change) for i in range(data_type.num_fields)]
@@ -118,12 +118,12 @@ def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.F
 
 
 def all_nullable(data_type: pa.DataType) -> pa.DataType:
-    """The type with every field inside it nullable, as far as `with_change` goes."""
+    """Return the type with every field inside it nullable, as far as `with_change` reaches."""
     return with_change(pa.field("", data_type), lambda field: field.with_nullable(True)).type
 
 
 def as_nullable(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The column with the type `wanted`, which is `all_nullable` of its own type; not copied.
+    """Return the column with the type `wanted`, which is `all_nullable` of its own type; not copied.
 
     Not a cast: pyarrow 26 makes damaged arrays from types that hold lists of nulls.
     """
@@ -131,7 +131,7 @@ def as_nullable(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 class _Renamed:
-    """An array with another type of the same layout, as `pyarrow.array` takes arrays of other libraries."""
+    """Array with another type of the same layout, as `pyarrow.array` accepts arrays of other libraries."""
 
     def __init__(self, column: pa.Array, data_type: pa.DataType) -> None:
         self._column, self._type = column, data_type

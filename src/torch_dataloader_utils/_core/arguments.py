@@ -1,13 +1,14 @@
-"""Checks what a user passes, once, where it comes in, so that all other code can trust it.
+"""Check user input once, at the boundary, so that all other code can trust it.
 
 In: the name of an option and its value. Out: the value as Python's own int, float, bool or tuple, or the same frozen
-dataclass with such fields. numpy's numbers are taken; texts as numbers or flags are not.
+dataclass with Python's own numbers in its fields. numpy's numbers are accepted; text is not accepted as a number or
+flag.
 
 Promises: a wrong type is a ConfigTypeError, a wrong value a ConfigError; both name the option and say what to pass. A
 state that does not fit is a CheckpointMismatchError. Not for checks that depend on the data or on another option.
 
-Whole numbers must fit into int64, as in arrays of rows, sizes and epochs. Seeds may be any whole number, taken modulo
-2^64.
+Whole numbers must fit into int64, the dtype of arrays of rows, sizes and epochs. Seeds may be any whole number, taken
+modulo 2^64.
 """
 
 import math
@@ -32,23 +33,23 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 def is_integer(value: object) -> TypeGuard[SupportsIndex]:
-    """Whether it is a whole number, one of numpy's too; True and "32" are not."""
+    """Return whether the value is a whole number, Python's or numpy's; True and "32" are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return False
     try:
-        operator.index(value)  # arrays and tensors have the method, and refuse unless they are one whole number
+        operator.index(value)  # arrays and tensors have the method, and refuse unless they hold one whole number
     except TypeError:
         return False
     return True
 
 
 def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
-    """The value as a Python int.
+    """Return the value as a Python int.
 
         check_integer("rank", np.int32(3))  3      "3"  ConfigTypeError      2**63  ConfigError
 
     Raises:
-        ConfigTypeError: not a whole number. ConfigError: one below `least`, or beyond int64.
+        ConfigTypeError: not a whole number. ConfigError: a number below `least`, or beyond int64.
     """
     wanted = "a whole number" if least is None else f"a whole number of at least {least}"
     if not is_integer(value):
@@ -62,19 +63,19 @@ def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
 
 
 def check_epoch(value: Any) -> int:
-    """The number of an epoch; the one after it is counted too, and has to fit into int64.
+    """Return the number of an epoch. The next epoch must fit into int64 too, because it is counted as well.
 
     Raises:
         ConfigTypeError, ConfigError: as `check_integer`.
     """
     epoch = check_integer("epoch", value, least=0)
     if epoch == _MOST:
-        raise ConfigError(f"epoch={epoch}: no epoch can follow it. Pass one of at most 2**63 - 2.")
+        raise ConfigError(f"epoch={epoch}: no epoch can follow it. Pass an epoch of at most 2**63 - 2.")
     return epoch
 
 
 def check_seed(name: str, value: Any) -> int:
-    """The value as a Python int, however large: seeds are taken modulo 2^64 (see `permute.random_words`).
+    """Return the value as a Python int of any size: seeds are taken modulo 2^64 (see `permute.random_words`).
 
     Raises:
         ConfigTypeError: not a whole number.
@@ -85,9 +86,9 @@ def check_seed(name: str, value: Any) -> int:
 
 
 def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
-    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python ints.
+    """Convert these fields of a frozen dataclass to Python ints, from its `__post_init__`.
 
-    None stays in fields whose type has it (`int | None`).
+    None stays in fields whose type includes None (`int | None`).
 
     Raises:
         ConfigTypeError, ConfigError: as `check_integer`.
@@ -99,19 +100,19 @@ def hold_integers(options: Any, *names: str, least: int | None = None) -> None:
             object.__setattr__(options, name, check_integer(name, value, least=least))
 
 
-@cache  # called for every value, such as those of the states of 10,000 ranks that are merged
+@cache  # called for every value; merging the states of 10,000 ranks makes very many
 def _optional_fields(options: type) -> frozenset[str]:
-    """The fields of a dataclass whose type has None."""
+    """Return the fields of a dataclass that may be None."""
     return frozenset(field.name for field in fields(options) if NoneType in get_args(field.type))
 
 
 def check_flag(name: str, value: object) -> bool:
-    """The value as a Python bool; numpy's and the numbers 0 and 1 are taken.
+    """Return the value as a Python bool; numpy's bools and the numbers 0 and 1 are accepted.
 
         True  True      np.True_  True      0  False      "false"  ConfigTypeError      None  ConfigTypeError
 
     Raises:
-        ConfigTypeError: neither on nor off.
+        ConfigTypeError: neither true nor false.
     """
     if isinstance(value, bool | np.bool_) or (is_integer(value) and operator.index(value) in (0, 1)):
         return bool(value)
@@ -119,10 +120,10 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_count_rows(name: str, value: object) -> bool:
-    """Whether `count_rows` asks for counts; "auto" does.
+    """Return whether `count_rows` asks for counts; "auto" does.
 
     Raises:
-        ConfigTypeError, ConfigError: none of "auto", True and False.
+        ConfigTypeError, ConfigError: not "auto", True or False.
     """
     if isinstance(value, str) and value != "auto":
         raise ConfigError(f'{name}={value!r}: pass "auto", True or False.')
@@ -133,7 +134,7 @@ def check_count_rows(name: str, value: object) -> bool:
 
 
 def hold_flags(options: object, *names: str) -> None:
-    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python bools.
+    """Convert these fields of a frozen dataclass to Python bools, from its `__post_init__`.
 
     Raises:
         ConfigTypeError: as `check_flag`.
@@ -143,12 +144,12 @@ def hold_flags(options: object, *names: str) -> None:
 
 
 def check_not_negative(name: str, value: Any, *, what: str = "number", may_be_infinite: bool = False) -> float:
-    """The value as a Python float; numpy's numbers are taken, True, "0.5" and NaN are not.
+    """Return the value as a Python float; numpy's numbers are accepted, True, "0.5" and NaN are not.
 
-    what: "number of seconds", for messages.
+    what: Kind of the number for messages, such as "number of seconds".
 
     Raises:
-        ConfigTypeError: not a number. ConfigError: one below 0, or infinity where it is not allowed.
+        ConfigTypeError: not a number. ConfigError: a number below 0, or infinity where infinity is not allowed.
     """
     wanted = f"{name}={value!r}: pass a {'' if may_be_infinite else 'finite '}{what}, 0 or more."
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -160,7 +161,7 @@ def check_not_negative(name: str, value: Any, *, what: str = "number", may_be_in
 
 
 def hold_not_negative(options: object, *names: str, what: str = "number", may_be_infinite: bool = False) -> None:
-    """Check these fields of a frozen dataclass from its `__post_init__`, and keep them as Python floats.
+    """Convert these fields of a frozen dataclass to Python floats, from its `__post_init__`.
 
     Raises:
         ConfigTypeError, ConfigError: as `check_not_negative`.
@@ -177,14 +178,14 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 def parse_bytes(name: str, size: Any, *, least: int = 0) -> int:
-    """A number of bytes: an int as it is, text with a decimal (KB, MB, GB, TB) or binary (KiB, MiB, ...) unit.
+    """Return a number of bytes: an int unchanged, or text with a decimal (KB, MB, GB, TB) or binary (KiB, MiB) unit.
 
         "128 MiB"  134217728      "1gb"  1000000000      "7"  7
 
-    name: of the option, for messages.
+    name: Name of the option, for messages.
 
     Raises:
-        ConfigTypeError: neither a whole number nor text. ConfigError: text that is no size, or fewer than `least`.
+        ConfigTypeError: neither a whole number nor text. ConfigError: text that is not a size, or less than `least`.
     """
     wanted = f"{name}={size!r} is no number of bytes: pass an int, or text such as '128MiB' or '1GB'."
     if isinstance(size, str):
@@ -201,7 +202,7 @@ def parse_bytes(name: str, size: Any, *, least: int = 0) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """A byte count for people: three significant digits, binary units.
+    """Return a byte count for people: three significant digits, binary units.
 
     0  "0 B"      1000  "0.977 KiB"      134217728  "128 MiB"
     """
@@ -213,9 +214,9 @@ def format_bytes(count: float) -> str:
 
 
 def check_column_names(name: str, columns: Any) -> tuple[str, ...] | None:
-    """The names as a tuple; None, for all columns, stays.
+    """Return the names as a tuple; None (all columns) stays None.
 
-    One string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
+    A single string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
 
     Raises:
         ConfigTypeError: not a list of names.
@@ -232,10 +233,10 @@ def check_column_names(name: str, columns: Any) -> tuple[str, ...] | None:
 
 
 def check_column_name(option: str, column: Any) -> str | None:
-    """The name; None, for none, stays.
+    """Return the name; None (no column) stays None.
 
     Raises:
-        ConfigTypeError: not text. ConfigError: an empty one.
+        ConfigTypeError: not text. ConfigError: empty text.
     """
     if column is None:
         return None
@@ -247,12 +248,12 @@ def check_column_name(option: str, column: Any) -> str | None:
 
 
 def check_function(name: str, value: Any, what: str = "a function") -> Any:
-    """The value, if it can be called; None is allowed.
+    """Return the value if it can be called; None is allowed.
 
-    what: "a function of a batch", for messages.
+    what: Kind of the function for messages, such as "a function of a batch".
 
     Raises:
-        ConfigTypeError: it cannot be called.
+        ConfigTypeError: the value cannot be called.
     """
     if value is not None and not callable(value):
         raise ConfigTypeError(f"{name} is {of_type(value)}: pass {what}, or None.")
@@ -260,12 +261,12 @@ def check_function(name: str, value: Any, what: str = "a function") -> Any:
 
 
 def check_instance(name: str, value: Any, *, kind: type[T], wanted: str) -> T:
-    """The value, if it is of this class.
+    """Return the value if it is an instance of this class.
 
-    wanted: "RayWorkers(num), or None", for messages.
+    wanted: Values to pass, for messages, such as "RayWorkers(num), or None".
 
     Raises:
-        ConfigTypeError: it is of another class.
+        ConfigTypeError: the value is an instance of another class.
     """
     if not isinstance(value, kind):
         raise ConfigTypeError(f"{name}={value!r}: pass {wanted}.")
@@ -273,10 +274,10 @@ def check_instance(name: str, value: Any, *, kind: type[T], wanted: str) -> T:
 
 
 def check_executor(executor: Any) -> None:
-    """Raises ConfigTypeError for a value that is not an executor; None is allowed.
+    """Raise ConfigTypeError unless the value is an executor or None.
 
     Raises:
-        ConfigTypeError: it has no `submit`.
+        ConfigTypeError: the value has no `submit`.
     """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ConfigTypeError(
@@ -285,9 +286,9 @@ def check_executor(executor: Any) -> None:
 
 
 def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequence[str], *, problem: str) -> None:
-    """Raises CheckpointMismatchError unless a state has the keys of `mine`, and for those in `fixed` the same values.
+    """Raise CheckpointMismatchError unless a state has the keys of `mine`, and the same values for the keys in `fixed`.
 
-    problem: begins the message, before both sides.
+    problem: First words of the message; both sides follow.
     """
     if not isinstance(saved, Mapping):
         raise CheckpointMismatchError(f"{problem}: it is {of_type(saved)}. Load what state_dict returned.")
@@ -301,7 +302,7 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
 
 
 def check_counts(saved: Mapping[str, Any], *names: str) -> None:
-    """Raises CheckpointMismatchError unless these values of a state are whole numbers of at least 0."""
+    """Raise CheckpointMismatchError unless these values of a state are whole numbers of at least 0."""
     for name in names:
         if not is_integer(saved[name]) or saved[name] < 0:
             raise CheckpointMismatchError(

@@ -1,4 +1,4 @@
-"""Which data set gives sample i of a blend: always the one that is furthest behind its share."""
+"""Choose the data set that gives sample i of a blend: always the data set that is furthest behind its share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
 def as_weights(weights: Any) -> npt.NDArray[np.float64]:
-    """The weights as an array, shape [n].
+    """Return the weights as an array, shape [n].
 
     Raises:
         ConfigTypeError: not a list of numbers.
@@ -27,17 +27,19 @@ def as_weights(weights: Any) -> npt.NDArray[np.float64]:
 
 
 def normalize_weights(weights: Sequence[float]) -> list[float]:
-    """The weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
+    """Return the weights divided by their float64 sum, as numpy adds it: the last bits decide ties in a blend.
 
     Raises:
-        ConfigTypeError: not a list of numbers. ConfigError: no weights, a negative or not finite one, or such a sum, or
-            one of 0.
+        ConfigTypeError: not a list of numbers. ConfigError: no weights, a weight that is negative or not finite, or a
+            sum that is 0 or not finite.
     """
     array = as_weights(weights)
     with np.errstate(over="ignore"):
         total = np.sum(array)
     if not np.isfinite(total) or (array < 0).any() or not total > 0:
-        raise ConfigError(f"Weights must be finite, not negative and not all 0, and so their sum: {list(weights)}.")
+        raise ConfigError(
+            f"Weights must be finite, not negative and not all 0, and so must their sum: {list(weights)}."
+        )
     normalized: list[float] = (array / total).tolist()
     return normalized
 
@@ -53,8 +55,8 @@ class BlendIndex:
 Counts = npt.NDArray[np.float64]
 
 DEFAULT_SEGMENTS = 1024
-# Cells of one step: segments × data sets. These stay in the processor's cache; and fewer segments are longer, beside a
-# run-up that grows with the data sets.
+# Cells of one step: segments × data sets. This many stay in the processor's cache. More segments would be shorter than
+# the run-up before each of them, which grows with the number of data sets.
 _STEP_CELLS = 1 << 15
 # Steps to run up before a segment: enough to heal a guess in most blends (measured up to 300 data sets).
 _RUN_UP_STEPS = 64
@@ -63,10 +65,10 @@ _RUN_UP_STEPS_PER_DATASET = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlendRule:
-    """Shares per data set, and how many samples each has to give (None: as many as are asked for).
+    """Shares per data set, and how many samples each data set has to give (None: no limit).
 
-    A data set should have given base + d · (shares + half_slopes · d) by a step, d steps after `start`. Steps before
-    `least` count as that one.
+    By a step, d steps after `start`, a data set should have given base + d · (shares + half_slopes · d) samples. Steps
+    before `least` count as `least`.
     """
 
     shares: npt.NDArray[np.float64]
@@ -83,7 +85,7 @@ class BlendRule:
         """
         picks = np.empty((len(counts), step_count), dtype=np.int16)
         numbers = np.empty(picks.shape, dtype=np.int64)
-        # Arrays of one shape and no broadcasts: numpy's loops are then as long as the arrays, and not as a row.
+        # Arrays of one shape, no broadcasts: numpy's inner loops then run over whole arrays instead of over rows.
         rule, step = self._repeated(len(counts)), np.repeat(steps, counts.shape[1]).reshape(counts.shape)
         first_whole = max(0, self.least - steps.min(initial=np.inf))
         step -= self.start
@@ -104,7 +106,7 @@ class BlendRule:
         return BlendIndex(dataset_index=picks, dataset_sample_index=numbers)
 
     def _repeated(self, count: int) -> "BlendRule":
-        """The rule with arrays [count, K]."""
+        """Return the rule with arrays [count, K]."""
         arrays: dict[str, Any] = {
             name: np.tile(array, (count, 1))
             for name in ("shares", "limits", "base", "half_slopes")
@@ -113,7 +115,7 @@ class BlendRule:
         return replace(self, **arrays)
 
     def _fill_targets(self, places: npt.NDArray[np.float64], out: Counts) -> None:
-        """What each data set should have given, [M, K], so many steps [M, 1] after `start`."""
+        """Write the samples each data set should have given, [M, K], `places` steps [M, 1] after `start`."""
         if self.half_slopes is None:
             np.multiply(self.shares, places, out=out)
         else:
@@ -124,10 +126,10 @@ class BlendRule:
             out += self.base
 
     def guess_counts(self, steps: npt.NDArray[np.float64]) -> Counts:
-        """Counts [M, K] that are likely at these steps: shares rounded so that they add up, largest remainder first."""
+        """Return likely counts [M, K] at these steps: shares rounded to add up, largest remainder first."""
         exact = np.empty((len(steps), len(self.shares)))
         self._fill_targets((steps - self.start)[:, None], exact)
-        if self.base is not None:  # data sets that give nothing now may be behind or ahead; the rest is so together
+        if self.base is not None:  # data sets that give nothing now may be behind or ahead; spread the difference
             exact += (steps - exact.sum(axis=1))[:, None] / len(self.shares)
         counts = np.floor(exact)
         missing = steps - counts.sum(axis=1)
@@ -137,11 +139,11 @@ class BlendRule:
 
 
 def continue_blend(rule: BlendRule, counts: Counts, count: int, *, segment_limit: int = DEFAULT_SEGMENTS) -> BlendIndex:
-    """The next `count` samples of a blend in which data set k has given `counts[k]` samples (float64 [K]) before.
+    """Return the next `count` samples of a blend. Data set k has given `counts[k]` samples (float64 [K]) before.
 
         shares .5 .25 .25    counts 0 0 0, count 4: data sets 0 1 2 0    counts 2 1 1, count 2: data sets 0 1
 
-    A rule with limits must have `count` samples left. segment_limit: how many segments run side by side.
+    A rule with limits must have `count` samples left. segment_limit: Number of segments that run side by side.
     """
     first, dataset_count = int(counts.sum()), len(counts)
     segments = max(1, min(segment_limit, _STEP_CELLS // dataset_count, count))
@@ -172,7 +174,7 @@ _BLOCK_SAMPLES = 1 << 20
 
 
 def blend_by_weight(weights: Sequence[float], size: int, *, normalize: bool = True) -> BlendIndex:
-    """The first `size` samples of a blend; weights are divided by their float64 sum unless `normalize` is False.
+    """Return the first `size` samples of a blend; weights are divided by their float64 sum if `normalize`.
 
         weights .5 .25 .25, size 8    data sets 0 1 2 0 0 1 2 0    samples 0 0 0 1 2 1 1 3
 
@@ -187,7 +189,7 @@ def blend_by_weight(weights: Sequence[float], size: int, *, normalize: bool = Tr
 
 
 def blend_exhaustively(sizes: Sequence[int]) -> BlendIndex:
-    """Every sample of every data set once, in proportion to the sizes throughout; a data set that is used up rests.
+    """Return every sample of every data set once, in proportion to the sizes throughout; a used-up data set rests.
 
         sizes 3 1 2    data sets 0 2 1 0 2 0    samples 0 0 0 1 1 2
 

@@ -1,7 +1,7 @@
-"""How row groups become blocks of rows: a reader gives record batches, a shaper makes a block of them.
+"""Protocols between reading and shaping: a reader gives record batches, a shaper makes a block of rows of them.
 
-The protocols of all three, through which the stream uses stages that it does not import, and `read_block`, which makes
-the block of one row group.
+The stream uses readers, shapers and blocks through these protocols and imports no stage. `read_block` makes the block
+of one row group.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 
 class RowGroupReader(Protocol):
-    """Reads row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
+    """Reader of row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
     def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator["pa.RecordBatch"]:
-        """Live rows of one row group, projected, in file order: record batches of a few columns each.
+        """Yield the live rows of one row group, projected, in file order: record batches of a few columns each.
 
-        All of them have the same rows; each comes as soon as it is decoded. There is at least one, without columns if
-        none are asked for. Every column comes once, in any order; some may come that are not delivered.
+        All record batches have the same rows; each comes as soon as it is decoded. At least one comes, without columns
+        if no columns are asked for. Every column comes once, in any order; extra columns that are not delivered may
+        come too.
 
-        rows: which of the live rows; exactly those come, also where a format has to be decoded from its first row on.
+        rows: Range of the live rows. Exactly these rows come, even if the format has to be decoded from its first row.
 
-        The rows are checked when the iterator ends. An error about values may be thrown into it: it raises that error,
-        or its real cause.
+        The rows are checked when the iterator ends. An error about values may be thrown into the iterator: it raises
+        the same error, or its real cause.
 
         Raises:
-            DataError: the bytes are not what was planned; the message names file and row group.
-            RowCountError: another number of live rows than `task.live_rows` (where that is known).
+            DataError: the bytes differ from the plan; the message names file and row group.
+            RowCountError: the number of live rows differs from `task.live_rows` (where that is known).
         """
         ...
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> "JoinedRows":
-        """All live rows of several small row groups (at least one), joined.
+        """Return all live rows of several small row groups (at least one), joined.
 
         Raises:
-            Exception: one of them is not as planned, or they do not join; `read_columns` of each raises the error of
-                the row group that it is about.
+            Exception: any error. Call `read_columns` for each row group to find the bad row group and get its message.
         """
         ...
 
@@ -50,7 +50,7 @@ class RowGroupReader(Protocol):
 class JoinedRows(NamedTuple):
     """Rows of several row groups, one after the other: record batches of a few columns each, of all rows.
 
-    rows: how many each row group has. by_one_call: whether one call without Python's lock decoded them.
+    rows: Number of rows of each row group. by_one_call: Whether one call without Python's lock decoded all rows.
     """
 
     parts: Sequence["pa.RecordBatch"]
@@ -63,7 +63,7 @@ class Block(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         ...
 
     @property
@@ -72,60 +72,60 @@ class Block(Protocol):
         ...
 
     def slice(self, start: int, stop: int) -> "Block":
-        """Rows [start, stop), a view that costs nothing if it is of all of them; rows past the end are left out."""
+        """Return rows [start, stop), a view that costs nothing if it has all rows; rows past the end are left out."""
         ...
 
     def to_batch(self) -> Any:
-        """All rows as one batch of the user's output format."""
+        """Return all rows as one batch of the user's output format."""
         ...
 
     def split(self, batch_rows: int) -> Iterator[Any]:
-        """Batches of `batch_rows` consecutive rows, the last one shorter if it must be; cheaper than slicing."""
+        """Yield batches of `batch_rows` consecutive rows; the last may be shorter. Cheaper than slicing."""
         ...
 
 
 class MeasuredBlock(Block, Protocol):
-    """A block whose rows have lengths, by which windows may be ordered."""
+    """Block with a length for each row; windows may be ordered by these lengths."""
 
     @property
     def lengths(self) -> Lengths:
-        """One number a row, shape [num_rows]."""
+        """Lengths of the rows, shape [num_rows]."""
         ...
 
 
 class Shaper(Protocol):
-    """Turns record batches into blocks of the output format; picklable and stateless."""
+    """Converter of record batches into blocks of the output format; picklable and stateless."""
 
     def use_memory(self, memory: RecycledMemory) -> None:
-        """Put everything that this process copies into large blocks into this memory, from now on."""
+        """Use this memory, from now on, for everything that this process copies into large blocks."""
         ...
 
     def with_copied_columns(self, least_bytes: int) -> "Shaper":
-        """A shaper that copies columns of numbers which otherwise would stay in the record batches' memory.
+        """Return a shaper that also copies columns of numbers otherwise left in the memory of record batches.
 
-        They go to the same memory as stacks. Not copied is what takes fewer than `least_bytes`: all columns of one
-        number a row together, any other column on its own.
+        The copies go to the same memory as stacks. Columns of fewer than `least_bytes` are not copied: all columns of
+        one number a row count together, any other column on its own.
         """
         ...
 
     def block(self, parts: Iterable["pa.RecordBatch"]) -> Block:
-        """The block of one row group, or of several (`JoinedRows`), from record batches of a few columns each.
+        """Return the block of one row group, or of several (`JoinedRows`), from record batches of a few columns each.
 
-        Each is converted as it comes, while it is in a core's cache; after that rows are only sliced.
+        Each record batch is converted as it comes, while it is in a core's cache; after that rows are only sliced.
         """
         ...
 
     def concat(self, blocks: Sequence[Block]) -> Block:
-        """The rows of all blocks, one after the other (at least one block)."""
+        """Return the rows of all blocks (at least one), one after the other."""
         ...
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
-        """Row i of the result is row order[i] of the blocks' concatenation; order may be shorter than it."""
+        """Return a block with row i = row order[i] of the concatenated blocks; order may leave out rows."""
         ...
 
 
 def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Block:
-    """The block of these rows of one row group.
+    """Return the block of these rows of one row group.
 
     Raises:
         LoaderError: see RowGroupReader.read_columns and Shaper.block.
@@ -136,5 +136,5 @@ def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, rows:
         except LoaderError as error:
             if isinstance(error, SchemaError | NullValueError | CorruptFileError) and task.where not in str(error):
                 error.args = (f"{task.where}: {error}",)
-            columns.throw(error)  # values that do not fit may be those of a file that was replaced
+            columns.throw(error)  # values that do not fit may come from a file that was replaced
             raise

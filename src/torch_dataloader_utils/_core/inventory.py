@@ -1,8 +1,8 @@
 """The inventory: every data file and row group of a data set, frozen at one moment, as arrays.
 
-A million row groups are a few arrays (56 bytes a group), never a million objects. Rows are counted twice:
-physical rows are what the file stores; live rows are what a reader delivers, after deletes and, where they
-were counted, after the row filter; UNKNOWN where nobody has counted yet.
+A million row groups are a few arrays (56 bytes a group), never a million objects. A row group has two counts of rows:
+physical rows are the rows that the file stores; live rows are the rows that a reader delivers, after deletes and,
+where the row filter was counted, after the filter. A count is UNKNOWN until somebody counts.
 """
 
 import os
@@ -30,7 +30,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 class FileFormat(IntEnum):
-    """Numbers of the formats of this package, as inventories hold them. Formats of other packages have 64 to 255."""
+    """Numbers of this package's formats, as inventories hold them. Formats of other packages have numbers 64 to 255."""
 
     PARQUET = 1
     ORC = 2
@@ -41,7 +41,7 @@ class FileFormat(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StringColumn:
-    """An immutable column of UTF-8 strings, pickled as buffers: a million paths are not a million objects.
+    """Immutable column of UTF-8 strings, pickled as buffers: a million paths are not a million objects.
 
     `data` holds the bytes of all strings, uint8; string i is data[offsets[i]:offsets[i + 1]], offsets int64 of
     shape [n + 1].
@@ -52,7 +52,7 @@ class StringColumn:
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> "StringColumn":
-        """The column of these strings, in order."""
+        """Return the column of these strings, in order."""
         encoded = [text.encode() for text in strings]
         offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
         np.cumsum([len(text) for text in encoded], out=offsets[1:])
@@ -70,7 +70,7 @@ class StringColumn:
         return (self[index] for index in range(len(self)))
 
     def take(self, indices: npt.NDArray[np.int64]) -> "StringColumn":
-        """The strings at `indices`, in that order."""
+        """Return the strings at `indices`, in that order."""
         return StringColumn.of(self[int(index)] for index in indices)
 
 
@@ -84,7 +84,7 @@ class PartitionColumn:
 
 
 def pinned(identity: str, changed_ns: int | None) -> str:
-    """The identity that reads within one job are pinned to, with the time of a local file's last change.
+    """Return the identity to which reads within one job are pinned: with the time of a local file's last change.
 
     "2048-1700000000", 1700000005      "2048-1700000000@1700000005"
     """
@@ -93,19 +93,20 @@ def pinned(identity: str, changed_ns: int | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileTable:
-    """The data files, in the order of their paths. All columns have one entry a file.
+    """Data files, in the order of their paths. All columns have one entry a file.
 
-    paths: absolute local paths or URLs, without credentials.
-    sizes: bytes. identities: etag, or "size-mtime_ns" where the store has none; what a plan is pinned to.
-    formats: numbers of formats, uint8 (see `formats/registry`).
-    extras: () or one frozen picklable value (or None) a file, meant for the read stage (deletes, field ids).
-        Plans do not depend on it, and the fingerprint leaves it out: what
-        decides it (a snapshot, its deletes) belongs into `Inventory.snapshot`.
-    changed_ns: of local files, when each was last changed (st_ctime), int64; None where not known. It serves one job on
-        one host: it is not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies
-        of the files have other times.
-    contents: a digest of all bytes of each file (see discover/content.py); None: files are known by path and identity.
-        Then the fingerprint has these, and of paths what lies below `root`, so that copies elsewhere have the same.
+    paths: Absolute local paths or URLs, without credentials.
+    sizes: Bytes. identities: etag, or "size-mtime_ns" where the store has no etag; plans are pinned to identities.
+    formats: Numbers of formats, uint8 (see `formats/registry`).
+    extras: () or one frozen picklable value (or None) a file, meant for the read stage (deletes, field ids). Plans do
+        not depend on extras, and the fingerprint leaves them out: the facts that decide extras (a snapshot, its
+        deletes) belong into `Inventory.snapshot`.
+    changed_ns: Time of the last change (st_ctime) of each local file, int64; None where not known. Valid for one job on
+        one host: not saved, not fingerprinted, and lost when a table is unpickled on another host, where copies of the
+        files have other times.
+    contents: Digest of all bytes of each file (see discover/content.py); None: files are known by path and identity.
+        The fingerprint then has contents and the parts of paths below `root`, so that copies elsewhere have the same
+        fingerprint.
     """
 
     paths: StringColumn
@@ -122,12 +123,12 @@ class FileTable:
 
     @property
     def root(self) -> str:
-        """The directory that all files are in, with a slash at its end; "" if they have none in common."""
-        ends = [self.paths[0], self.paths[len(self) - 1]] if len(self) else [""]  # they are sorted
+        """Directory that holds all files, with a slash at its end; "" if the files share no directory."""
+        ends = [self.paths[0], self.paths[len(self) - 1]] if len(self) else [""]  # paths are sorted
         return ends[0][: os.path.commonprefix(ends).rfind("/") + 1]  # noqa: RUF071  # of URLs as well
 
     def known_by(self) -> tuple[StringColumn, StringColumn]:
-        """What files are told apart by: paths and identities, or names below `root` and contents."""
+        """Return the two columns that tell files apart: paths and identities, or names below `root` and contents."""
         if self.contents is None:
             return self.paths, self.identities
         start = len(self.root)
@@ -137,11 +138,11 @@ class FileTable:
         return _unpickled, (node(), {name: getattr(self, name) for name in self.__slots__})
 
     def pin(self, file: int) -> str:
-        """The identity that reads of a file are pinned to; see `pinned`."""
+        """Return the identity that reads of a file are pinned to; see `pinned`."""
         return pinned(self.identities[file], None if self.changed_ns is None else int(self.changed_ns[file]))
 
     def take(self, indices: Int64s) -> "FileTable":
-        """The files at `indices`, in that order."""
+        """Return the files at `indices`, in that order."""
         return FileTable(
             paths=self.paths.take(indices),
             sizes=self.sizes[indices],
@@ -160,13 +161,13 @@ def _unpickled(host: str, columns: dict[str, Any]) -> FileTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupTable:
-    """The row groups, sorted by (file, ordinal): a Parquet row group, an ORC stripe, a block of text lines.
+    """Row groups, sorted by (file, ordinal): a Parquet row group, an ORC stripe, a block of text lines.
 
-    file: index into the FileTable, int32. ordinal: position in the file, int32.
-    first_row: physical row of the file at which the group starts, int64 (UNKNOWN if not counted).
+    file: Index into the FileTable, int32. ordinal: Position in the file, int32.
+    first_row: Physical row of the file at which the group starts, int64 (UNKNOWN if not counted).
     physical_rows, live_rows: int64, UNKNOWN (-1) where not counted.
-    projected_bytes: uncompressed bytes of the projected columns (an estimate for text), the planning weight.
-    byte_offset, byte_length: where the group lies in the file, stored bytes.
+    projected_bytes: Uncompressed bytes of the projected columns (an estimate for text), the planning weight.
+    byte_offset, byte_length: Place of the group in the file, stored bytes.
     """
 
     file: Int32s
@@ -182,18 +183,18 @@ class GroupTable:
         return len(self.file)
 
     def take(self, indices: Int64s) -> "GroupTable":
-        """The groups at `indices`, in that order; `file` still points into the whole file table."""
+        """Return the groups at `indices`, in that order; `file` still points into the whole file table."""
         return GroupTable(**{name: getattr(self, name)[indices] for name in self.__slots__})
 
 
 class GroupRows(NamedTuple):
-    """Rows [start, stop) of a row group; stop None is its end, and rows beyond its end are left out."""
+    """Rows [start, stop) of a row group; a stop of None is the end, and rows beyond the end are left out."""
 
     start: int = 0
     stop: int | None = None
 
     def of(self, num_rows: int) -> tuple[int, int]:
-        """Start and stop in a row group of so many rows.
+        """Return start and stop in a row group of `num_rows` rows.
 
         rows [3, 9) of 5: (3, 5)      of 2: (2, 2)
         """
@@ -206,11 +207,11 @@ ALL_ROWS = GroupRows()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroupTask:
-    """All a reader needs to read one row group; one is made when a group is read, never for planning.
+    """Instruction to read one row group: all facts that a reader needs. Made when a group is read, never for planning.
 
-    identity: with the time of the last change, where that is known; see `pinned`.
-    epoch_key: for readers that order what they read by the epoch; None where it is read in no epoch.
-    table: the table and its snapshot, as text; "" for plain files.
+    identity: With the time of the last change, where that time is known; see `pinned`.
+    epoch_key: Key for readers that order rows by the epoch; None for a read outside of epochs.
+    table: The table and its snapshot, as text; "" for plain files.
     """
 
     path: str
@@ -236,19 +237,18 @@ class RowGroupTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Inventory:
-    """The files and row groups of a data set, frozen; the first argument of every plan.
+    """Files and row groups of a data set, frozen; the first argument of every plan.
 
     Attributes:
-        schema: the full Arrow schema (partition columns last), as IPC bytes, so that this module needs no Arrow.
-        source: where it was scanned from, for messages.
-        row_filter: text of the filter that `live_rows` already accounts for, "" for none.
-        projection: the columns that `projected_bytes` counts, None for all.
-        snapshot: of which version of a table this is, None for plain files; the same files may have other deletes in
-            another version.
-        notes: lines of text about what the scan found; plans show them.
+        schema: Full Arrow schema (partition columns last), as IPC bytes, so that this module needs no Arrow.
+        source: Path or table that was scanned, for messages.
+        row_filter: Text of the filter that `live_rows` already accounts for, "" for no filter.
+        projection: Columns that `projected_bytes` counts, None for all.
+        snapshot: Version of the table, None for plain files; the same files may have other deletes in another version.
+        notes: Lines of text about the findings of the scan; plans show them.
         nulls: Number of nulls of each column that metadata count in rows that are surely delivered, a lower bound. Not
             in the fingerprint.
-        tokenizer: Name of the tokenizer that samples were counted with, "" for none.
+        tokenizer: Name of the tokenizer that counted the samples, "" for none.
     """
 
     files: FileTable
@@ -264,12 +264,12 @@ class Inventory:
 
     @property
     def num_files(self) -> int:
-        """How many data files."""
+        """Number of data files."""
         return len(self.files)
 
     @property
     def num_groups(self) -> int:
-        """How many row groups."""
+        """Number of row groups."""
         return len(self.groups)
 
     @property
@@ -279,7 +279,7 @@ class Inventory:
 
     @property
     def num_rows(self) -> int:
-        """Live rows of the data set, or UNKNOWN while any group is uncounted."""
+        """Number of live rows of the data set, or UNKNOWN while any group is uncounted."""
         return int(self.groups.live_rows.sum()) if self.rows_are_known else UNKNOWN
 
     def __str__(self) -> str:
@@ -289,7 +289,7 @@ class Inventory:
         return f"{self.source}: {held}, {rows}{filtered}"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what was found, and the notes of the scan."""
+        """Return HTML for notebooks: the counts, and the notes of the scan."""
         facts: list[tuple[str, object]] = [
             ("files", f"{self.num_files:,}"),
             ("row groups", f"{self.num_groups:,}"),
@@ -303,7 +303,7 @@ class Inventory:
         return f"<Inventory of {self}>"
 
     def task(self, group: int, epoch_key: EpochKey | None = None) -> RowGroupTask:
-        """The reading task of one row group."""
+        """Return the reading task of one row group."""
         groups, files = self.groups, self.files
         file = int(groups.file[group])
         return RowGroupTask(
@@ -324,7 +324,7 @@ class Inventory:
         )
 
     def take_groups(self, indices: Int64s) -> "Inventory":
-        """The inventory of these row groups (ascending) and of the files they lie in, re-indexed."""
+        """Return the inventory of these row groups (ascending) and of their files, re-indexed."""
         groups = self.groups.take(indices)
         used, file = np.unique(groups.file, return_inverse=True)
         return replace(
@@ -335,11 +335,11 @@ class Inventory:
         )
 
     def fingerprint(self) -> str:
-        """blake2b (128 bits, hex) of everything that decides which rows exist and in which order.
+        """Return a blake2b digest (128 bits, hex) of everything that decides which rows exist and in which order.
 
-        It covers paths, sizes, identities (or names and contents), partition values, row group structure, schema,
-        snapshot and the row filter; not weights (`projected_bytes`), which may differ between projections of the same
-        data.
+        The digest covers paths, sizes, identities (or names and contents), partition values, row group structure,
+        schema, snapshot and the row filter. It leaves out weights (`projected_bytes`), which may differ between
+        projections of the same data.
         """
         digest = blake2b(digest_size=16)
         files, groups = self.files, self.groups
@@ -358,27 +358,27 @@ class Inventory:
 
 
 def check_inventory(name: str, inventory: Any) -> Inventory:
-    """The inventory that a caller gave, if it is one.
+    """Return the argument of a caller, if it is an inventory.
 
     Raises:
         ConfigTypeError: something else, such as the path of a file.
     """
     if not isinstance(inventory, Inventory):
         raise ConfigTypeError(
-            f"{name} is {of_type(inventory)}: pass what scan_files(path), scan_iceberg(table) or "
-            "load_inventory(path) gives."
+            f"{name} is {of_type(inventory)}: pass the result of scan_files(path), scan_iceberg(table) or "
+            "load_inventory(path)."
         )
     return inventory
 
 
 def planning_fingerprint(inventory: Inventory) -> str:
-    """The inventory's fingerprint together with the weights that plans depend on; a state is bound to it."""
+    """Return the digest of the fingerprint and the weights that plans depend on; a state is bound to this digest."""
     weights = np.ascontiguousarray(inventory.groups.projected_bytes).tobytes()
     return blake2b(inventory.fingerprint().encode() + weights, digest_size=16).hexdigest()
 
 
 def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
-    """(name, short text) of each part of `planning_fingerprint`, for the message about a state that does not fit.
+    """Return (name, short text) of each part of `planning_fingerprint`, for messages about states that do not fit.
 
     A filter is shown as a digest, because its literals are values of the data and states leave the machine.
 
@@ -399,7 +399,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
 
 
 def short_digest(*parts: bytes | npt.NDArray[Any]) -> str:
-    """Eight hex digits of a digest, short enough for messages."""
+    """Return eight hex digits of a digest, short enough for messages."""
     digest = blake2b(digest_size=4)
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)

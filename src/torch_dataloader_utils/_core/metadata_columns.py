@@ -1,7 +1,7 @@
-"""Columns that no schema has and every row can have: where it lies, and since when.
+"""Virtual columns: `_file` and `_pos` locate a row, `_row_id` and `_last_updated_sequence_number` are Iceberg lineage.
 
-`columns=` may name them; no plan depends on them. Ids and meanings are those of the Iceberg spec ("Reserved Field IDs",
-"Row Lineage").
+`columns=` may name these columns; plans do not depend on them. Field ids and meanings come from the Iceberg spec
+("Reserved Field IDs", "Row Lineage").
 """
 
 from collections.abc import Container, Iterable
@@ -14,28 +14,28 @@ FILE, POSITION = "_file", "_pos"
 ROW_ID, LAST_UPDATED = "_row_id", "_last_updated_sequence_number"
 
 LINEAGE_IDS = {ROW_ID: 2147483540, LAST_UPDATED: 2147483539}
-"""Field ids of the columns that files of Iceberg tables may hold."""
+"""Field ids of the lineage columns that files of Iceberg tables may hold."""
 
 METADATA_COLUMNS = (FILE, POSITION, *LINEAGE_IDS)
-"""The path of the row's file, the row's place in it (from 0, deleted rows count), its id, and when it was changed."""
+"""All virtual columns: path of the row's file, row number in the file (from 0, deleted rows count), id, last change."""
 
 
 def metadata_columns(wanted: Iterable[str], columns: Container[str]) -> tuple[str, ...]:
-    """Those of the wanted columns that are metadata columns. columns: the data's own, which come first."""
+    """Return the wanted columns that are metadata columns. columns: Names of the data's own columns, which win."""
     return tuple(name for name in wanted if name in METADATA_COLUMNS and name not in columns)
 
 
 def data_columns(wanted: tuple[str, ...] | None, columns: Container[str]) -> tuple[str, ...] | None:
-    """The wanted columns without metadata columns; None, for all, stays. columns: the data's own."""
+    """Return the wanted columns without metadata columns; None (all) stays. columns: Names of the data's columns."""
     return None if wanted is None else tuple(name for name in wanted if name in columns)
 
 
 def check_lineage(names: Iterable[str], inventory: Inventory) -> None:
-    """Raises ConfigError if one of these metadata columns needs row lineage, and the data has none."""
+    """Raise ConfigError if one of these metadata columns needs row lineage and the data has no lineage."""
     lineage = [name for name in names if name in LINEAGE_IDS]
     extras = inventory.files.extras or (None,) * inventory.num_files
     if lineage and not all(isinstance(each, IcebergFile) and each.sequence_number is not None for each in extras):
         raise ConfigError(
-            f"columns names {lineage[0]!r}, which only rows of Iceberg tables of format version 3 have, and "
-            f"{inventory.source} is not one. {FILE} and {POSITION} give the place of any row."
+            f"columns names {lineage[0]!r}, a column of Iceberg tables of format version 3, and {inventory.source} is "
+            f"not such a table. {FILE} and {POSITION} give the place of any row."
         )

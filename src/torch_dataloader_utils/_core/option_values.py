@@ -1,4 +1,4 @@
-"""Options that belong together, each group as one value: token batches, lanes, decoding, workers on Ray."""
+"""Groups of related options, each group as one value: token batches, lanes, decoding, workers on Ray."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -15,11 +15,11 @@ from torch_dataloader_utils._core.arguments import (
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 FileIdentity = Literal["strict", "content"]
-"""What identifies a file: its path, size and etag or time; or all its bytes."""
+"""How a file is identified: by its path, size and etag or time ("strict"), or by all its bytes ("content")."""
 
 
 def check_identity(name: str, identity: Any) -> FileIdentity:
-    """The value, if it is one of the two words; else raises ConfigError."""
+    """Return the value if it is "strict" or "content"; otherwise raise ConfigError."""
     if identity not in ("strict", "content"):
         raise ConfigError(f'{name}={identity!r} is unknown; use "strict" or "content".')
     return identity  # type: ignore[no-any-return]
@@ -30,26 +30,28 @@ _MOST_FOOTER_BYTES = 1 << 30
 
 
 def footer_bytes(max_bytes: int) -> int:
-    """The part of the bytes of a host's cache that is for footers; the rest is for row groups."""
+    """Return the bytes of a host's cache that are reserved for footers; the rest is for row groups."""
     return min(_MOST_FOOTER_BYTES, max_bytes // _FOOTERS_PART)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatches:
-    """Batches of rows of similar length, limited by tokens if asked: `token_batches=TokenBatches("tokens", ...)`.
+    """Batches of rows of similar length, with an optional limit of tokens: `token_batches=TokenBatches("tokens", ...)`.
 
-    The rows of a shuffle window are sorted by length and cut into batches, which come in random order; so it needs
-    `shuffle_rows`, the rows of a window. Without `max_tokens` batches have `batch_size` rows; with it they have as many
-    as fit, `batch_size` at most.
+    The rows of a shuffle window are sorted by length and cut into batches, and the batches come in random order.
+    `shuffle_rows`, the rows of a window, is therefore needed. Without `max_tokens` batches have `batch_size` rows; with
+    `max_tokens` a batch has as many rows as fit, `batch_size` at most.
 
         lengths 9 2 3 8 2                                 max_tokens=9     {9}  {8}  {3 2 2}
         the same with padding_free, in mixed batches      max_tokens=12    {9 2}  {8 3}  {2}
 
     Attributes:
-        column: whose lengths count: numbers (the value), lists (items) or text (bytes); delivered or not.
-        max_tokens: most rows × longest padded length of a batch; all lengths are read once. None: no limit.
-        pad_to_multiple_of: what max_tokens rounds lengths up to; None: as PadRagged in collate_fn pads.
-        padding_free: max_tokens limits the sum of lengths instead, and batches mix rows of all lengths.
+        column: Name of the column that gives lengths: numbers (the value), lists (items) or text (bytes); delivered or
+            not.
+        max_tokens: Upper limit for rows × longest padded length of a batch; all lengths are read once. None: no limit.
+        pad_to_multiple_of: Multiple to which max_tokens rounds lengths up; None: the multiple of PadRagged in
+            collate_fn.
+        padding_free: Let max_tokens limit the sum of lengths instead, and mix rows of all lengths in a batch.
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range; padding_free or pad_to_multiple_of
@@ -69,18 +71,18 @@ class TokenBatches:
         hold_flags(self, "padding_free")
         if self.padding_free and self.max_tokens is None:
             raise ConfigError(
-                "padding_free=True says how max_tokens= of TokenBatches counts, which is not given: pass max_tokens=, "
-                "or leave padding_free out."
+                "padding_free=True changes how max_tokens= of TokenBatches counts, and max_tokens= is not given: pass "
+                "max_tokens=, or leave padding_free out."
             )
         if self.pad_to_multiple_of is not None and self.max_tokens is None:
             raise ConfigError(
-                f"pad_to_multiple_of={self.pad_to_multiple_of} says how max_tokens= of TokenBatches counts, which is "
-                "not given. To pad, pass collate_fn=PadRagged(pad_to_multiple_of=...)."
+                f"pad_to_multiple_of={self.pad_to_multiple_of} changes how max_tokens= of TokenBatches counts, and "
+                "max_tokens= is not given. To pad, pass collate_fn=PadRagged(pad_to_multiple_of=...)."
             )
         if self.pad_to_multiple_of is not None and self.padding_free:
             raise ConfigError(
-                f"pad_to_multiple_of={self.pad_to_multiple_of} with padding_free=True: rows that are not padded count "
-                "as they are. Leave one of them out."
+                f"pad_to_multiple_of={self.pad_to_multiple_of} with padding_free=True: rows without padding are not "
+                "rounded up. Leave one of the two out."
             )
 
 
@@ -89,9 +91,9 @@ class Lanes:
     """One order of global batches for every number of ranks and workers: `lanes=Lanes(64)`, or `lanes=64` for short.
 
     Attributes:
-        num_lanes: sequences of rows, to which chunks are assigned. With batches of B rows on R ranks of W workers it
-            has to be a multiple of W · R · B / rows.
-        rows: rows of a micro-batch, which a batch takes from one lane at a time; None for the batch size.
+        num_lanes: Number of lanes, the sequences of rows to which chunks are assigned. With batches of B rows on R
+            ranks of W workers it must be a multiple of W · R · B / rows.
+        rows: Number of rows of a micro-batch, which a batch takes from one lane at a time; None for the batch size.
 
     Raises:
         ConfigTypeError, ConfigError: not a whole number, or below 1.
@@ -107,16 +109,16 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """How row groups are decoded: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. It changes no row.
+    """How row groups are decoded: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. Rows do not depend on it.
 
     Attributes:
-        threads: row groups decoded at once; None for the processors there are, and at least 16 where files are remote.
-            In a worker process it holds for remote files; local ones are decoded one at a time there.
-        ahead_bytes: decoded before the trainer needs them, at most; an int or text such as "1GiB". Worker processes
-            share it.
-        page_checksums: check the checksums of Parquet pages where a file has them.
-        compiled: decode columns of plain numbers by the compiled decoder, where the package was installed with one.
-            False: pyarrow decodes them all.
+        threads: Number of row groups decoded at once; None for the number of processors, and at least 16 where files
+            are remote. In a worker process this number holds for remote files; local files are decoded one at a time.
+        ahead_bytes: Upper limit for bytes decoded before the trainer needs the rows; an int or text such as "1GiB".
+            Worker processes share the limit.
+        page_checksums: Check the checksums of Parquet pages where a file has checksums.
+        compiled: Decode columns of plain numbers by the compiled decoder, where the package was installed with the
+            decoder. False: pyarrow decodes all columns.
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range.
@@ -134,7 +136,7 @@ class Decoding:
 
     @property
     def budget_bytes(self) -> int:
-        """`ahead_bytes` as a number."""
+        """`ahead_bytes` as a number of bytes."""
         return parse_bytes("ahead_bytes", self.ahead_bytes)
 
 
@@ -142,16 +144,17 @@ class Decoding:
 class RayWorkers:
     """Workers of a loader in actors of a Ray cluster: `workers=RayWorkers(64)`. Needs the extra `ray`.
 
-    They give the batches of `num_workers=64`. Which actor runs a worker changes nothing: actors and nodes may come and
-    go, and a worker that was lost with one begins again elsewhere at the first batch that did not arrive.
+    The batches are the batches of `num_workers=64`. Which actor runs a worker changes nothing: actors and nodes may
+    come and go, and a worker that was lost with an actor begins again elsewhere at the first batch that did not arrive.
 
     Attributes:
-        num: workers of each rank, as `num_workers`.
-        actors: processes that run them, as many as the cluster has room for; None for one each.
-        resources: what Ray reserves for each actor: CPU, GPU, memory (bytes), and those of your cluster.
-        prefetch: responses of each worker that are made or wait in Ray's object store, at most. Each holds a batch, or
-            several, up to 16 MiB.
-        max_restarts: how often a worker begins again with nothing received in between; then WorkerDiedError.
+        num: Number of workers of each rank, as `num_workers`.
+        actors: Number of processes that run the workers, as many as the cluster has room for; None for one process a
+            worker.
+        resources: Resources that Ray reserves for each actor: CPU, GPU, memory (bytes), and resources of your cluster.
+        prefetch: Most responses of each worker that are made or wait in Ray's object store. A response holds one batch,
+            or several batches up to 16 MiB.
+        max_restarts: How often a worker begins again with nothing received in between, before WorkerDiedError.
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range.
@@ -176,12 +179,12 @@ class RayWorkers:
 
     @property
     def num_actors(self) -> int:
-        """How many actors are asked for."""
+        """Number of actors that are asked for."""
         return min(self.actors or self.num, self.num)
 
 
 def check_token_batches(name: str, value: Any) -> TokenBatches | None:
-    """The value; None, for batches of a fixed number of rows in any order, stays.
+    """Return the value; None (batches of a fixed number of rows, in any order) stays.
 
     Raises:
         ConfigTypeError: anything else.
@@ -192,7 +195,7 @@ def check_token_batches(name: str, value: Any) -> TokenBatches | None:
 
 
 def check_lanes(name: str, value: Any) -> Lanes | None:
-    """The value, a whole number as `Lanes` of it; None, for one lane a worker, stays.
+    """Return the value, with a whole number as `Lanes` of that number; None (one lane a worker) stays.
 
     Raises:
         ConfigTypeError, ConfigError: anything else, or a number below 1.

@@ -1,4 +1,4 @@
-"""All that a plan depends on besides the data: options that bind a state, and topologies that may change."""
+"""Everything that a plan depends on besides the data: options that bind a state, and topologies that may change."""
 
 from dataclasses import dataclass, field
 from math import gcd
@@ -27,19 +27,20 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options that decide the order of rows; a state resumes only under equal ones.
+    """Options that decide the order of rows; a state resumes only under equal options.
 
-    split_bytes: projected, uncompressed bytes of a chunk, None for the default of plan/chunks.py. split_rows: rows of a
-    chunk; wins over bytes.
-    shuffle: permute chunks by (seed, epoch). shuffle_rows: rows of a window, None for no row shuffle; 0
-    is kept as None. interleave: chunks open at once in a window.
-    num_lanes, lane_rows: see plan/lanes.py, None for one lane a worker.
-    strategy: name of a custom split strategy, "" for the built-in steps.
-    bucket_by: column whose lengths order the rows of a window, "" for none; see _core/token_budget.py.
-    max_tokens_per_batch, pad_to_multiple_of, padding_free: see _core/token_budget.py; None for batches of a fixed
-    number of rows.
-    first_row, stop_row: only plan rows [first_row, stop_row) are planned; stop_row None is the end.
-    host_shares: parts of the chunks, by seed alone, that the same neighbouring ranks read in every epoch; None for one.
+    split_bytes: Projected, uncompressed bytes of a chunk, None for the default of plan/chunks.py. split_rows: Rows of a
+        chunk; wins over bytes.
+    shuffle: Permute chunks by (seed, epoch). shuffle_rows: Rows of a window, None for no row shuffle; 0 becomes None.
+    interleave: Number of chunks open at once in a window.
+    num_lanes, lane_rows: See plan/lanes.py; None for one lane a worker.
+    strategy: Name of a custom split strategy, "" for the built-in steps.
+    bucket_by: Column of the lengths that order the rows of a window, "" for none; see _core/token_budget.py.
+    max_tokens_per_batch, pad_to_multiple_of, padding_free: See _core/token_budget.py; None for batches of a fixed
+        number of rows.
+    first_row, stop_row: Only plan rows [first_row, stop_row) are planned; a stop_row of None is the end.
+    host_shares: Number of parts of the chunks, divided by seed alone, that the same neighbouring ranks read in every
+        epoch; None for one part.
     """
 
     split_bytes: int | None = None
@@ -58,7 +59,7 @@ class PlanOptions:
     padding_free: bool = False
     first_row: int = 0
     stop_row: int | None = None
-    # Not in the repr, so that fingerprints of plans without it stay as they were.
+    # Not in the repr, so that fingerprints of plans without host_shares stay the same.
     host_shares: int | None = field(default=None, repr=False)
 
     @classmethod
@@ -71,15 +72,15 @@ class PlanOptions:
         token_batches: TokenBatches | None,
         **others: Any,
     ) -> "PlanOptions":
-        """From options as users pass them: sizes may be text, None stands for defaults, and groups are values.
+        """Return the value of a user's options: sizes may be text, None stands for defaults, groups are values.
 
         Raises:
             ConfigTypeError, ConfigError: a value of another type or out of range, or options that exclude each other.
         """
         if interleave is not None and not others.get("shuffle_rows"):
             raise ConfigError(
-                f"interleave={interleave} says how many chunks a shuffle window draws from, and there are none: pass "
-                "shuffle_rows=, the rows of a window, or leave it out."
+                f"interleave={interleave} is the number of chunks that a shuffle window draws from, and no windows are "
+                "asked for: pass shuffle_rows=, the rows of a window, or leave interleave out."
             )
         grouped: dict[str, Any] = {}
         if lanes is not None:
@@ -116,8 +117,8 @@ class PlanOptions:
             )
         if self.bucket_by and self.shuffle_rows is None:
             raise ConfigError(
-                f"token_batches=TokenBatches({self.bucket_by!r}) sorts the rows of shuffle windows, and there are "
-                "none: pass shuffle_rows=, the rows of a window (50 to 200 batches of them save most of the padding)."
+                f"token_batches=TokenBatches({self.bucket_by!r}) sorts the rows of shuffle windows, and no windows are "
+                "asked for: pass shuffle_rows=, the rows of a window (50 to 200 batches save most of the padding)."
             )
         if self.max_tokens_per_batch is not None:
             self._check_token_batches()
@@ -159,14 +160,14 @@ class PlanOptions:
                 raise ConfigError(f"{shares} with {name}{value}: both say which ranks read a chunk. Leave one out.")
 
     def rank_groups(self, num_ranks: int) -> int:
-        """How many groups of neighbouring ranks there are, each of which reads the same shares in every epoch.
+        """Return the number of groups of neighbouring ranks; each group reads the same shares in every epoch.
 
         host_shares=16: 16 of 128 ranks (8 ranks with a share each), 8 of 24 (3 ranks with 2 shares), 1 of 1
         """
         return gcd(num_ranks, self.host_shares or 1)
 
     def window_rows(self, batch_rows: int) -> int | None:
-        """Rows of a shuffle window, None for no row shuffle; with `bucket_by` rounded up to whole batches.
+        """Return the rows of a shuffle window, None for no row shuffle; with `bucket_by` rounded up to whole batches.
 
         shuffle_rows=1000, batch_rows=64      1000, with bucket_by 1024
         """
@@ -175,9 +176,9 @@ class PlanOptions:
         return -(-self.shuffle_rows // batch_rows) * batch_rows
 
     def token_budget(self, batch_size: int) -> TokenBudget | None:
-        """How large batches may be, where tokens limit them.
+        """Return how large batches may be, where tokens limit them; otherwise None.
 
-        batch_size: that of the topology that the epoch began under; its windows keep the budget under every later one.
+        batch_size: Batch size of the epoch's first topology; windows keep this budget under every later topology.
         """
         if self.max_tokens_per_batch is None:
             return None
@@ -193,7 +194,7 @@ class PlanOptions:
 class Topology:
     """Ranks, workers and the size of batches; may change from one resume to the next.
 
-    num_workers: workers of one rank's loader, at least 1 (a loader without worker processes plans as one worker).
+    num_workers: Workers of one rank's loader, at least 1 (a loader without worker processes plans as one worker).
     """
 
     num_ranks: int = 1
@@ -206,7 +207,7 @@ class Topology:
         hold_flags(self, "drop_last")
 
     def __str__(self) -> str:
-        """In words, for messages: 2 ranks × 4 workers, batch 1,024."""
+        """Return words for messages: 2 ranks × 4 workers, batch 1,024."""
         last = ", drop_last" if self.drop_last else ""
         ranks, workers = plural(self.num_ranks, "rank"), plural(self.num_workers, "worker")
         return f"{ranks} × {workers}, batch {self.batch_size:,}{last}"

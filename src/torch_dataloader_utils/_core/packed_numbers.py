@@ -3,11 +3,11 @@
     packed([[8, 6, 8, 6, 8], [0, 0, 0, 0, 0]])      "<nOE"
 
 An arithmetic code (range asymmetric numeral system, Duda 2013, arXiv:1311.2540): all numbers together become one large
-integer. A number that is expected f times in t multiplies it by t / f, so it costs log2(t / f) bits. Each column begins
-with its largest number, and is coded in one of two ways, whichever is shorter:
+integer. A number that is expected f times in t multiplies the integer by t / f, so it costs log2(t / f) bits. Each
+column begins with its largest number. The shorter of two codes follows:
 
-    even        every number up to the largest is expected as often
-    learned     a number is expected as often as it came so far; one that is new is announced, and then coded evenly
+    even        every number up to the largest is expected equally often
+    learned     a number is expected as often as it came so far; a new number is announced, then coded evenly
 
 The integer is written in base 85 (RFC 1924), which has no character that JSON escapes.
 """
@@ -21,18 +21,18 @@ Slot = tuple[int, int, int]
 """(start, size, total): the places [start, start + size) of [0, total) stand for a number."""
 
 _MOST_BITS = 64
-# Announces a number that did not come yet.
+# Announces a number that has not come before.
 _NEW = -1
 
 
 def packed(columns: Iterable[Sequence[int]]) -> str:
-    """Return the text of columns of numbers in [0, 2^64). The text does not say how long they are."""
+    """Return the text of columns of numbers in [0, 2^64). The text does not hold the lengths of the columns."""
     number = _coded([slot for column in columns if column for slot in _column_slots(column)])
     return b85encode(number.to_bytes(-(-number.bit_length() // 8))).decode()
 
 
 class PackedColumns:
-    """The columns of a text, to be read one after the other.
+    """Reader of the columns of a text, one column after the other.
 
     Raises:
         ValueError: the text is not in base 85.
@@ -43,7 +43,7 @@ class PackedColumns:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing is left: a text that `packed` returned ends with its last column."""
+        """Whether all columns are read: a text that `packed` returned ends with its last column."""
         return self._number == 0
 
     def column(self, length: int) -> list[int]:
@@ -74,7 +74,7 @@ class PackedColumns:
 
 
 def _coded(slots: Sequence[Slot]) -> int:
-    """Return the integer from which the slots are read in their order."""
+    """Return the integer that gives these slots when it is read, in their order."""
     number = 0
     for start, size, total in reversed(slots):
         number = number // size * total + start + number % size
@@ -105,7 +105,7 @@ def _learned_slots(column: Sequence[int], top: int) -> list[Slot]:
 
 
 def _learn(counts: dict[int, int], symbol: int, value: int) -> None:
-    """Count a number; symbol: the number itself, or that it is new."""
+    """Count a number. symbol: The number itself, or _NEW."""
     counts[symbol] += 1
     if symbol == _NEW:
         counts[value] = 1

@@ -1,8 +1,8 @@
 """Permutations that never change: pure functions of (seed, epoch, purpose, index).
 
 A permutation of n is the stable argsort of n raw words of Philox 4x64. numpy guarantees the raw words of a
-bit generator for ever; it does not guarantee `Generator.permutation`. The epoch is part of the key, not added
-to the seed, so that (seed 1, epoch 0) and (seed 0, epoch 1) have nothing to do with each other.
+bit generator forever; it does not guarantee `Generator.permutation`. The epoch is part of the key, not added
+to the seed, so that (seed 1, epoch 0) and (seed 0, epoch 1) have nothing in common.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Purpose(IntEnum):
-    """The purpose of a permutation; two purposes never have the same random words. A part of the state format."""
+    """Purpose of a permutation; two purposes never have the same random words. A part of the state format."""
 
     CHUNKS = 1
     WINDOW = 2
@@ -28,10 +28,10 @@ class Purpose(IntEnum):
 
 
 def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:
-    """`count` raw 64-bit words keyed by (seed, epoch, purpose, index).
+    """Return `count` raw 64-bit words keyed by (seed, epoch, purpose, index).
 
-    seed, epoch and index are taken modulo 2^64 (so a negative seed is a valid one). Layout of the Philox
-    state: key = (seed, epoch), counter = (0, 0, index, purpose); the low counter words count the blocks.
+    seed, epoch and index are taken modulo 2^64, so a negative seed is valid. Layout of the Philox state:
+    key = (seed, epoch), counter = (0, 0, index, purpose); the low counter words count the blocks.
     """
     counter = np.array([0, 0, index & _WORD, int(purpose)], dtype=np.uint64)
     key = np.array([seed & _WORD, epoch & _WORD], dtype=np.uint64)
@@ -40,7 +40,7 @@ def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: 
 
 
 def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.int64]:
-    """A permutation of range(count), int64, shape [count].
+    """Return a permutation of range(count), int64, shape [count].
 
     Source: argsort (stable, so equal words keep their order) of `random_words`.
     """
@@ -48,22 +48,22 @@ def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: i
 
 
 class EpochKey(NamedTuple):
-    """What permutations inside of one row group are keyed by in one epoch; first_row: its first plan row."""
+    """Key of the permutations inside one row group in one epoch. first_row: First plan row of the row group."""
 
     seed: int
     epoch: int
     first_row: int
 
     def permutation(self, count: int, purpose: Purpose) -> npt.NDArray[np.int64]:
-        """A permutation of range(count), int64."""
+        """Return a permutation of range(count), int64."""
         return permutation(count, seed=self.seed, epoch=self.epoch, purpose=purpose, index=self.first_row)
 
 
 def stable_order(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The stable argsort of `words`, int64, same shape.
+    """Return the stable argsort of `words`, int64, same shape.
 
-    numpy's unstable sort is five times as fast, and the same if no two words are equal: among 65,536 random words two
-    are equal once in 2^33 times.
+    numpy's unstable sort is five times as fast, and gives the same result if no two words are equal. Among 65,536
+    random words two are equal once in 2^33 times.
     """
     order = np.argsort(words)
     ascending = words[order]

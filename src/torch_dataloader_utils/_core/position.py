@@ -1,4 +1,4 @@
-"""How far an epoch has come: the topologies it has seen, and what was received under each."""
+"""How far an epoch has come: its topologies, and the batches received under each topology."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils.errors import CheckpointMismatchError, InternalError
 
 Cursor = tuple[int, int]
-"""(units finished, rows received of the next unit) of one worker; only where row counts are not known."""
+"""(units finished, rows received of the next unit) of one worker; used only where row counts are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCursors:
     """Place of one rank in a plan without row counts.
 
-    workers: Cursor of each worker. next_worker: Worker that gives the next batch; a later one if it has ended.
+    workers: Cursor of each worker. next_worker: Worker that gives the next batch; if it has ended, a later worker.
     """
 
     workers: tuple[Cursor, ...]
@@ -24,11 +24,11 @@ class RankCursors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One stretch of an epoch under one topology.
+    """Part of an epoch under one topology.
 
-    steps: batches that every rank received; or one number for each rank, where ranks received different numbers. None:
-        all steps of the topology; only the plan knows how many those are (see `counted`).
-    cursors: places of ranks in a plan without row counts: all ranks, or only the rank that saved the state.
+    steps: Number of batches that every rank received, or one number for each rank where ranks differ. None: all steps
+        of the topology; only the plan knows their number (see `counted`).
+    cursors: Places of ranks in a plan without row counts: all ranks, or only the rank that saved the state.
     """
 
     topology: Topology
@@ -36,30 +36,30 @@ class Segment:
     cursors: tuple[tuple[int, RankCursors], ...] | None = None
 
     def steps_of(self, rank: int) -> int:
-        """Batches that one rank received; for a rank that the topology did not have, the most that any received.
+        """Return the batches that one rank received; for a rank outside the topology, the most of any rank.
 
         Raises:
-            InternalError: the rank took all its steps, which were not counted yet.
+            InternalError: the rank took all its steps, and the steps are not counted yet.
         """
         if isinstance(self.steps, int):
             return self.steps
         given = self.steps or (None,)
         steps = given[rank] if rank < len(given) else max((each for each in given if each is not None), default=None)
         if steps is None:
-            raise InternalError(f"How many steps rank {rank} took was asked for before it was counted.")
+            raise InternalError(f"The steps of rank {rank} were asked for before they were counted.")
         return steps
 
     def next_worker(self, rank: int) -> int:
-        """The worker of one rank that gives its next batch."""
+        """Return the worker of one rank that gives the next batch of the rank."""
         cursors = dict(self.cursors or ()).get(rank)
         return self.steps_of(rank) % self.topology.num_workers if cursors is None else cursors.next_worker
 
     def has_finished(self, rank: int) -> bool:
-        """Whether one rank took all its steps and these are not counted yet."""
+        """Return whether one rank took all its steps and its steps are not counted yet."""
         return self.steps is None or (isinstance(self.steps, tuple) and self.steps[rank] is None)
 
     def cursors_of(self, ranks: Iterable[int]) -> list[RankCursors | None]:
-        """The cursors of these ranks, where row counts are not known; None of those that have finished.
+        """Return the cursors of these ranks, where row counts are not known; None for ranks that have finished.
 
         Raises:
             CheckpointMismatchError: a rank's cursors are missing.
@@ -73,25 +73,25 @@ class Segment:
         missing = [rank for rank in wanted if rank not in known]
         if missing:
             raise CheckpointMismatchError(
-                f"Row counts are not known, so a state has only the position of its own rank; those of ranks {missing} "
-                "are missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with row counts "
-                '(count_rows="auto").'
+                "Row counts are not known, so a state has only the position of its own rank; the positions of ranks "
+                f"{missing} are missing. Gather state_dict() of all ranks and load merge_states([...]), or plan with "
+                'row counts (count_rows="auto").'
             )
         return [known[rank] for rank in wanted]
 
     def counted(self, rank_steps: tuple[int, ...]) -> "Segment":
-        """The same segment with numbers for the ranks that took all their steps; rank_steps: the plan's steps.
+        """Return the same segment with numbers for the ranks that took all their steps. rank_steps: Steps of the plan.
 
         Raises:
-            CheckpointMismatchError: a rank took more steps than it has.
+            CheckpointMismatchError: a rank took more steps than the plan has.
         """
         if not isinstance(self.steps, tuple):
             return self
         for rank, (taken, most) in enumerate(zip(self.steps, rank_steps, strict=True)):
             if taken is not None and taken > most:
                 raise CheckpointMismatchError(
-                    f"The state says that rank {rank} took {taken} steps, and of this data it has {most}. The states "
-                    "that it was merged from were not in rank order: call merge_states with rank 0's first."
+                    f"The state says that rank {rank} took {taken} steps, and the plan of this data has {most}. The "
+                    "merged states were not in rank order: call merge_states with the states in order of ranks."
                 )
         steps = tuple(most if steps is None else steps for steps, most in zip(self.steps, rank_steps, strict=True))
         return replace(self, steps=steps)
@@ -110,10 +110,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """A place in an epoch: finished segments (oldest first), then the present one.
+    """Place in an epoch: finished segments (oldest first), then the present segment.
 
-    before: with several ranks, at the start of an epoch, the log of the epoch before, which this rank has finished:
-        other ranks may still be in it, and `merge_states` merges their states with this one.
+    before: With several ranks, at the start of an epoch: log of the epoch before, which this rank has finished. Other
+        ranks may still be in that epoch, and `merge_states` merges their states with this state.
     """
 
     epoch: int = 0
@@ -128,16 +128,16 @@ class Position:
 
     @property
     def first_topology(self) -> Topology:
-        """The topology that the epoch began under."""
+        """Topology that the epoch began under."""
         return self.history[0].topology if self.history else self.topology
 
     @property
     def done(self) -> int:
-        """Steps received under the present topology (by rank 0, where ranks had drifted apart)."""
+        """Number of steps received under the present topology (by rank 0, where ranks had drifted apart)."""
         return self.segment.steps_of(0)
 
     def changes(self) -> Iterator[tuple[Segment, Topology]]:
-        """The changes of topology, oldest first: each finished segment, and the topology that took over."""
+        """Yield the changes of topology, oldest first: each finished segment, and the topology that took over."""
         for finished, following in pairwise((*self.history, self.segment)):
             yield finished, following.topology
 
@@ -147,7 +147,7 @@ class Position:
         return (*self.history, self.segment) if self.history or self.segment.has_begun else ()
 
     def under(self, topology: Topology) -> "Position":
-        """The same place, continued under `topology`; begins a new segment if the topology changed."""
+        """Return the same place, continued under `topology`; a changed topology begins a new segment."""
         if self.topology == topology and not self.segment.has_drifted:
             return self
         history = (*self.history, self.segment) if self.segment.has_begun else self.history

@@ -12,27 +12,27 @@ from torch_dataloader_utils._core.token_budget import WindowOrder
 from torch_dataloader_utils._core.units import RowSpace, Units, ranges
 
 BatchParts = tuple[tuple[int, int], ...]
-"""(lane, rows) pairs: which rows of which lanes make a batch, in the order in which they stand in it."""
+"""(lane, rows) pairs: how many rows of which lanes make a batch, in the order of the batch."""
 
 
 class Batching(Protocol):
-    """For each batch, how many rows it takes from which lane."""
+    """Rule for the rows of each batch: how many rows a batch takes from which lane."""
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches, None when that is only known by reading."""
+        """Number of batches, None if only reading can tell."""
         ...
 
     def parts(self, batch: int) -> BatchParts:
-        """The parts of batch number `batch`."""
+        """Return the parts of batch number `batch`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleLane:
-    """Every batch is the next `batch_rows` rows of the one lane; the last ones may be shorter.
+    """Every batch is the next `batch_rows` rows of the one lane; the last batches may be shorter.
 
-    tail_rows: sizes of the last batches, where they differ (at most two).
+    tail_rows: Sizes of the last batches, where the sizes differ (at most two).
     """
 
     batch_rows: int
@@ -53,7 +53,7 @@ class ListedBatches:
 
     @property
     def num_batches(self) -> int:
-        """How many are listed."""
+        """Number of listed batches."""
         return len(self.batch_rows)
 
     def parts(self, batch: int) -> BatchParts:
@@ -69,7 +69,7 @@ class UntilExhausted:
 
     @property
     def num_batches(self) -> None:
-        """Unknown."""
+        """None: the number is not known."""
         return None
 
     def parts(self, batch: int) -> BatchParts:  # noqa: ARG002
@@ -78,7 +78,7 @@ class UntilExhausted:
 
 
 def numbers_of_rank(begin: int, end: int, rank: int, num_ranks: int) -> range:
-    """The micro-batches in [begin, end) that a rank takes: those whose remainder by num_ranks is `rank`, ascending.
+    """Return the micro-batches in [begin, end) of a rank: numbers with remainder `rank` by num_ranks, ascending.
 
     begin=6, end=10, rank=1, num_ranks=2      7 9
     """
@@ -89,12 +89,12 @@ def numbers_of_rank(begin: int, end: int, rank: int, num_ranks: int) -> range:
 class RotatingLanes:
     """Micro-batches from many lanes in rotation (see plan/lanes.py for the numbering).
 
-    Batch i of this worker is step `first_step + i * num_workers`, and consists of the micro-batches numbered
-    first_number + step * numbers_per_step + j whose remainder by num_ranks is `rank`, ascending.
+    Batch i of this worker is step `first_step + i * num_workers`. The batch has the micro-batches numbered
+    first_number + step * numbers_per_step + j that have the remainder `rank` by num_ranks, ascending.
 
-    lane_ids: the job-wide numbers of this worker's lanes, ascending; lane k of the program is lane_ids[k].
-    tail_rows: rows of the last batch, if this worker owns the job's incomplete last step; they lie in one more lane,
-        number len(lane_ids). 0: no such batch.
+    lane_ids: Job-wide numbers of this worker's lanes, ascending; lane k of the program is lane_ids[k].
+    tail_rows: Rows of the last batch, if this worker owns the job's incomplete last step. The rows lie in one more
+        lane, number len(lane_ids). 0: no incomplete step.
     """
 
     micro_rows: int
@@ -121,9 +121,9 @@ class RotatingLanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerProgram:
-    """The lanes of one worker for the rest of one epoch, and the batching that makes batches of them.
+    """Lanes of one worker for the rest of one epoch, and the batching that makes batches of the lanes.
 
-    by_length: how windows are ordered by length (_core/token_budget.py); None where they are not.
+    by_length: How windows are ordered by length (_core/token_budget.py); None where they are not.
     """
 
     lanes: tuple[Units, ...]
@@ -145,9 +145,9 @@ class WorkerProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerInput:
-    """All that is sent to a worker: its program and the row groups it reads.
+    """Everything that is sent to a worker: its program and the row groups that it reads.
 
-    inventory: only this worker's row groups and files. group_start, group_stop: their plan rows, [groups].
+    inventory: Only this worker's row groups and files. group_start, group_stop: Plan rows of the row groups, [groups].
     """
 
     program: WorkerProgram
@@ -157,13 +157,13 @@ class WorkerInput:
     exact: bool
 
     def task(self, group: int) -> RowGroupTask:
-        """The reading task of one row group, in the epoch of the program."""
+        """Return the reading task of one row group, in the epoch of the program."""
         program = self.program
         return self.inventory.task(group, EpochKey(program.seed, program.epoch, int(self.group_start[group])))
 
     @property
     def first_task(self) -> RowGroupTask:
-        """The row group that the first batch begins in; one of those that a window mixes."""
+        """Row group in which the first batch begins; if a window mixes several, the row group of its first piece."""
         lane, _ = self.program.batching.parts(0)[0]
         unit = self.program.lanes[lane].take(slice(0, 1))
         row = unit.start[0] if unit.is_plain[0] else unit.windows.take(unit.window).piece_start[0]
@@ -171,12 +171,12 @@ class WorkerInput:
 
 
 def rows_of_parts(parts: BatchParts) -> int:
-    """Rows of a batch."""
+    """Return the rows of a batch."""
     return sum(rows for _, rows in parts)
 
 
 def rows_of_batches(batching: Batching) -> int:
-    """Rows of all batches of a batching, repeats included; 0 where only reading can tell."""
+    """Return the rows of all batches of a batching, repeats included; 0 where only reading can tell."""
     if isinstance(batching, ListedBatches):
         return int(batching.batch_rows.sum())
     count = batching.num_batches or 0
@@ -188,7 +188,7 @@ def rows_of_batches(batching: Batching) -> int:
 
 
 def touched_groups(units: Units, space: RowSpace) -> Int64s:
-    """The row groups that these units read, ascending and distinct; groups without rows are never touched."""
+    """Return the row groups that these units read, ascending and distinct; groups without rows are never touched."""
     plain = units.is_plain
     start, stop = units.start[plain], units.stop[plain]
     if not plain.all():
@@ -202,7 +202,7 @@ def touched_groups(units: Units, space: RowSpace) -> Int64s:
 
 
 def worker_input(program: WorkerProgram, inventory: Inventory, space: RowSpace) -> WorkerInput:
-    """The program with the part of the inventory that it reads."""
+    """Return the program with the part of the inventory that it reads."""
     lanes = tuple(lane.compact() for lane in program.lanes)
     groups = np.unique(np.concatenate([np.zeros(0, np.int64), *(touched_groups(lane, space) for lane in lanes)]))
     return WorkerInput(

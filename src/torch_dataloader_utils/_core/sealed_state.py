@@ -1,6 +1,6 @@
 """States with a checksum: any changed byte, and any value that no loader writes, is a CheckpointMismatchError.
 
-Of a loader (`state.py`) and of a blend (`blending/progress.py`).
+Used for states of a loader (`state.py`) and of a blend (`blending/progress.py`).
 """
 
 import json
@@ -15,12 +15,12 @@ MOST_COUNT = 2**63 - 1
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with its checksum, under the key "checksum"."""
+    """Return the state with its checksum, under the key "checksum"."""
     return {**state, "checksum": _checksum(state)}
 
 
 def check_version(state: Mapping[str, Any], *readable: int) -> None:
-    """Raises CheckpointMismatchError for a sealed state of another version, whatever other keys that version has."""
+    """Raise CheckpointMismatchError for a sealed state of another version, whatever keys that version has."""
     if {"version", "checksum"} <= set(state) and state["version"] not in readable:
         versions = f"version{'s' * (len(readable) > 1)} {' and '.join(map(str, readable))}"
         raise CheckpointMismatchError(
@@ -30,7 +30,7 @@ def check_version(state: Mapping[str, Any], *readable: int) -> None:
 
 
 def check_seal(state: Mapping[str, Any]) -> None:
-    """Raises CheckpointMismatchError unless the state is as it was sealed."""
+    """Raise CheckpointMismatchError if the state was changed after it was sealed."""
     try:
         seen = _checksum({key: state[key] for key in state if key != "checksum"})
     except (TypeError, ValueError) as error:
@@ -50,7 +50,7 @@ def _checksum(state: Mapping[str, Any]) -> str:
 
 
 def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
-    """Raises CheckpointMismatchError for the first of (name, value, whether it fits) that does not fit."""
+    """Raise CheckpointMismatchError for the first (name, value, whether it fits) that does not fit."""
     for name, value, fits in findings:
         if not fits:
             text = repr(value)
@@ -62,10 +62,10 @@ def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether it is a whole number from `least` on that int64 holds."""
+    """Return whether the value is a whole number, at least `least`, that int64 holds."""
     return is_integer(value) and least <= int(value) <= MOST_COUNT
 
 
 def is_list(value: Any, length: int | None = None) -> bool:
-    """Whether it is a list, or a tuple, which JSON makes a list; of this length if one is given."""
+    """Return whether the value is a list, or a tuple (JSON makes a list of a tuple), of this length if given."""
     return isinstance(value, list | tuple) and length in (None, len(value))

@@ -1,4 +1,4 @@
-"""on_error="skip": which errors mean bad data, and how files and row groups that are left out are reported."""
+"""on_error="skip": which errors mean bad data, and how left-out files and row groups are reported."""
 
 import logging
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from torch_dataloader_utils.errors import (
 
 OnError = Literal["raise", "skip"]
 
-# Not among them: a file that changed, does not fit the schema or uses what is not supported, a lack of memory, and
-# storage that fails. Those are not damage.
+# Not bad data, because nothing is damaged: a file that changed, does not fit the schema or uses an unsupported
+# feature, a lack of memory, and storage that fails.
 BAD_DATA: tuple[type[DataError], ...] = (CorruptFileError, RowCountError)
-"""Errors for which a row group is left out, or (except RowCountError) a file whose metadata is read."""
+"""Errors for which a row group is left out, or (except RowCountError) a file when its metadata is read."""
 
 _MOST_NAMED = 20
 
@@ -26,25 +26,25 @@ _log = logging.getLogger(__name__)
 
 
 def check_on_error(name: str, on_error: Any) -> OnError:
-    """The value, if it is one of the two words; otherwise raises ConfigError."""
+    """Return the value if it is "raise" or "skip"; otherwise raise ConfigError."""
     if on_error not in ("raise", "skip"):
         raise ConfigError(f'{name}={on_error!r}: pass "raise" or "skip".')
     return on_error  # type: ignore[no-any-return]
 
 
 def log_left_out(reason: object) -> None:
-    """Log one thing that is left out; reason: its error, or the message of it."""
+    """Log one thing that is left out. reason: Error, or text of an error."""
     _log.warning("left out: %s", reason)
 
 
 def report_left_out(
     places: Iterable[str], *, count: int, total: int, units: str, rows: int | None, why: str = ""
 ) -> tuple[str, ...]:
-    """Warn that `count` of `total` things are left out, and return that as notes for the inventory.
+    """Warn that `count` of `total` things are left out, and return the lines of the warning as notes for the inventory.
 
-    places: each with the class of its error; only the first ones are named.
-    units: what the things are, in the plural. rows: how many they hold together, None if that is not known.
-    why: one reason for all of them.
+    places: Place and class of the error of each left-out thing; only the first 20 are shown.
+    units: Kind of things, in the plural. rows: Rows of all these things, None if not known.
+    why: One reason for all of them.
 
         on_error=skip left out 1 of 9 row groups with 100 rows
         data/a.parquet row group 3: CorruptFileError

@@ -1,4 +1,4 @@
-"""The values of the split-strategy protocol: what a plug-in is given, and what it gives back."""
+"""The values of the split-strategy protocol: the arguments of a plug-in, and its result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowGroups:
-    """Live rows and projected bytes of each row group of a file, int64 [groups]: so a strategy reads no footers."""
+    """Live rows and projected bytes of each row group of a file, int64 [groups]: a strategy reads no footers."""
 
     rows: Int64s
     bytes: Int64s
@@ -17,7 +17,7 @@ class RowGroups:
 
 @dataclass(frozen=True, slots=True)
 class DataFileInfo:
-    """One data file. record_count: rows that a reader delivers, None when not known."""
+    """One data file. record_count: Number of rows that a reader delivers, None when not known."""
 
     path: str
     file_size: int | None = None
@@ -27,10 +27,11 @@ class DataFileInfo:
 
 @dataclass(frozen=True, slots=True)
 class IcebergDataFileInfo(DataFileInfo):
-    """One data file of an Iceberg table, with its partition values and the snapshot it was planned from.
+    """One data file of an Iceberg table, with its partition values and the snapshot that it was planned from.
 
-    partition: of each field of the file's partition spec, by its name, the value as the table stores it: after the
-    transform, dates as days since 1970 and times as microseconds. Empty where the file is not partitioned.
+    Attributes:
+        partition: Value of each field of the file's partition spec, by name, as the table stores the value: after the
+            transform, dates as days since 1970 and times as microseconds. Empty where the file is not partitioned.
     """
 
     partition: dict[str, Any] | None = field(default=None, hash=False)
@@ -55,9 +56,9 @@ class Split:
 
 @dataclass(slots=True)
 class Shard:
-    """The splits of worker number `id`, in reading order.
+    """Splits of worker number `id`, in reading order.
 
-    row_count, size_bytes: for the strategy's own use; nobody else reads them.
+    row_count, size_bytes: For the strategy's own use; nobody else reads them.
     """
 
     id: int
@@ -67,10 +68,10 @@ class Shard:
 
 
 class SplitStrategy(Protocol):
-    """Decides who reads what; must be a pure function of its arguments and its own settings."""
+    """Rule that decides who reads what; must be a pure function of its arguments and its own settings."""
 
     def generate(
         self, files: Sequence[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
     ) -> list[Shard]:
-        """The shards of one rank's workers. Over all ranks every row must come exactly once."""
+        """Return the shards of one rank's workers. Over all ranks every row must come exactly once."""
         ...

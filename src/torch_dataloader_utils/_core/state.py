@@ -5,8 +5,8 @@
      "log": {"earlier": "", "num_ranks": [8], "num_workers": [4], "batch_size": [1024], "drop_last": [false],
              "steps": [1200], "cursors": []}, "checksum": "..."}
 
-Plans are pure, so the steps alone say which rows every rank has received; `topology_log` has the form of the log.
-Loading executes nothing; unknown keys, other versions and any changed byte are errors.
+Plans are pure, so the numbers of steps alone say which rows every rank has received; `topology_log` describes the log.
+Loading executes no code; unknown keys, other versions and any changed byte are errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,8 @@ from torch_dataloader_utils._core.topology_log import decode_log, encode_log, lo
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, of_type
 
 _VERSION = 3
-# 2: no `earlier` in the log, and cursors without the next worker. 1: other plans, so that no log of it has a meaning.
+# Version 2 has no `earlier` in the log, and cursors without the next worker. Logs of version 1 have no meaning here,
+# because version 1 had other plans.
 _READABLE = (2, _VERSION)
 
 _KEYS = {"version", "fingerprint", "options", "epoch", "log", "checksum"}
@@ -37,9 +38,10 @@ _OPTIONAL_KEYS = {"worker", "settings"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The data (as a fingerprint) and the options that order its rows, which a state is bound to.
+    """The data (as a fingerprint) and the options that order its rows; a state is bound to both.
 
-    settings: (name, short text) of what the fingerprint is made of; a misfit names those that differ.
+    settings: (name, short text) of each part of the fingerprint; the message about a misfit names the parts that
+        differ.
     """
 
     fingerprint: str
@@ -48,9 +50,9 @@ class Identity:
 
 
 def encode_state(identity: Identity, position: Position, worker: int | None = None) -> dict[str, Any]:
-    """The state as a new JSON-able dict; options at their defaults are left out.
+    """Return the state as a new JSON-able dict; options at their defaults are left out.
 
-    worker: set where one worker of a foreign DataLoader saves its own state; its steps are then its own place.
+    worker: Number of the worker that saves its own state in a foreign DataLoader; the steps are then the worker's.
     """
     state = {
         "version": _VERSION,
@@ -67,12 +69,12 @@ def encode_state(identity: Identity, position: Position, worker: int | None = No
 def decode_state(
     state: Mapping[str, Any], identity: Identity, topology: Topology, *, files_may_change: bool = False
 ) -> tuple[Position, int | None]:
-    """The position that a state names, and the worker that saved it for itself (None: it is of the whole rank).
+    """Return the position that a state names, and the worker that saved the state (None: the whole rank saved it).
 
-    A state without a log, or with the log of the epoch before, is at the start of its epoch, under `topology`. Nothing
-    is left of the epoch before, so that it may be of an earlier snapshot of the table.
+    A state without a log, or with the log of the epoch before, is at the start of its epoch, under `topology`. It has
+    no unfinished epoch, so its data may be an earlier snapshot of the table.
 
-    files_may_change: whether it may be of other plain files too.
+    files_may_change: Whether the state's data may be other plain files too.
 
     Raises:
         CheckpointMismatchError: other data, other options, another version, or a state that was changed.
@@ -91,7 +93,7 @@ def decode_state(
 
 
 def check_intact(state: Mapping[str, Any]) -> None:
-    """Raise CheckpointMismatchError unless this is a whole, unchanged state of a version we know."""
+    """Raise CheckpointMismatchError unless this is a complete, unchanged state of a readable version."""
     if isinstance(state, Mapping):
         check_version(state, *_READABLE)
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
@@ -104,9 +106,9 @@ def check_intact(state: Mapping[str, Any]) -> None:
 
 
 def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """Of all values (name, value, whether it has the type and range that `encode_state` writes).
+    """Yield (name, value, whether the value has the type and range that `encode_state` writes) for all values.
 
-    Later ones rely on earlier ones, so stop at the first that does not fit.
+    Later findings rely on earlier findings: stop at the first value that does not fit.
     """
     yield "epoch", state["epoch"], is_count(state["epoch"])
     yield "fingerprint", state["fingerprint"], isinstance(state["fingerprint"], str)
@@ -119,32 +121,32 @@ def _findings(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
 
 
 def partial_state(worker: int) -> CheckpointMismatchError:
-    """The error for the state of one worker where that of a whole rank is needed."""
+    """Return the error for the state of one worker where the state of a whole rank is needed."""
     return CheckpointMismatchError(
-        f"The state is that of worker {worker} alone, a part of what torchdata's StatefulDataLoader saved. Load the "
+        f"The state belongs to worker {worker} alone, a part of what torchdata's StatefulDataLoader saved. Load the "
         "whole into a StatefulDataLoader with as many workers; here, pass what state_dict() of a loader returned."
     )
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state for the whole job from the states of all ranks, in rank order.
+    """Return one state for the whole job from the states of all ranks, in rank order.
 
     Needed where ranks had received different numbers of batches, or where row counts are not known; the merged state
     loads on any topology. States of ranks in step are all equal, and merge to the same state.
 
     Some ranks may have finished an epoch that others have not: by plan (`rank_sharding="chunks"`, unknown row counts),
-    or because the others were stopped earlier. Their states already name the next epoch; the merged state is in the
-    unfinished one.
+    or because the others were stopped earlier. States of ranks that have finished already name the next epoch; the
+    merged state is in the unfinished epoch.
 
     Raises:
         CheckpointMismatchError: states of different data, options, epochs or histories.
-        ConfigTypeError: no list. ConfigError: not one state a rank, or not in rank order, which is seen only in states
-            of unknown row counts.
+        ConfigTypeError: not a list. ConfigError: not one state a rank, or not in rank order. A wrong order is noticed
+            only in states of unknown row counts.
     """
     if isinstance(states, str | Mapping) or not isinstance(states, Sequence):
         raise ConfigTypeError(f"merge_states got {of_type(states)}: pass a list of the states of all ranks.")
     if not states:
-        raise ConfigError("merge_states got no state: pass those of all ranks.")
+        raise ConfigError("merge_states got no state: pass the states of all ranks.")
     for state in states:
         check_intact(state)
         if "worker" in state:
@@ -162,20 +164,20 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _log_of_epoch(epoch: int, rank: int, saved_epoch: int, log: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """The log of `epoch`, which is the state's own or the one before that its rank has finished."""
+    """Return the log of `epoch`: the log of the state's own epoch, or of the epoch before, which its rank finished."""
     if saved_epoch == epoch:
         return () if _is_of_epoch_before(log) else log
     if saved_epoch == epoch + 1 and _is_of_epoch_before(log):
         return log
     raise CheckpointMismatchError(
-        f"The states do not fit together: that of rank {rank} is in epoch {saved_epoch}, another one in epoch "
+        f"The states do not fit together: the state of rank {rank} is in epoch {saved_epoch}, another state in epoch "
         f"{epoch}, and whether rank {rank} took all its steps of epoch {epoch} is not known. Merge states that all "
         "ranks saved at one place of the training loop, before set_epoch() to the next epoch."
     )
 
 
 def _is_of_epoch_before(log: Sequence[Segment]) -> bool:
-    """Whether the log is that of the epoch before the state's own, which its rank has finished."""
+    """Return whether the log belongs to the epoch before the state's own epoch, which its rank has finished."""
     return bool(log) and log[-1].steps is None
 
 
@@ -196,7 +198,7 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
         cursors.update(dict(segment.cursors or ()))
     steps = [None if segment.has_finished(rank) else segment.steps_of(rank) for rank, segment in enumerate(last)]
     if any(steps[rank] is None for rank in cursors) or not all(map(_may_be_of, last, range(num_ranks))):
-        raise ConfigError("merge_states takes the states in rank order, and these are not: pass rank 0's first.")
+        raise ConfigError("merge_states got states out of rank order: pass the states in rank order, rank 0's first.")
     together = Segment(
         topology=topology,
         steps=steps[0] if len(set(steps)) == 1 else tuple(steps),
@@ -206,12 +208,12 @@ def _merge_logs(logs: Sequence[tuple[Segment, ...]]) -> list[Segment]:
 
 
 def _may_be_of(segment: Segment, rank: int) -> bool:
-    """Whether it can be this rank's: a state with one number of steps and cursors has the cursors of its own rank."""
+    """Return whether the segment can be this rank's: if steps are one number, the cursors include the own rank's."""
     return segment.cursors is None or not isinstance(segment.steps, int) or rank in dict(segment.cursors)
 
 
 def _changed_options(options: PlanOptions) -> list[list[Any]]:
-    """[name, value] of the options that are not at their defaults, and of the seed."""
+    """Return [name, value] of the options that are not at their defaults, and of the seed."""
     defaults = PlanOptions()
     return [
         [field.name, getattr(options, field.name)]
@@ -221,7 +223,7 @@ def _changed_options(options: PlanOptions) -> list[list[Any]]:
 
 
 def _may_follow(state: Mapping[str, Any], identity: Identity, *, files_may_change: bool) -> bool:
-    """Whether the data of `identity` are not those of the state but later ones, read in the same way."""
+    """Return whether the data of `identity` are later data than the state's, read in the same way."""
     saved, present = dict(state.get("settings", ())), dict(identity.settings)
     if state["fingerprint"] == identity.fingerprint or any(
         saved.get(name) != present.get(name) for name in ("columns", "filters")
@@ -234,7 +236,7 @@ def _may_follow(state: Mapping[str, Any], identity: Identity, *, files_may_chang
 
 
 def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
-    """Raise unless the state is of the same data; the message names the settings that differ."""
+    """Raise unless the state has the same data; the message names the settings that differ."""
     saved = dict(state.get("settings", ()))
     misfits = [
         f"{name} {saved.get(name, 'not named')}, here {text}"
@@ -257,14 +259,14 @@ def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
         if snapshot is None:
             return ""
         return (
-            f"Tables move on: pass {snapshot.options} to go on in the snapshot that the state was saved with. (A state "
-            "at the end of an epoch loads onto any later snapshot; of increments, onto the next one.) "
+            f"Tables move on: pass {snapshot.options} to continue in the snapshot of the state. (A state at the end of "
+            "an epoch loads onto any later snapshot; a state of an increment, onto the next increment.) "
         )
     if present.get("snapshot", "none") != "none" and saved.get("schema") != present.get("schema"):
         return (
-            "The snapshot is the same. If the table's columns changed: snapshot_id= and tag= read it under its own "
-            "schema, branch= and no option under the table's present one. Pass snapshot_id=; if you did, branch= of a "
-            "branch that you make at that snapshot. "
+            "The snapshot is the same. If the table's columns changed: snapshot_id= and tag= read the snapshot under "
+            "its own schema, branch= and no option under the table's present schema. Pass snapshot_id=; if you did, "
+            "pass branch= with a branch that you make at that snapshot. "
         )
     if "files by content" in str(saved.get("files")):
         return (
@@ -275,14 +277,14 @@ def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
         return "The files hold other bytes, or have other names below their common directory. "
     if saved.get("files") != present.get("files"):
         return (
-            "Files are known by path, size and etag or time: copied or touched ones are other files. States that are "
+            "Files are known by path, size and etag or time: copied or touched files are other files. States that are "
             'saved and loaded with identity="content" fit copies too. '
         )
     return ""
 
 
 def _compare_options(saved: Any, present: Any) -> None:
-    """Raise unless both are the same options, lists of [name, value]; names those that differ.
+    """Raise unless both are the same options, lists of [name, value]; the message names options that differ.
 
     [["seed", 42], ["shuffle", True]], [["seed", 42]]      It was saved with shuffle=True, here False.
     """
@@ -297,7 +299,7 @@ def _compare_options(saved: Any, present: Any) -> None:
     if misfits:
         raise CheckpointMismatchError(
             f"The state does not fit: its options differ. It was saved with {'; '.join(misfits)}. Resume with the "
-            "options that it was saved with, or start the epoch again without loading it."
+            "options of the state, or start the epoch again without loading it."
         )
 
 

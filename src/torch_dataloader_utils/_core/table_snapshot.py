@@ -1,4 +1,4 @@
-"""Which version of a table was read, for all table formats in one vocabulary."""
+"""The version of a table that was read, in one vocabulary for all table formats."""
 
 import re
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
-    """A snapshot of an Iceberg table, or a version of a Delta table. Its text is part of fingerprints and states.
+    """Snapshot of an Iceberg table, or version of a Delta table. Its text is part of fingerprints and states.
 
         "9c1f... snapshot 5 from None"    "5be0... version 3"    "5be0... version 3 from 2"
 
     Attributes:
-        table: the id that the table gave itself; None for an Iceberg table that has none.
-        snapshot_id: the id of the snapshot, or the number of the version; None for a table that has no snapshot.
-        from_snapshot_id: of an increment, the snapshot or version after which it begins; else None.
-        kind: what the format calls it.
+        table: Id that the table gave itself; None for an Iceberg table that has no id.
+        snapshot_id: Id of the snapshot, or number of the version; None for a table that has no snapshot.
+        from_snapshot_id: For an increment: snapshot or version after which it begins; otherwise None.
+        kind: Name of the concept in the format.
     """
 
     table: str | None
@@ -33,7 +33,7 @@ class TableSnapshot:
 
     @classmethod
     def parse(cls, text: str) -> "TableSnapshot | None":
-        """The snapshot of this text; None for any other text."""
+        """Return the snapshot of this text; None for any other text."""
         found = _TEXT.fullmatch(text)
         if found is None:
             return None
@@ -47,7 +47,7 @@ class TableSnapshot:
 
     @property
     def options(self) -> str:
-        """The options of `create_dataloader` that read it.
+        """Options of `create_dataloader` that read this snapshot.
 
         "snapshot_id=5, from_snapshot_id=3"    "version=3"
         """
@@ -57,14 +57,15 @@ class TableSnapshot:
 
     @property
     def next_start(self) -> int | None:
-        """Of an increment: the snapshot after which the next one begins. None if this is not an increment."""
+        """For an increment: snapshot after which the next increment begins. Otherwise None."""
         return None if self.from_snapshot_id is None else self.snapshot_id
 
     def may_follow(self, earlier: "TableSnapshot") -> bool:
-        """Whether an epoch over this one may come after one over `earlier`, with no row of an increment lost or twice.
+        """Return whether an epoch over this snapshot may follow an epoch over `earlier`.
 
-        It is a later version of the same table, or another snapshot of it, whose ids have no order; of increments, each
-        begins where the one before it ended.
+        No row of an increment is then lost or read twice. True for a later version of the same table, and for another
+        snapshot of the same table (snapshot ids have no order). An increment must begin where the increment before it
+        ended.
         """
         if self.table is None or (self.table, self.kind) != (earlier.table, earlier.kind):
             return False
@@ -81,17 +82,17 @@ _TEXT = re.compile(r"(.*) (snapshot|version) (-?\d+|None)(?: from (-?\d+|None))?
 
 
 def check_snapshot(name: str, found: TableSnapshot | None, kind: str, chosen: int | None, start: int | None) -> None:
-    """Check that an inventory is of the version that other options choose: `chosen`, and an increment after `start`.
+    """Check that an inventory has the version that the other options choose: `chosen`, and an increment after `start`.
 
     Raises:
-        ConfigError: it is of another snapshot, of plain files, or of a table of another format.
+        ConfigError: the inventory has another snapshot, plain files, or a table of another format.
     """
     if found is None or found.kind != kind:
-        raise ConfigError(f"inventory is not of a table that {name} reads. Pass what the scan of such a table gave.")
+        raise ConfigError(f"inventory is not of a table that {name} reads. Pass the result of a scan of such a table.")
     if chosen not in (None, found.snapshot_id) or start not in (None, found.from_snapshot_id):
         raise ConfigError(
-            f"inventory is of {found.options}, and the options beside it choose another {kind}. Leave them out, or "
-            "scan the table again."
+            f"inventory is of {found.options}, and the options beside it choose another {kind}. Leave these options "
+            "out, or scan the table again."
         )
 
 
@@ -99,10 +100,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def milliseconds_of(name: str, time: Any) -> int:
-    """A time that a user gives, a datetime (a naive one is UTC) or milliseconds since 1970, as milliseconds.
+    """Return a user's time, a datetime (a naive datetime is UTC) or milliseconds since 1970, as milliseconds.
 
     Raises:
-        ConfigTypeError: neither. ConfigError: an integer that does not fit into 64 bits.
+        ConfigTypeError: neither a datetime nor a whole number. ConfigError: an integer that does not fit into 64 bits.
     """
     if isinstance(time, datetime):
         aware = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
@@ -113,7 +114,7 @@ def milliseconds_of(name: str, time: Any) -> int:
 
 
 def time_text(milliseconds: int) -> str:
-    """ "2026-11-27 21:12:12.345 UTC"; milliseconds that no datetime holds as they are."""
+    """Return "2026-11-27 21:12:12.345 UTC"; the number of milliseconds if no datetime holds it."""
     try:
         return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S}.{milliseconds % 1000:03} UTC"
     except OverflowError:

@@ -10,21 +10,22 @@ import numpy.typing as npt
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, random_words
 
-# float64 counts to here exactly, and rounds no larger sum to less; sums of int64 could wrap around below 0.
+# float64 counts exactly up to this number, and rounds no larger sum below it; sums of int64 could wrap around below 0.
 _MOST_TOKENS = 2**53
-# The shortest rows, so many for each batch, are kept to fill gaps. That makes batches 1.3 % fuller where 8 rows fill
-# one, and 0.2 % where 30 do; planning takes up to twice as long.
+# This many of the shortest rows for each batch are kept to fill gaps. Batches become 1.3 % fuller where 8 rows fill a
+# batch, and 0.2 % where 30 rows do; planning takes up to twice as long.
 _GAP_ROWS = 2
 
 
 def fill_batches(lengths: Int64s, max_tokens: int, max_rows: int) -> Int64s:
-    """The batch of each row, numbered from 0, int64 [rows].
+    """Return the batch of each row, numbered from 0, int64 [rows].
 
-    There are as many batches as the sum of lengths, or the rows, need at least. Rows are assigned to them forwards and
-    backwards in turn (0 1 2, then 2 1 0), so that each has rows of all lengths, and a batch keeps the first that fit.
-    The others, and the shortest, go to the batch with most room, longest first; if none has enough, to a new one.
+    The number of batches is the least that the sum of lengths, or the number of rows, needs. Rows are assigned to
+    batches forwards and backwards in turn (0 1 2, then 2 1 0), so that each batch has rows of all lengths, and a batch
+    keeps its first rows that fit. The other rows, and the shortest, go to the batch with most room, longest first; if
+    no batch has enough room, to a new batch.
 
-    lengths: falling, none above max_tokens.
+    lengths: Falling, none above max_tokens.
 
         lengths 9 8 5 4 3 2 2 1, max_tokens=17      0 1 1 0 0 1 1 0      as 9 4 3 1 | 8 5 2 2
     """
@@ -48,9 +49,9 @@ def fill_batches(lengths: Int64s, max_tokens: int, max_rows: int) -> Int64s:
 
 
 def _place(lengths: list[int], batches: list[tuple[int, int, int]], max_tokens: int, max_rows: int) -> list[int]:
-    """The batch of each of these rows: the one with the fewest tokens, and of those with the fewest rows.
+    """Return the batch of each of these rows: the batch with the fewest tokens; among equals, with the fewest rows.
 
-    batches: (tokens, rows, number) of those there are, each with fewer rows than max_rows; changed in place.
+    batches: (tokens, rows, number) of the present batches, each with fewer rows than max_rows; changed in place.
     """
     placed, num_batches = [], len(batches)
     heapify(batches)
@@ -72,10 +73,10 @@ Lengths = npt.NDArray[Any]
 
 
 class WindowOrder(Protocol):
-    """How lengths order the rows of a window."""
+    """Rule that orders the rows of a window by their lengths."""
 
     def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
-        """A permutation of the window's rows, int64; a pure function of its arguments."""
+        """Return a permutation of the window's rows, int64; a pure function of its arguments."""
         ...
 
 
@@ -86,11 +87,11 @@ class EqualBuckets:
     bucket_rows: int
 
     def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
-        """A permutation of a window's rows, int64: buckets of `bucket_rows` rows of similar length, in random order.
+        """Return a permutation of a window's rows, int64: buckets of rows of similar length, in random order.
 
-        Sort by length, equal lengths in random order; cut into buckets; shuffle the buckets; shuffle inside each. The
-        rows left over make one short bucket, cut at a random place among the lengths, which comes last: so every batch
-        of `bucket_rows` rows is one bucket.
+        Sort by length, equal lengths in random order; cut into buckets of `bucket_rows` rows; shuffle the buckets;
+        shuffle inside each bucket. The remaining rows make one short bucket, cut at a random place among the
+        lengths. The short bucket comes last, so that every batch of `bucket_rows` rows is one bucket.
 
             lengths 5 1 4 2 9, bucket_rows=2      1 2 | 9 5 | 4      (one possible order, as lengths)
 
@@ -118,8 +119,9 @@ class EqualBuckets:
 class TokenBudget:
     """How large a batch may be; implements `WindowOrder`.
 
-    max_tokens: most of rows × padded length of the longest row. max_rows: most rows. pad_to_multiple_of: what the
-        collate function rounds lengths up to. padding_free: max_tokens is the most of the sum of lengths instead.
+    max_tokens: Upper limit for rows × padded length of the longest row. max_rows: Upper limit for rows.
+    pad_to_multiple_of: Multiple to which the collate function rounds lengths up.
+    padding_free: Let max_tokens limit the sum of lengths instead.
 
     Every row must fit alone: see `widths`.
     """
@@ -130,7 +132,7 @@ class TokenBudget:
     padding_free: bool = False
 
     def widths(self, lengths: Lengths) -> Int64s:
-        """Tokens that each row takes if it is the longest of its batch; an empty row takes one multiple too.
+        """Return the tokens of each row if it is the longest of its batch; an empty row takes one multiple too.
 
         lengths 0 3.5 8, pad_to_multiple_of=4      4 4 8
         padding_free=True                          0 4 8
@@ -140,9 +142,11 @@ class TokenBudget:
         return whole if self.padding_free else np.maximum(-(-whole // multiple) * multiple, multiple)
 
     def first_rows(self, widths: Int64s, stop: Int64s | int) -> Int64s:
-        """Where padded batches begin in rows of falling width, int64 [batches]: their first decides how many rows fit.
+        """Return the first row of each padded batch, int64 [batches], in rows of falling width.
 
-        stop: where the window of each row ends, beyond which its batch does not reach.
+        The width of the first row decides how many rows fit.
+
+        stop: End of the window of each row; a batch does not reach beyond this end.
 
             widths 9 8 3 2 2, max_tokens=9      0 1 2      as 9 | 8 | 3 2 2
         """
@@ -156,17 +160,17 @@ class TokenBudget:
         return np.array(first, dtype=np.int64)
 
     def batch_rows(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
-        """Rows of each batch of a window, int64 [batches], in the order in which `order` has them."""
+        """Return the rows of each batch of a window, int64 [batches], in the order of the batches in `order`."""
         sizes = np.bincount(self.batches(-np.sort(-self.widths(lengths))))
         words = random_words(len(sizes), seed=seed, epoch=epoch, purpose=Purpose.BUCKETS, index=index)
         return sizes[np.argsort(words, kind="stable")]
 
     def order(self, lengths: Lengths, *, seed: int, epoch: int, index: int) -> Int64s:
-        """A permutation of a window's rows, int64: its batches one after the other.
+        """Return a permutation of a window's rows, int64: its batches one after the other.
 
-        Sort by width, longest first, equal widths in random order; give each its batch; shuffle the batches; shuffle
-        inside each. A pure function of its arguments. Source of randomness: batches + 2 n words of purpose BUCKETS, in
-        the order places of batches, ties, places in a batch.
+        Sort by width, longest first, equal widths in random order; give each row its batch; shuffle the batches;
+        shuffle inside each batch. A pure function of its arguments. Source of randomness: batches + 2 n words of
+        purpose BUCKETS, in the order places of batches, ties, places in a batch.
 
             lengths 9 2 3 8 2, max_tokens=9      3 2 2 | 8 | 9      (one possible order, as lengths)
         """
@@ -182,7 +186,7 @@ class TokenBudget:
         return by_width[np.lexsort((places, place_of_batch[batch]))].astype(np.int64, copy=False)
 
     def batches(self, widths: Int64s) -> Int64s:
-        """The batch of each row of a window, numbered from 0, int64 [rows]. widths: falling."""
+        """Return the batch of each row of a window, numbered from 0, int64 [rows]. widths: Falling."""
         if self.padding_free:
             return fill_batches(widths, self.max_tokens, self.max_rows)
         first = self.first_rows(widths, len(widths))
@@ -190,9 +194,10 @@ class TokenBudget:
 
 
 def halve_largest(start: Int64s, stop: Int64s, divisor: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Spans [start, stop) with those that are longest halved until their number divides by `divisor`.
+    """Halve the longest spans [start, stop) until their number is a multiple of `divisor`.
 
-    Gives start, stop and of which span each is a part, int64 [parts]. Ends short of it where every span is 1 long.
+    Returns start, stop and the original span of each part, int64 [parts]. The number may fall short of a multiple if
+    every span has length 1.
 
         rows 5 2 1, divisor=2      2 3 2 1
     """

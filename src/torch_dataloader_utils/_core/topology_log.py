@@ -1,20 +1,20 @@
-"""The log in a state: the topologies of an epoch and what was received under each, as columns of JSON values.
+"""The log in a state: the topologies of an epoch and the batches received under each, as columns of JSON values.
 
     {"earlier": "", "num_ranks": [8, 6], "num_workers": [4, 4], "batch_size": [1024, 1024], "drop_last": [false, false],
      "steps": [1200, 310], "cursors": []}
 
-Columns, because the keys of a state are then always the same and its values plain, which torch.distributed.checkpoint
-needs to load one state into the place of another.
+The log has columns so that the keys of a state are always the same and its values plain: torch.distributed.checkpoint
+needs both to load one state into the place of another.
 
 Steps are null where all steps were taken. If the steps of the last entry are null, the log belongs to the epoch before
 the state's epoch. Steps may be one number a rank: in [2, null, 1], rank 1 has finished before the others.
 
-Of more than eight topologies all but the last are in `earlier`, as text of `packed_numbers`. Its columns are how many
-there are, their ranks, workers, batch sizes, drop_last and steps, and, where ranks differ, the steps of each rank.
-Written out, a topology takes about 20 characters. A state of 200 topologies has room for three each in 1 kB, fewer than
-any separators leave.
+Of more than eight topologies all but the last are in `earlier`, as text of `packed_numbers`. The columns of that text
+are the number of topologies, their ranks, workers, batch sizes, drop_last and steps, and, where ranks differ, the steps
+of each rank. Written out, a topology takes about 20 characters. A state of 200 topologies has room for three characters
+each in 1 kB, fewer than any separators leave.
 
-Cursors are not packed: there is one for each worker of each rank, far more than 1 kB holds.
+Cursors are not packed: one cursor for each worker of each rank is far more than 1 kB holds.
 """
 
 from bisect import bisect_right
@@ -32,24 +32,24 @@ _TOPOLOGY = ("num_ranks", "num_workers", "batch_size", "drop_last")
 _COLUMNS = (*_TOPOLOGY, "steps")
 _KEYS = {"earlier", *_COLUMNS, "cursors"}
 
-# More than so many topologies are packed, but no more than so many numbers: packing takes their square.
+# More topologies than _MOST_WRITTEN are packed, but at most _MOST_PACKED numbers: packing takes quadratic time.
 _MOST_WRITTEN = 8
 _MOST_PACKED = 1 << 12
-# Of a packed number: 64 bits, and that it is new.
+# Characters of a packed number: 64 bits, and the announcement of a new number.
 _MOST_CHARACTERS = 16
 
-# Plans take memory for each worker of each rank of a log; no job has a million.
+# Plans take memory for each worker of each rank of a log; no job has a million workers.
 _MOST_WORKERS = 1 << 20
 
 # Packed steps: null, one number for each rank, or a number n as _FIRST + n.
 _ALL, _EACH, _FIRST = range(3)
 
 Entry = tuple[Any, ...]
-"""A topology's values of _COLUMNS."""
+"""Values of _COLUMNS of one topology."""
 
 
 def encode_log(segments: Sequence[Segment]) -> dict[str, Any]:
-    """The log as a new JSON-able dict."""
+    """Return the log as a new JSON-able dict."""
     entries = [_entry(segment) for segment in segments]
     num_packed = _num_packed(entries)
     written = [[list(value) if isinstance(value, tuple) else value for value in each] for each in entries[num_packed:]]
@@ -61,14 +61,14 @@ def encode_log(segments: Sequence[Segment]) -> dict[str, Any]:
 
 
 def decode_log(log: Mapping[str, Any], worker: int | None = None) -> tuple[Segment, ...]:
-    """The log that `encode_log` gave, or one of version 2; worker: of the state, see `encode_state`."""
+    """Return the segments of a log, also of version 2. worker: Worker of the state, see `encode_state`."""
     entries = [*_unpacked(log.get("earlier", "")), *_written(log)]
     cursors = log["cursors"] or [()] * len(entries)
     return tuple(_segment(entry, of_ranks, worker) for entry, of_ranks in zip(entries, cursors, strict=True))
 
 
 def log_findings(log: Any) -> Iterator[tuple[str, Any, bool]]:
-    """See `refuse_misfits`: of all values of a log, whether `encode_log` writes them."""
+    """Yield, for `refuse_misfits`, whether each value of a log is a value that `encode_log` writes."""
     yield "log", log, isinstance(log, Mapping) and {"earlier", *log} == _KEYS
     earlier = log.get("earlier", "")
     yield "log", log, all(is_list(log[name]) for name in (*_COLUMNS, "cursors"))
@@ -87,7 +87,7 @@ def log_findings(log: Any) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _are_steps(values: Sequence[Any]) -> bool:
-    """Whether each is a count, or None; at once, as there is one for each rank of a job."""
+    """Return whether each value is a count or None; fast, because a job has one value for each rank."""
     counts = [value for value in values if value is not None]
     if set(map(type, counts)) <= {int}:
         return not counts or (min(counts) >= 0 and max(counts) <= MOST_COUNT)
@@ -95,7 +95,7 @@ def _are_steps(values: Sequence[Any]) -> bool:
 
 
 def _are_cursors(value: Any, num_ranks: int, num_workers: int) -> bool:
-    """Whether it is [rank, [[units, rows], one a worker], next worker]; version 2 has no next worker."""
+    """Return whether the value is [rank, [[units, rows], one a worker], next worker]; version 2 has no next worker."""
     if not is_list(value) or len(value) not in (2, 3):
         return False
     rank, of_workers, *next_worker = value
@@ -127,7 +127,7 @@ def _segment(entry: Entry, cursors: Sequence[Any], worker: int | None) -> Segmen
 
 
 def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
-    """Per segment a list of [rank, [[units, rows], ...], next worker]; nothing at all where no segment has cursors."""
+    """Return for each segment a list of [rank, [[units, rows], ...], next worker]; [] if no segment has cursors."""
     if all(segment.cursors is None for segment in segments):
         return []
     return [
@@ -139,7 +139,7 @@ def _encode_cursors(segments: Sequence[Segment]) -> list[Any]:
 def _decode_cursors(
     rank: int, of_workers: Sequence[Any], next_worker: int | None = None, *, steps: Any, worker: int | None
 ) -> RankCursors:
-    """Version 2 has no next worker: while no worker has ended, it follows from the steps."""
+    """Return the cursors of one rank. Version 2 lacks the next worker; the steps give it, while no worker has ended."""
     if next_worker is None:
         done = steps[rank] if isinstance(steps, tuple) else steps
         next_worker = ((done or 0) if worker is None else worker) % len(of_workers)
@@ -147,14 +147,14 @@ def _decode_cursors(
 
 
 def _num_packed(entries: Sequence[Entry]) -> int:
-    """How many entries are packed, the oldest ones."""
+    """Return the number of entries that are packed, the oldest entries."""
     if len(entries) <= _MOST_WRITTEN:
         return 0
     numbers = accumulate(len(entry) + (len(entry[-1]) if isinstance(entry[-1], tuple) else 0) for entry in entries)
     return min(len(entries) - 1, bisect_right(list(numbers), _MOST_PACKED))
 
 
-# A log changes when a state is loaded, and states may be taken after every step; ranks' states have the same log.
+# A log changes only when a state is loaded; states may be taken after every step, and all ranks have the same log.
 @lru_cache(maxsize=8)
 def _packed(entries: tuple[Entry, ...]) -> str:
     if not entries:
@@ -167,10 +167,10 @@ def _packed(entries: tuple[Entry, ...]) -> str:
 
 @lru_cache(maxsize=8)
 def _unpacked(earlier: str) -> tuple[Entry, ...]:
-    """What `_packed` was given.
+    """Return the entries that `_packed` was called with.
 
     Raises:
-        ValueError: it was given nothing that gives this text.
+        ValueError: no entries give this text.
     """
     if not earlier:
         return ()

@@ -1,16 +1,17 @@
 """Plan rows, and units of work: spans of rows that can be cut anywhere, as arrays.
 
-A *plan row* numbers the live rows of the whole inventory, row group after row group (`RowSpace`). A unit is one of two
-things, and all that assigns, balances or cuts rows treats both alike:
+A *plan row* is the number of a live row in the whole inventory, row group after row group (`RowSpace`). A unit has one
+of two kinds, and all code that assigns, balances or cuts rows treats both kinds alike:
 
     plain unit    window == -1   rows [start, stop) in plan-row numbers
     window unit   window == w    positions [start, stop) of window w's rows in their permuted order
 
-A window is a list of pieces (plan-row ranges) whose rows are permuted together (`Windows`). Its permutation is a pure
-function of (seed, epoch, first plan row of its first piece), so a position in it is arithmetic and never a replay.
+A window is a list of pieces (plan-row ranges); the rows of its pieces are permuted together (`Windows`). The
+permutation is a pure function of (seed, epoch, first plan row of the first piece), so finding a position takes
+arithmetic and never a replay.
 
-Plans without row counts have window units only; if rows are not shuffled, one for each row group (`permuted` False).
-`start` then counts delivered rows and `stop` is not used: the unit ends where its rows end.
+Plans without row counts have window units only; if rows are not shuffled, one unit for each row group (`permuted`
+False). `start` then counts delivered rows and `stop` is not used: the unit ends where its rows end.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ def _empty() -> Int64s:
 
 
 def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """The concatenation of range(starts[i], starts[i] + lengths[i])."""
+    """Return the concatenation of range(starts[i], starts[i] + lengths[i])."""
     total = int(lengths.sum())
     if total == 0:
         return _empty()
@@ -40,13 +41,13 @@ def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowSpace:
-    """Where each row group lies in plan rows, and in projected bytes.
+    """Place of each row group in plan rows, and in projected bytes.
 
     group_start: int64 [groups + 1], group g holds plan rows [group_start[g], group_start[g + 1]).
     byte_start: int64 [groups + 1], the same for projected bytes.
     file: int32 [groups], the file of each group.
-    exact: False when some group's live rows are unknown. Then a group counts its physical rows, or one row if not
-        even those are known, and is never cut.
+    exact: False when the live rows of some group are unknown. Such a group counts its physical rows, or one row if the
+        physical rows are unknown too, and is never cut.
     """
 
     group_start: Int64s
@@ -56,7 +57,7 @@ class RowSpace:
 
     @classmethod
     def of(cls, groups: GroupTable) -> "RowSpace":
-        """The numbering of these groups' rows."""
+        """Return the numbering of the rows of these groups."""
         is_unknown = groups.live_rows == UNKNOWN
         substitute = np.where(groups.physical_rows == UNKNOWN, 1, groups.physical_rows)
         return cls(
@@ -68,11 +69,11 @@ class RowSpace:
 
     @property
     def num_rows(self) -> int:
-        """How many plan rows there are."""
+        """Number of plan rows."""
         return int(self.group_start[-1])
 
     def bytes_between(self, start: Int64s, stop: Int64s) -> Int64s:
-        """Projected bytes of plan rows [start, stop), a group's bytes spread evenly over its rows."""
+        """Return the projected bytes of plan rows [start, stop), a group's bytes spread evenly over its rows."""
         return np.rint(self._bytes_before(stop) - self._bytes_before(start)).astype(np.int64)
 
     def _bytes_before(self, row: Int64s) -> npt.NDArray[np.float64]:
@@ -84,7 +85,7 @@ class RowSpace:
         return before
 
     def group_of(self, row: Int64s) -> Int64s:
-        """The group that holds each plan row; the end of all rows belongs to the last group."""
+        """Return the group that holds each plan row; the end of all rows belongs to the last group."""
         last = max(len(self.group_start) - 2, 0)
         found = self.group_start.searchsorted(row, side="right") - 1
         return np.minimum(found, last).astype(np.int64)
@@ -100,7 +101,7 @@ def _running_total(values: Int64s) -> Int64s:
 class Windows:
     """Windows as arrays: window w holds pieces [offsets[w], offsets[w + 1]), each rows [piece_start, piece_stop).
 
-    permuted: whether the rows of a window are delivered permuted, or as they are stored.
+    permuted: Whether the rows of a window are delivered permuted, or in stored order.
     """
 
     piece_start: Int64s
@@ -110,7 +111,7 @@ class Windows:
 
     @classmethod
     def none(cls) -> "Windows":
-        """No windows."""
+        """Return an empty table of windows."""
         return cls(piece_start=_empty(), piece_stop=_empty(), offsets=np.zeros(1, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -118,16 +119,16 @@ class Windows:
 
     @property
     def keys(self) -> Int64s:
-        """The permutation key of each window: the first plan row of its first piece. Shape [windows]."""
+        """Permutation key of each window: the first plan row of its first piece. Shape [windows]."""
         return self.piece_start[self.offsets[:-1]]
 
     def pieces(self, window: int) -> tuple[Int64s, Int64s]:
-        """Starts and stops of one window's pieces."""
+        """Return starts and stops of one window's pieces."""
         span = slice(int(self.offsets[window]), int(self.offsets[window + 1]))
         return self.piece_start[span], self.piece_stop[span]
 
     def take(self, indices: Int64s) -> "Windows":
-        """The windows at `indices`, in that order."""
+        """Return the windows at `indices`, in that order."""
         lengths = self.offsets[indices + 1] - self.offsets[indices]
         pieces = ranges(self.offsets[indices], lengths)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -141,7 +142,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Units:
-    """An ordered list of units: start, stop, window int64 of shape [units]; `window` points into `windows`."""
+    """Ordered list of units: start, stop, window int64 of shape [units]; `window` points into `windows`."""
 
     start: Int64s
     stop: Int64s
@@ -150,17 +151,17 @@ class Units:
 
     @classmethod
     def plain(cls, start: Int64s, stop: Int64s) -> "Units":
-        """Units that are plain row ranges."""
+        """Return units that are plain row ranges."""
         return cls(start=start, stop=stop, window=np.full(len(start), PLAIN, dtype=np.int64), windows=Windows.none())
 
     @classmethod
     def none(cls) -> "Units":
-        """No units."""
+        """Return an empty list of units."""
         return cls.plain(_empty(), _empty())
 
     @classmethod
     def concat(cls, parts: Sequence["Units"]) -> "Units":
-        """The units of all parts, in order; windows shared by all parts stay shared."""
+        """Return the units of all parts, in order; windows shared by all parts stay shared."""
         parts = [part for part in parts if len(part)]
         if len(parts) <= 1:
             return parts[0] if parts else cls.none()
@@ -180,30 +181,30 @@ class Units:
 
     @property
     def is_plain(self) -> npt.NDArray[np.bool_]:
-        """Whether each unit is a plain one. Shape [units]."""
+        """Whether each unit is a plain unit. Shape [units]."""
         plain: npt.NDArray[np.bool_] = self.window == PLAIN
         return plain
 
     @property
     def rows(self) -> Int64s:
-        """Rows of each unit."""
+        """Number of rows of each unit."""
         return self.stop - self.start
 
     @property
     def num_rows(self) -> int:
-        """Rows of all units."""
+        """Number of rows of all units."""
         return int(self.stop.sum() - self.start.sum())
 
     def take(self, index: Int64s | slice) -> "Units":
-        """The units at `index`, in that order; windows stay shared."""
+        """Return the units at `index`, in that order; windows stay shared."""
         return Units(start=self.start[index], stop=self.stop[index], window=self.window[index], windows=self.windows)
 
     def split_at(self, row: int) -> tuple["Units", "Units"]:
-        """The first `row` rows, and the rest; the unit in which the cut falls appears in both, cut.
+        """Return the first `row` rows, and the rest; a unit that is cut appears, cut, in both.
 
             units of 5 and 4 rows, row=7      (5, 2) and (2,)
 
-        Rows beyond the last are not an error: the rest is then empty.
+        Rows beyond the last row are not an error: the rest is then empty.
         """
         ends = self.rows.cumsum()
         at = int(ends.searchsorted(row, side="right"))
@@ -220,7 +221,7 @@ class Units:
         )
 
     def spans(self, begin: Int64s, stop: Int64s) -> "Units":
-        """The rows numbered [begin[i], stop[i]) in the order of the list, one span after the other.
+        """Return the rows numbered [begin[i], stop[i]) in the order of the list, one span after the other.
 
         units of 5 and 4 rows, begin=[0, 7], stop=[6, 9]      (5, 1) and (2,)
         """
@@ -237,7 +238,7 @@ class Units:
         )
 
     def compact(self) -> "Units":
-        """The same units with only the windows they use, to be sent to a worker."""
+        """Return the same units with only the windows that they use, to be sent to a worker."""
         used = np.unique(self.window[~self.is_plain])
         window = np.where(self.is_plain, PLAIN, np.searchsorted(used, self.window))
         return Units(start=self.start, stop=self.stop, window=window, windows=self.windows.take(used))
@@ -250,7 +251,7 @@ def _with_entry(values: Int64s, index: int, value: int) -> Int64s:
 
 
 def _merge_windows(tables: Sequence[Windows]) -> tuple[Windows, list[int]]:
-    """One table for all, and by how much each table's window numbers move."""
+    """Return one table for all, and the shift of each table's window numbers."""
     distinct = list({id(table): table for table in tables if len(table)}.values())
     if not distinct:
         return Windows.none(), [0] * len(tables)
@@ -270,7 +271,7 @@ def _merge_windows(tables: Sequence[Windows]) -> tuple[Windows, list[int]]:
 class GroupSlices:
     """One entry for each (unit, row group) that a lane reads, in reading order; all int64 of shape [slices].
 
-    unit: index of the unit. group: index of the row group. start, stop: rows inside the row group.
+    unit: Index of the unit. group: Index of the row group. start, stop: Rows inside the row group.
     """
 
     unit: Int64s
@@ -283,10 +284,10 @@ class GroupSlices:
 
 
 def group_slices(units: Units, group_start: Int64s, group_stop: Int64s) -> GroupSlices:
-    """The row groups that `units` read.
+    """Return the row groups that `units` read.
 
-    group_start, group_stop: plan rows of the row groups at hand, ascending; they must hold every row of the units.
-    Row groups without rows are left out. A window unit reads all its pieces, whatever span of it is asked for.
+    group_start, group_stop: Plan rows of the present row groups, ascending; they must hold every row of the units.
+    Row groups without rows are left out. A window unit reads all its pieces, even if it is only a part of its window.
     """
     unit, start, stop = _pieces(units)
     first = np.searchsorted(group_stop, start, side="right")
@@ -305,7 +306,7 @@ def group_slices(units: Units, group_start: Int64s, group_stop: Int64s) -> Group
 
 
 def _pieces(units: Units) -> tuple[Int64s, Int64s, Int64s]:
-    """(unit, first plan row, end) of every piece, in reading order."""
+    """Return (unit, first plan row, end) of every piece, in reading order."""
     is_plain = units.is_plain
     window = np.where(is_plain, 0, units.window)
     offsets = units.windows.offsets

@@ -1,4 +1,4 @@
-"""Weights of a blend that move: shares by the place in the blend, and their integral in closed form; pure arithmetic.
+"""Weights of a blend that change over time: shares by the place in the blend, and their integral in closed form.
 
 {0: [8, 2], 1_000: [5, 5]}      pieces [0, 1000) and [1000, ∞), in each of which shares are linear
 """
@@ -20,24 +20,24 @@ Floats = npt.NDArray[np.float64]
 
 # Picks are counted in float64, where a place is exact up to here.
 _MOST_STEPS = 1 << 52
-# Shares that are written with other numbers, such as 7 3 and .7 .3, are the same ones.
+# Shares written with other numbers, such as 7 3 and .7 .3, are the same shares.
 _SAME_SHARE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class WeightSchedule:
-    """Weights of a blend by the step of its epoch; from the last step on they stay.
+    """Weights of a blend by the step of its epoch; the weights of the last step stay.
 
         WeightSchedule({0: [8, 2], 1_000: [5, 5]})                  8 2 up to step 1,000, then 5 5
-        WeightSchedule({0: [8, 2], 1_000: [5, 5]}, linear=True)     on a straight line from one to the other
+        WeightSchedule({0: [8, 2], 1_000: [5, 5]}, linear=True)     on a straight line from 8 2 to 5 5
 
-    Weights of a step are divided by their sum, so what moves are shares. A source whose weight stays 0 gives nothing.
+    Weights of a step are divided by their sum: they are shares. A source whose weight stays 0 gives nothing.
 
     Args:
-        weights: by step (0 among them), one number a source, not negative. Steps are batches of the blend.
-        linear: move evenly from each step to the next one; else weights change at the steps.
-        step_tokens: the keys of `weights` are tokens, and a step has so many, over all ranks. Weights change at the
-            first step that begins at so many tokens or after it.
+        weights: Weights by step (0 included): one number a source, not negative. Steps are batches of the blend.
+        linear: Move evenly from each step to the next; otherwise weights change at the steps.
+        step_tokens: Number of tokens of a step, over all ranks; the keys of `weights` are then tokens. Weights change
+            at the first step that begins at or after this number of tokens.
 
     Raises:
         ConfigTypeError, ConfigError: not a dict of steps and weights, no weights for step 0, other numbers of
@@ -68,7 +68,9 @@ class WeightSchedule:
         for row in rows:
             normalize_weights(row)
             if len(row) != len(rows[0]):
-                raise ConfigError(f"A weight schedule of {len(rows[0])} sources has the weights {list(row)}: one each.")
+                raise ConfigError(
+                    f"A weight schedule of {len(rows[0])} sources has the weights {list(row)}: pass one for each."
+                )
         unused = [source for source, column in enumerate(zip(*rows, strict=True)) if not any(column)]
         if unused:
             raise ConfigError(f"Source {unused[0]} never has a weight above 0: leave it out.")
@@ -78,10 +80,10 @@ class WeightSchedule:
 
     @classmethod
     def described(cls, value: Any) -> "WeightSchedule":
-        """What `describe` gave.
+        """Return the schedule that `describe` described.
 
         Raises:
-            ConfigTypeError, ConfigError: something else.
+            ConfigTypeError, ConfigError: the value is not a description.
         """
         if not isinstance(value, Mapping):
             return cls({0: value})
@@ -93,13 +95,13 @@ class WeightSchedule:
         return cls(dict(zip(value["steps"], value["weights"], strict=True)), linear=value["linear"])
 
     def describe(self) -> Any:
-        """The schedule for JSON; weights that never change are a list."""
+        """Return the schedule for JSON; weights that never change are a list."""
         if len(self.steps) == 1:
             return list(self.weights[0])
         return {"steps": list(self.steps), "weights": list(map(list, self.weights)), "linear": self.linear}
 
     def shares_at(self, step: float, *, before: bool = False) -> Floats:
-        """The share of each source at a step [K]; `before`: just before it."""
+        """Return the share of each source at a step [K]; `before`: just before the step."""
         index = max(0, (bisect_left if before else bisect_right)(self.steps, step) - 1)
         shares: Floats = np.array(normalize_weights(self.weights[index]))
         if not self.linear or index + 1 == len(self.steps):
@@ -110,7 +112,7 @@ class WeightSchedule:
         )
 
     def first_difference(self, other: "WeightSchedule", stop: int) -> tuple[int, int, int, float, float] | None:
-        """Where shares differ first before step `stop`: (first step, last step, source, this share, the other's)."""
+        """Return where shares first differ before step `stop`: (first step, last step, source, own share, other's)."""
         borders = sorted({step for step in (*self.steps, *other.steps) if step < stop} | {stop})
         for first, last in pairwise(borders):
             for place, before in ((first, False), (last, True)):
@@ -122,10 +124,10 @@ class WeightSchedule:
         return None
 
     def pieces(self, step_items: int = 1, capped: Collection[tuple[int, int]] = ()) -> "tuple[SchedulePiece, ...]":
-        """The schedule by items, a step having `step_items`, as pieces in which shares are linear.
+        """Return the schedule by items, with `step_items` items a step, as pieces in which shares are linear.
 
-        capped: (source, items): after so many items of the blend the source gives nothing more. Weights are those of
-        the other sources from then on, as if it had never been among them.
+        capped: (source, items) pairs. After this number of items of the blend the source gives nothing more: from then
+        on only the other sources have weights, as if the source did not exist.
         """
         nodes = [float(step * step_items) for step in self.steps]
         borders = [*sorted({*nodes, *(float(items) for _, items in capped)}), np.inf]
@@ -141,12 +143,12 @@ class WeightSchedule:
         return tuple(pieces)
 
     def _between(self, index: int, nodes: list[float], start: float, given: list[int]) -> tuple[Floats, Floats]:
-        """Shares at `start` and half of their slopes, in the part of the schedule after node `index`."""
+        """Return shares at `start` and half of their slopes, in the part of the schedule after node `index`."""
         first = self._shares_without(index, given)
         if not self.linear or index + 1 == len(nodes):
             return first, np.zeros_like(first)
         last = self._shares_without(index + 1, given)
-        # The others come from nothing, or go to nothing: their proportions are those of the other end.
+        # All other sources have weight 0 at this end of the part: take the proportions of the other end.
         first, last = (first if first.any() else last), (last if last.any() else first)
         slopes = (last - first) / (nodes[index + 1] - nodes[index])
         return first + slopes * (start - nodes[index]), slopes / 2
@@ -170,11 +172,11 @@ class SchedulePiece:
 
     @property
     def active(self) -> npt.NDArray[np.intp]:
-        """The sources that give something in it."""
+        """Sources that give something in this piece."""
         return np.flatnonzero((self.shares > 0) | (self.half_slopes > 0))
 
     def rule(self, active: npt.NDArray[np.intp], others: int) -> BlendRule:
-        """The rule for the active sources, by the items that they gave; the others gave `others`."""
+        """Return the rule for the active sources, by the items that they gave; other sources gave `others` items."""
         base = self.base[active] if self.base.any() else None
         half_slopes = self.half_slopes[active]
         return BlendRule(

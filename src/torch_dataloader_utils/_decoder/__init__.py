@@ -1,11 +1,11 @@
-"""The compiled decoder: Parquet column chunks of numbers and of lists of numbers, straight into memory of the caller.
+"""The compiled decoder: Parquet column chunks of numbers and of lists of numbers, decoded into the caller's memory.
 
-In: the pages of column chunks, and where their values shall lie. Out: values and bitmaps of nulls, or a reason why a
-chunk was refused; then pyarrow decodes it, with the same rows, errors and verdicts. `gather` writes rows of decoded
-columns in another order. `check_footer` refuses footers that contradict themselves. `find_news` finds lines of JSON
-with keys that no earlier line had. `decoder.h` says what is where.
+In: the pages of column chunks, and addresses for their values. Out: values and bitmaps of nulls, or the reason for
+which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and verdicts. `gather` writes rows
+of decoded columns in another order. `check_footer` refuses footers that contradict themselves. `find_news` finds lines
+of JSON with keys that no earlier line had. `decoder.h` lists the C files.
 
-It is built where a compiler is at hand; where none was, `IS_BUILT` is false and all chunks are pyarrow's.
+The decoder is built where a compiler exists; otherwise `IS_BUILT` is false and pyarrow decodes all chunks.
 """
 
 try:

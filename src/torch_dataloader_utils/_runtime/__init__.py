@@ -2,6 +2,6 @@
 
 In: functions, items, buffers. Out: results in order, and memory that comes back when nothing uses it any more.
 
-Promises: knows nothing of tables, files or plans. Imports the standard library, numpy and `errors` only. Not for what
-one stage alone needs.
+Promises: knows nothing of tables, files or plans. Imports the standard library, numpy and `errors` only. Not for code
+that only one stage needs.
 """

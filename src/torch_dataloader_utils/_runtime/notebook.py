@@ -1,4 +1,4 @@
-"""What notebooks show of a value: `_repr_html_` of plans, inventories, loaders and metrics."""
+"""The view of a value in notebooks: `_repr_html_` of plans, inventories, loaders and metrics."""
 
 from base64 import b64encode
 from collections.abc import Iterable
@@ -6,12 +6,12 @@ from html import escape
 
 
 def html_of(title: str, facts: Iterable[tuple[str, object]], picture: str = "") -> str:
-    """A title, a table of names and values, and a picture; HTML without scripts, whose styles touch nothing else.
+    """Return a title, a table of names and values, and a picture; HTML without scripts, with styles of its own only.
 
     Args:
-        title: text; it is escaped, as the facts are.
-        facts: (name, value); values are printed.
-        picture: a whole SVG file, or nothing.
+        title: Text; title and facts are escaped.
+        facts: (name, value) pairs; values are printed.
+        picture: A whole SVG file, or "".
     """
     cell = 'style="text-align:left;padding:0 1em 0 0;vertical-align:top'
     rows = "".join(

@@ -1,4 +1,4 @@
-"""Runs many small jobs in parallel, with results in order and bounded memory."""
+"""Run many small jobs in parallel, with results in order and bounded memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +13,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 OnProgress = Callable[[int, int], None]
-"""Hears how many are done, of how many."""
+"""Function that is called with (results so far, total)."""
 
 _ITEMS_A_TASK = 16
-_FIRST_BATCHES = (1, 2, 4, 8)  # what turns out to be slow is soon given to threads
+_FIRST_BATCHES = (1, 2, 4, 8)  # small, so that slow items soon go to threads
 
 
 @contextmanager
 def threads_for(count: int, name: str) -> Iterator[Executor]:
-    """A pool of `count` threads with this name; at the end it waits for their work.
+    """Yield a pool of `count` threads with this name, and wait for its work at the end.
 
-    After an error or Ctrl-C it does not wait, since a request to a store that fails may be retried for minutes.
+    After an error or Ctrl-C the pool is not waited for: a request to a failing store may be retried for minutes.
     """
     pool = ThreadPool(count, name)
     is_done = False
@@ -35,7 +35,7 @@ def threads_for(count: int, name: str) -> Iterator[Executor]:
 
 
 def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_pending: int) -> Iterator[R]:
-    """The results in the order of the items; at most `most_pending` are under way or waiting to be taken.
+    """Yield the results in the order of the items; at most `most_pending` items are under way or not yet yielded.
 
     The first error is raised at its place in the order, and jobs that have not begun are cancelled.
     """
@@ -53,11 +53,11 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Execu
 
 
 def map_quick(function: Callable[[T], R], items: Iterable[T], executor: Executor, most_tasks: int) -> Iterator[R]:
-    """The results in the order of the items, made in this thread while that is quick, else in the executor.
+    """Yield the results in the order of the items, computed in this thread while items are quick, then in the executor.
 
-    In the executor sixteen items are one task (one by one, local files took 1.7 times as long), and at most
-    `most_tasks` are under way or waiting to be taken. An error in a task is raised before the results of its earlier
-    items.
+    In the executor sixteen items are one task (item by item, local files took 1.7 times as long), and at most
+    `most_tasks` tasks are under way or not yet yielded. An error in a task is raised before the results of the task's
+    earlier items.
     """
     source, quick = iter(items), QuickWork()
     batches = takewhile(bool, (list(islice(source, size)) for size in chain(_FIRST_BATCHES, repeat(_ITEMS_A_TASK))))
@@ -72,7 +72,7 @@ def _map_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 
 def watched(results: Iterable[R], total: int, on_progress: OnProgress | None) -> Iterator[R]:
-    """The results as they come; `on_progress`, if there is one, gets (results taken, total) after each."""
+    """Yield the results as they come; `on_progress`, if given, is called with (results so far, total) after each."""
     for done, result in enumerate(results, start=1):
         yield result
         if on_progress is not None:
@@ -87,9 +87,9 @@ def map_watched(
     name: str,
     on_progress: OnProgress | None = None,
 ) -> list[R]:
-    """The results of `function` for all items, in their order, by a pool of threads with this name.
+    """Return the results of `function` for all items, in their order, by a pool of threads with this name.
 
-    on_progress: called in the caller's thread after each result with (results, items).
+    on_progress: Called in the caller's thread after each result with (results, items).
     """
     with threads_for(threads, name) as pool:
         return list(watched(map_in_order(function, items, pool, max(1, len(items))), len(items), on_progress))

@@ -1,4 +1,4 @@
-"""Ends a process when its parent ends; holds signals back, and the collection of garbage, where they would do harm."""
+"""End a process when its parent ends; hold back signals, and garbage collection, where they would do harm."""
 
 import gc
 import multiprocessing
@@ -16,10 +16,10 @@ from typing import Any
 def end_with_parent(directory: str) -> None:
     """Start a thread that ends this process as soon as its parent has ended; call it early in a worker.
 
-    The parent is the process that asked for this one, under forkserver too; without a parent nothing is done. An idle
-    worker would not notice by itself: it waits on pipes that its siblings hold open as well.
+    The parent is the process that asked for this process, under forkserver too; without a parent nothing is done. An
+    idle worker would not notice the end by itself: it waits on pipes that its siblings hold open as well.
 
-    directory: of temporary files, which is removed first: a process that is killed removes none.
+    directory: Directory of temporary files. It is removed first, since a killed process cannot remove it.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -34,15 +34,15 @@ def end_with_parent(directory: str) -> None:
 
 
 _handlers: dict[int, Any] = {}
-"""The handlers of the signals that are held."""
+"""Handlers of the signals that are held."""
 
 
 @contextmanager
 def held(*numbers: int) -> Iterator[Callable[[], None]]:
-    """Inside, the handlers of these signals do not run; for afterwards, yields a function that runs those which came.
+    """Hold back the handlers of these signals in the block; yield a function that runs them for signals that came.
 
-    A handler runs once, however often its signal came. In threads other than the main one, where Python runs no
-    handlers, and in processes that are forked inside, nothing is held.
+    A handler runs once, however often its signal came. Nothing is held in threads other than the main thread, where
+    Python runs no handlers, and in processes that are forked inside the block.
     """
     if current_thread() is not main_thread():
         yield lambda: None
@@ -62,7 +62,7 @@ def held(*numbers: int) -> Iterator[Callable[[], None]]:
     finally:
         try:
             _let_go()
-        finally:  # a handler that is back already may have raised before the others were
+        finally:  # a restored handler may have raised before the others were restored
             _let_go()
 
 
@@ -73,14 +73,14 @@ def _let_go() -> None:
 
 
 _collects_after_fork: bool | None = None
-"""Whether processes that are forked now collect garbage; None outside of `garbage_left_to_parent`."""
+"""Whether processes that are forked now collect garbage; None outside `garbage_left_to_parent`."""
 
 
 @contextmanager
 def garbage_left_to_parent() -> Iterator[None]:
-    """Processes that are forked inside never collect what was garbage before: reference cycles stay the parent's.
+    """Keep processes that are forked in this block from collecting earlier garbage: reference cycles stay the parent's.
 
-    Some objects must not die in another process. CUDA's memory and events end one that is forked: torch calls CUDA as
+    Some objects must not die in another process. Memory and events of CUDA end a forked process: torch calls CUDA as
     they die, and raises in a destructor.
     """
     global _collects_after_fork

@@ -19,17 +19,17 @@ class Recent(Generic[Key, Value]):
         self._entries: dict[Key, Value] = {}
 
     def find(self, key: Key) -> Value | None:
-        """The value of a key, or None."""
+        """Return the value of a key, or None."""
         return self._entries.get(key)
 
     def keep(self, key: Key, value: Value) -> Value:
-        """Keep a value unless another thread kept one first; returns the one that is kept."""
+        """Keep a value unless another thread kept a value first; return the kept value."""
         value = self._entries.setdefault(key, value)
         for old in list(self._entries)[: -self._most]:
             self._entries.pop(old, None)
         return value
 
     def get(self, key: Key, compute: Callable[[Key], Value]) -> Value:
-        """The value of a key, computed if it is not here; it becomes the newest."""
+        """Return the value of a key, computed if it is missing; the key becomes the newest."""
         value = self._entries.pop(key, None)
         return self.keep(key, compute(key) if value is None else value)

@@ -1,7 +1,7 @@
-"""Memory of batches that is used again and again, because fresh pages cost as much as the work.
+"""Memory of batches that is reused, because fresh pages cost as much as the work.
 
-A page that is touched for the first time costs 3 to 13 us on virtual machines: windows of 16 MB, new each time, spend
-more time in the kernel than in gathering. Allocators do not help where one thread allocates and another frees.
+The first touch of a page costs 3 to 13 us on virtual machines: windows of 16 MB, new each time, spend more time in the
+kernel than in gathering. Allocators do not help where one thread allocates and another frees.
 """
 
 import itertools
@@ -20,11 +20,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class ArraysInUse(Generic[K]):
-    """Arrays by keys, and which of them have died.
+    """Arrays by keys, and the keys of arrays that have died.
 
-    `add` returns a new array over the same memory, and that is the one which may die. A tensor made of it
-    (`torch.from_numpy`) and all tensors that share its storage keep it alive; numpy views do not, because they refer to
-    the memory's owner. The array may die in any thread at any time, so the callback only appends to a deque.
+    `add` returns a new array over the same memory; the life of this new array is watched. A tensor made of it
+    (`torch.from_numpy`) and all tensors that share the tensor's storage keep the new array alive; numpy views do not,
+    because they refer to the memory's owner. The array may die in any thread at any time, so the callback only appends
+    to a deque.
     """
 
     def __init__(self) -> None:
@@ -32,20 +33,20 @@ class ArraysInUse(Generic[K]):
         self._dead: deque[K] = deque()
 
     def add(self, key: K, array: Bytes) -> Bytes:
-        """An array over all of `array`, to make a tensor of; no array of this key may be in use."""
+        """Return an array over all of `array`, to make a tensor of; no array of this key may be in use."""
         watched = array[:]
         self._watched[key] = weakref.ref(watched, self._when_dead(key))
         return watched
 
     def take_dead(self) -> list[K]:
-        """The keys of arrays that died since the last call."""
+        """Return the keys of arrays that died since the last call."""
         keys = [self._dead.popleft() for _ in range(len(self._dead))]
         for key in keys:
             del self._watched[key]
         return keys
 
     def keys(self) -> list[K]:
-        """The keys of arrays that are in use, as of the last call of `take_dead`."""
+        """Return the keys of arrays in use, as of the last call of `take_dead`."""
         return list(self._watched)
 
     def _when_dead(self, key: K) -> "Callable[[weakref.ref[Bytes]], None]":
@@ -53,7 +54,7 @@ class ArraysInUse(Generic[K]):
         return lambda _: dead.append(key)
 
 
-# Idle bytes that are always allowed, and the most that ever are.
+# Idle bytes that are always allowed, and the upper limit.
 _LEAST_IDLE_BYTES, _MOST_IDLE_BYTES = 64 << 20, 512 << 20
 # The remembered peak of used bytes falls by this fraction of the bytes that are taken.
 _FORGETTING = 8
@@ -62,17 +63,17 @@ _SPARE = 1.25
 
 
 class RecycledMemory:
-    """Byte buffers of a few sizes, each of which is used again once no tensor shares it. Safe for threads.
+    """Byte buffers of a few sizes; a buffer is used again once no tensor shares it. Safe for threads.
 
     Used and idle bytes together are at most 1.25 times the recent peak of used bytes, so that a pass finds the memory
-    of the one before. Beyond that idle buffers are freed, those of the least recently used sizes first; but up to 64
-    MiB may always be idle, and more than 512 MiB never.
+    of the pass before. Idle buffers beyond this limit are freed, least recently used sizes first; but up to 64 MiB may
+    always be idle, and never more than 512 MiB.
 
-    used_bytes, idle_bytes: of all buffers that are in use, and of those that are idle.
+    used_bytes, idle_bytes: Total size of the buffers in use, and of the idle buffers.
     """
 
     def __init__(self, allocate: Callable[[int], Bytes]) -> None:
-        """allocate: gives new memory, uint8 [bytes], 64-byte aligned and writable, freed when the array dies."""
+        """allocate: Returns new memory, uint8 [bytes], 64-byte aligned and writable, freed when the array dies."""
         self._allocate = allocate
         self._lock = threading.Lock()
         self._in_use: ArraysInUse[int] = ArraysInUse()
@@ -84,7 +85,7 @@ class RecycledMemory:
         self.idle_bytes = 0
 
     def take(self, num_bytes: int) -> Bytes:
-        """Uninitialised uint8, shape [`num_bytes` or a little more]; see ArraysInUse.add."""
+        """Return uninitialised uint8, shape [`num_bytes` or a little more]; see ArraysInUse.add."""
         size = size_class(num_bytes)
         with self._lock:
             self._collect()
@@ -99,7 +100,7 @@ class RecycledMemory:
             return self._in_use.add(key, buffer)
 
     def span_of(self, address: int) -> range:
-        """The addresses of the buffer in use that this one lies in; empty if it lies in none."""
+        """Return the addresses of the buffer in use that contains `address`; empty if no buffer contains it."""
         with self._lock:
             for start, buffer in self._used.values():
                 if start <= address < start + len(buffer):
@@ -114,7 +115,7 @@ class RecycledMemory:
             self._idle.setdefault(len(buffer), deque()).append(buffer)
 
     def _take_idle(self, size: int) -> Bytes | None:
-        """The buffer of this size that was used last (a core's cache may have it); the size is now freed last."""
+        """Return the last used buffer of this size (a core's cache may have it); the size is now freed last."""
         idle = self._idle.pop(size, None)
         if not idle:
             return None
@@ -123,7 +124,7 @@ class RecycledMemory:
         return idle.pop()
 
     def _let_go(self, taken_bytes: int) -> None:
-        """Free idle buffers beyond what is allowed (see the class); taken_bytes: how much more is used now."""
+        """Free idle buffers beyond the limits of the class. taken_bytes: Bytes about to be used."""
         spare = int(self._peak_bytes * _SPARE) - self.used_bytes - taken_bytes
         most = min(max(spare, _LEAST_IDLE_BYTES), _MOST_IDLE_BYTES)
         while self.idle_bytes > most:
@@ -136,7 +137,7 @@ class RecycledMemory:
 
 
 def size_class(num_bytes: int) -> int:
-    """The size that is allocated: at most an eighth more, so that sizes which differ little share buffers.
+    """Return the size to allocate: at most an eighth more, so that similar sizes share buffers.
 
     100,000      106,496 (13 times 8 KiB)
     """

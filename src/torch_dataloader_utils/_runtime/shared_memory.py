@@ -1,4 +1,4 @@
-"""Shared memory without a name, numbers in it that all processes see change, and the sockets it is sent through."""
+"""Shared memory without a name, numbers in it that all processes see, and the sockets through which it is sent."""
 
 import errno
 import os
@@ -23,14 +23,15 @@ from torch_dataloader_utils.errors import ConfigError, StoreError
 
 
 def shared_bytes(num_bytes: int) -> Tensor:
-    """Shared memory: uint8, shape [num_bytes], zeros. Freed when the last process drops it.
+    """Return shared memory: uint8, shape [num_bytes], zeros. Freed when the last process drops it.
 
     It reaches other processes as torch's shared tensors do: by fork, as an argument of a new process, or by torch's
-    queues. torch's own shared memory has a name in /dev/shm for a moment, so a process killed in that moment leaves it
-    behind; and it must fit there, where containers often have 64 MB. On Linux this has no name and no such limit.
+    queues. torch's own shared memory has a name in /dev/shm for a moment, so a process killed in that moment leaves the
+    memory behind; and it must fit into /dev/shm, where containers often have 64 MB. On Linux, this memory has no name
+    and no such limit.
 
     Raises:
-        StoreError: a limit of the system (ulimit -n, -f) allows no more of it.
+        StoreError: a limit of the system (ulimit -n, -f) allows no more memory.
     """
     with limits_named("Memory that is shared with worker processes could not be had"):
         return _shared_bytes(num_bytes)
@@ -47,7 +48,7 @@ def _shared_bytes(num_bytes: int) -> Tensor:
     except RuntimeError as error:
         if "duplicate" not in str(error):
             raise
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error  # torch does not say so
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error  # torch does not name the reason
     finally:
         os.close(descriptor)
     return torch.empty(0, dtype=torch.uint8).set_(storage)
@@ -69,7 +70,7 @@ class SharedIntegers:
         try:
             memory = shared_bytes(num_bytes)
         except StoreError:
-            # Threads need none, and forked processes see this one, which is no file and so below all limits.
+            # Threads need no shared memory, and forked processes see this mapping: it is no file, so no limit applies.
             memory = torch.frombuffer(mmap(-1, num_bytes), dtype=torch.uint8)
         self.values = memory.view(torch.int64).copy_(torch.tensor(values))
 
@@ -79,7 +80,7 @@ class SharedIntegers:
         return {"values": self.values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # On its way to a worker memory stays shared. A deep copy, or one out of a file, gets some of its own.
+        # Memory stays shared on its way to a worker. A deep copy, or a copy from a file, gets its own memory.
         values = state["values"]
         self.values = values if values.is_shared() else SharedIntegers(values.tolist()).values
 
@@ -94,7 +95,7 @@ class SharedEpoch:
 
     @property
     def value(self) -> int:
-        """The epoch, as last set in any process."""
+        """Epoch, as last set in any process."""
         return int(self._memory.values[0])
 
     @value.setter
@@ -102,12 +103,12 @@ class SharedEpoch:
         self._memory.values[0] = epoch
 
 
-# More than a machine runs. Workers beyond count as not begun.
+# More workers than a machine runs. Workers beyond count as not begun.
 _MOST_WORKERS = 1024
 
 
 class SharedPasses:
-    """How many states were loaded, and which workers have begun a pass since then; in shared memory.
+    """Number of states that were loaded, and the workers that have begun a pass since then; in shared memory.
 
     Attributes that a worker sets on its copy of the data set reach no other process.
     """
@@ -120,11 +121,11 @@ class SharedPasses:
 
     @property
     def loads(self) -> int:
-        """How many states the trainer's copy was given so far."""
+        """Number of states that the trainer's copy has loaded so far."""
         return int(self._loads.values[0])
 
     def count_load(self) -> int:
-        """Count one more state that was loaded; gives its number, from 1."""
+        """Count one more loaded state and return its number, from 1."""
         self._loads.values[0] += 1
         self.forget()
         return self.loads
@@ -139,7 +140,7 @@ class SharedPasses:
         return bool(self._begun.values.any())
 
     def begin(self, worker: int) -> bool:
-        """Note that worker `worker` begins a pass; returns whether it is the first one of that worker number."""
+        """Note that a worker begins a pass; return whether this is the first pass of this worker number."""
         if worker >= _MOST_WORKERS:
             return True
         is_first = not self._begun.values[worker]
@@ -147,12 +148,12 @@ class SharedPasses:
         return bool(is_first)
 
 
-# (process id, directory) of the process that made multiprocessing's directory of sockets; a fork has a copy of this.
+# (process id, directory) of the process that made multiprocessing's directory of sockets; a fork copies the value.
 _own: tuple[int, str] | None = None
 
 
 def check_socket_names() -> None:
-    """Raises ConfigError if the names of the sockets would be too long: workers would drop every batch."""
+    """Raise ConfigError if the names of the sockets would be too long: workers would drop every batch."""
     directory = tempfile.gettempdir()
     longest = len(os.fsencode(f"{directory}/pymp-12345678/listener-12345678"))
     room = 103 if sys.platform == "darwin" else 107
@@ -164,11 +165,11 @@ def check_socket_names() -> None:
 
 
 def share_temporary_directory() -> str:
-    """multiprocessing's directory of sockets, made here in the trainer, so that its workers inherit it.
+    """Return multiprocessing's directory of sockets, made here in the trainer, so that its workers inherit it.
 
-    Otherwise each worker would make one of its own when it first shares a tensor, and remove it when it exits; a worker
-    that is killed would leave it behind. A process makes another one where the one that it has is that of its parent,
-    or was removed, as where /tmp is cleaned from time to time.
+    Otherwise each worker would make its own directory when it first shares a tensor, and remove it at exit; a killed
+    worker would leave its directory behind. A process makes a new directory if its present directory belongs to its
+    parent, or was removed (some systems clean /tmp from time to time).
     """
     global _own
     config = cast("Any", current_process())._config
@@ -180,10 +181,10 @@ def share_temporary_directory() -> str:
 
 
 def sweep_if_orphaned(directory: str) -> None:
-    """Have this worker remove the trainer's directory when it exits, if its parent has ended by then; call it early.
+    """Let this worker remove the trainer's directory at exit, if its parent has ended by then; call it early.
 
-    The parent is the trainer or, under forkserver, a server that ends with the trainer. Its death changes the
-    parent's process id here; that of the trainer would not do, because a zombie keeps it.
+    The parent is the trainer or, under forkserver, a server that ends with the trainer. The end of the parent changes
+    the parent's process id here. The trainer's process id would not do, because a zombie keeps its id.
     """
     parent = os.getppid()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch_dataloader_utils.errors import LoaderError, StoreError, causes
 
-# By number of the error: the limit of the `resource` module, what it counts, and the shell's option.
+# By error number: the limit of the `resource` module, the things it counts, and the shell's option.
 _LIMITS = {
     errno.EMFILE: ("RLIMIT_NOFILE", "open files of a process", "ulimit -n"),
     errno.EFBIG: ("RLIMIT_FSIZE", "bytes of a file, shared memory included", "ulimit -f"),
@@ -18,7 +18,7 @@ _LIMITS = {
 
 @contextmanager
 def limits_named(what: str) -> Iterator[None]:
-    """Raises StoreError, which begins with `what` failed, in place of an error that a limit of the system caused."""
+    """Raise StoreError in place of an error that a limit of the system caused. what: First words of the message."""
     handled = sys.exception()
     try:
         yield
@@ -32,9 +32,9 @@ def limits_named(what: str) -> Iterator[None]:
 
 
 def limit_error(error: BaseException, what: str, *, handled: BaseException | None = None) -> StoreError | None:
-    """The error for a limit that caused `error`; None if none did. what: failed, as the start of a sentence.
+    """Return the error for a limit that caused `error`; None if no limit did.
 
-    handled: see `causes`.
+    what: First words of the message, a failure. handled: See `causes`.
     """
     for cause in causes(error, handled):
         number = _error_number(cause)
@@ -48,7 +48,7 @@ def limit_error(error: BaseException, what: str, *, handled: BaseException | Non
 
 
 def _error_number(error: BaseException) -> int | None:
-    # What multiprocessing says if a descriptor that was sent is lost, because this process has no number left for it.
+    # multiprocessing's error if a sent descriptor is lost, because this process has no free number for it.
     if isinstance(error, RuntimeError) and "items of ancdata" in str(error):
         return errno.EMFILE
     return error.errno if isinstance(error, OSError) else None

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's code that they are about."""
+"""Warnings that point at a line of the user's code."""
 
 import sys
 import warnings
@@ -8,7 +8,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def warn_user(message: str) -> None:
-    """A UserWarning for the innermost line of the call stack outside of this package."""
+    """Give a UserWarning for the innermost line of the call stack outside this package."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back

@@ -1,7 +1,7 @@
 """Waits that end when the process ends, or when the work that they belong to is interrupted.
 
-At exit Python first joins the threads of pools, and a thread that waits for a dead server would delay that for minutes.
-The same is true of Ctrl-C, because the caller goes on only when the threads have ended.
+At exit Python first joins the threads of pools, and a thread that waits for a dead server would delay the exit for
+minutes. The same is true of Ctrl-C, because the caller goes on only when the threads have ended.
 """
 
 import concurrent.futures.thread  # noqa: F401  # its own hook must be registered before ours, so that ours runs first
@@ -19,7 +19,10 @@ _ending = threading.Event()
 
 
 class _OfThread(threading.local):
-    """interrupted: in threads of `request_threads`, an event that is set once their results are not wanted any more."""
+    """State of a thread.
+
+    interrupted: In threads of `request_threads`, an event that is set once nobody wants their results any more.
+    """
 
     interrupted: threading.Event | None = None
 
@@ -29,9 +32,9 @@ _of_thread = _OfThread()
 
 @contextmanager
 def request_threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """A pool of `count` threads with this name, none of which uses a storage any more when the caller goes on.
+    """Yield a pool of `count` threads with this name; no thread uses a storage any more when the block has ended.
 
-    At the end, also after an error, it waits for requests under way. After an interrupt (Ctrl-C) they are given up.
+    At the end, also after an error, requests under way are waited for. After an interrupt (Ctrl-C) they are given up.
     """
     interrupted = threading.Event()
     with ThreadPoolExecutor(count, name, lambda: setattr(_of_thread, "interrupted", interrupted)) as pool:
@@ -44,10 +47,10 @@ def request_threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
 
 
 def pause(seconds: float) -> None:
-    """Sleeps.
+    """Sleep.
 
     Raises:
-        StoreError: the process began to end, or what this thread works for was interrupted.
+        StoreError: the process began to end, or the work of this thread was interrupted.
     """
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
@@ -56,7 +59,7 @@ def pause(seconds: float) -> None:
 
 
 def check_wanted() -> None:
-    """Raise StoreError if the process began to end, or what this thread works for was interrupted."""
+    """Raise StoreError if the process began to end, or the work of this thread was interrupted."""
     if _ending.is_set():
         raise StoreError("The process is ending; a request to the storage was given up.")
     if _of_thread.interrupted is not None and _of_thread.interrupted.is_set():

@@ -1,16 +1,16 @@
-"""Reads bytes of local and remote files: identity, tail, ranges.
+"""Read bytes of local and remote files: identity, tail, ranges.
 
 In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and identities.
 
 Promises: sync, thread-safe, picklable; clients are opened lazily in each process, never inherited or pickled.
-Neighbouring ranges are coalesced before any backend sees them. Failed requests are retried where that can help, and
-expired credentials renewed. Errors of clients become errors of ours. Objects are written whole (`FsspecStore.write`),
-and local files appear whole (`write_atomically`). A `HostCache` keeps what was read on this host's disk.
+Neighbouring ranges are coalesced before any backend sees them. Failed requests are retried where a retry can help, and
+expired credentials are renewed. Errors of clients become errors of ours. Objects are written whole
+(`FsspecStore.write`), and local files appear whole (`write_atomically`). A `HostCache` keeps bytes on this host's disk.
 
-`interface` says what a store is; `local` and `remote` (any fsspec client) are the two there are, and `open_store`
-chooses. A new remote store needs no more than an fsspec client. For reads that are pinned to an identity it needs a
-function in `conditional_reads` and a line in `pending_reads`, for its errors a look at `diagnosis` and `store_errors`,
-for its URLs one at `remote_url`. Another client library (as `obstore`) is opened in `client`.
+`interface` says what a store is; `local` and `remote` (any fsspec client) are the two stores, and `open_store` chooses.
+A new remote store needs no more than an fsspec client. Reads that are pinned to an identity need a function in
+`conditional_reads` and a line in `pending_reads`; the errors of the client may need a line in `diagnosis` and
+`store_errors`, its URLs a line in `remote_url`. Another client library (as `obstore`) is opened in `client`.
 """
 
 from torch_dataloader_utils._core.paths import check_no_password, has_credentials, redact
@@ -77,9 +77,9 @@ __all__ = [
 
 
 def open_store(path: str, access: StoreAccess | None = None) -> Store:
-    """The store of `path`: a local path, file://, or any fsspec URL. Opens nothing yet.
+    """Return the store of `path`: a local path, file://, or any fsspec URL. Opens nothing yet.
 
-    access: how remote files are reached; None for nothing special. Local files ignore it.
+    access: How remote files are reached; None for no options. Local files ignore it.
 
     Raises:
         ConfigError: the URL carries a password; it would end up in plans and logs.
@@ -91,5 +91,5 @@ def open_store(path: str, access: StoreAccess | None = None) -> Store:
 
 
 def is_local(path: str) -> bool:
-    """Whether the path is read by `LocalStore`: a plain one, or a file:// URL that is not chained."""
+    """Return whether `LocalStore` reads the path: a plain path, or a file:// URL that is not chained."""
     return "://" not in path or path.partition("://")[0] in ("file", "local")

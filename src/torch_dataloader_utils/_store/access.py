@@ -1,4 +1,4 @@
-"""The access to a store: options of the client, secrets, credentials, and how hard to try."""
+"""The access to a store: options of the client, secrets, credentials, and the policy for retries."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +20,10 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, LoaderEr
 
 @final
 class Secret:
-    """Holds storage options; `reveal()` is the only way to them.
+    """Holder of storage options; `reveal()` is the only way to read them.
 
-    Pickles with its value, because a worker process needs it: never write that pickle anywhere. It is not a JSON
-    value on purpose, and has no equality, so that comparing dumps cannot leak it either.
+    Pickles with its value, because a worker process needs the value: never write that pickle anywhere. A Secret is not
+    a JSON value on purpose, and has no equality, so that comparing dumps cannot leak the value either.
 
         f"{Secret({'key': 'AKIA'})}"      ***
     """
@@ -34,7 +34,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> Any:
-        """The value itself; hand it to the storage client and to nothing else."""
+        """Return the value itself; pass it to the storage client and to nothing else."""
         return self._value
 
     def __repr__(self) -> str:
@@ -49,7 +49,8 @@ class Secret:
         if names:
             raise ConfigError(
                 f"The credentials {', '.join(names)} would be written into {where}. Pass credentials=, a function that "
-                "returns them where it is called, or let the client find them there (environment, role of the host)."
+                "returns credentials where it is called, or let the client find them there (environment, role of the "
+                "host)."
             )
         return (Secret, (self._value,))
 
@@ -59,7 +60,10 @@ _stays_out_of: ContextVar[str | None] = ContextVar("_stays_out_of", default=None
 
 @contextmanager
 def without_secrets(where: str) -> Iterator[None]:
-    """Inside, pickling credentials raises ConfigError; functions that give them pickle. where: for the message."""
+    """Make pickling of credentials raise ConfigError in this block; functions that return them still pickle.
+
+    where: Place that the pickle would be written into, for the message.
+    """
     token = _stays_out_of.set(where)
     try:
         yield
@@ -68,22 +72,22 @@ def without_secrets(where: str) -> Iterator[None]:
 
 
 Credentials = Callable[[], Mapping[str, Any]]
-"""Gives storage options that hold credentials; called when a client is opened and when the storage says "expired"."""
+"""Function that returns storage options with credentials; called to open a client, and when storage says "expired"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOptions:
-    """Options for reading remote files; local files need none of this.
+    """Options for reading remote files; local files need no options.
 
     Attributes:
-        backend: "fsspec" takes the client that fsspec has for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes
-            obstore's (extra fast-s3), which must never be used in a process that is forked afterwards.
-        retry: when failed requests are sent again.
-        coalesce: which neighbouring ranges share a request.
-        connections: of one process to the store, at most.
-        keep_footers: whether footers that were read once are kept for the other processes of this host, in a
-            directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE says which.
-        cache: keeps on this host's disk what it reads of remote files, `HostCache(directory, max_bytes="500GiB")`;
+        backend: "fsspec" takes fsspec's client for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes the client of
+            obstore (extra fast-s3), which must never be used in a process that is forked afterwards.
+        retry: When failed requests are sent again.
+        coalesce: Which neighbouring ranges share a request.
+        connections: Most connections of one process to the store.
+        keep_footers: Whether footers that were read once are kept for the other processes of this host, in a
+            directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE names the directory.
+        cache: Cache on this host's disk for bytes of remote files, `HostCache(directory, max_bytes="500GiB")`;
             None for no cache.
     """
 
@@ -109,13 +113,13 @@ class RemoteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAccess:
-    """The way to a store; picklable if `credentials` is, and never prints a secret.
+    """Access to a store; picklable if `credentials` is, and never prints a secret.
 
-    options: for the storage client, as they are. vended: what a catalog adds to them.
-    credentials: see `Credentials`; the function is sent to worker processes, what it returns is not.
-    holds_first: whether `vended` already has the first credentials, so that `credentials` is called only once the
+    options: Options for the storage client, unchanged. vended: Options that a catalog adds.
+    credentials: See `Credentials`; worker processes get the function, not its result.
+    holds_first: Whether `vended` already has the first credentials, so that `credentials` is called only when the
         storage says that they have expired.
-    token: stores with the same one share a client in each process (s3fs takes half a second to open one).
+    token: Stores with the same token share a client in each process (s3fs takes half a second to open a client).
     """
 
     options: Secret = field(default_factory=lambda: Secret({}))
@@ -127,7 +131,7 @@ class StoreAccess:
 
     def __reduce__(self) -> tuple[Any, ...]:
         vended, holds_first = self.vended, self.holds_first
-        if self.credentials is not None and _stays_out_of.get() is not None:  # the function gives what is left out
+        if self.credentials is not None and _stays_out_of.get() is not None:  # the function returns what is left out
             secrets = secret_names(vended.reveal())
             vended, holds_first = Secret({k: v for k, v in vended.reveal().items() if k not in secrets}), False
         made = partial(
@@ -148,7 +152,7 @@ class StoreAccess:
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
     ) -> "StoreAccess":
-        """The access for these arguments of a user; a StoreAccess as `storage_options` is returned as it is.
+        """Return the access for a user's arguments; a StoreAccess as `storage_options` is returned unchanged.
 
         Raises:
             ConfigTypeError: credentials that cannot be called, options that are not a mapping, or another `remote`.
@@ -158,7 +162,7 @@ class StoreAccess:
         if credentials is not None and not callable(credentials):
             raise ConfigTypeError(
                 f"credentials is {of_type(credentials)}: pass a function that returns storage options, such as "
-                "{'key': ..., 'secret': ..., 'token': ...}; it is called again when they expire."
+                "{'key': ..., 'secret': ..., 'token': ...}; it is called again when the credentials expire."
             )
         if remote is not None and not isinstance(remote, RemoteOptions):
             raise ConfigTypeError(f"remote is {of_type(remote)}: pass RemoteOptions(...).")
@@ -170,9 +174,9 @@ class StoreAccess:
 
     @property
     def scope(self) -> str:
-        """A digest of who reads: what a cache holds for one access it does not give to another.
+        """Digest of the reader: a cache does not give one access the bytes that it holds for another.
 
-        Of the options, and the name of the function that gives credentials; what that returns changes by the hour.
+        Made of the options, and the name of the function that returns credentials; its results change by the hour.
         """
         options = self.options.reveal()
         who = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
@@ -180,9 +184,9 @@ class StoreAccess:
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def client_options(self, *, renews: bool = False) -> dict[str, Any]:
-        """The options to open a client with; calls `credentials` if it is set.
+        """Return the options to open a client with; calls `credentials` if it is set.
 
-        renews: whether the credentials of an earlier call have expired.
+        renews: Whether the credentials of an earlier call have expired.
 
         Raises:
             StoreError: the function raised, or returned no mapping.
@@ -196,16 +200,16 @@ class StoreAccess:
         except LoaderError:
             raise
         except Exception as error:  # the user's function: any error, reported with the function's name
-            # Its text is left out, since it may quote a secret.
+            # The text of the error is left out, since it may quote a secret.
             raise StoreError(
                 f"credentials function {name} failed ({type(error).__name__}, see its traceback). Correct it, or check "
-                "what it asks for credentials."
+                "the service that it asks for credentials."
             ) from error
         return options | found
 
 
 def _copied(options: Any) -> Any:
-    """A copy with nested dicts copied too, since fsspec adds options of its own to them; values are not copied."""
+    """Return a copy with nested dicts copied too, since fsspec adds its own options to them; values are not copied."""
     if not isinstance(options, dict):
         return options
     return {name: _copied(value) for name, value in options.items()}

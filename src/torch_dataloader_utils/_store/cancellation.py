@@ -16,12 +16,12 @@ T = TypeVar("T")
 def run_on_loop(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], left_seconds: Callable[[], float] = lambda: math.inf
 ) -> T:
-    """The result of `work`, run on a loop of another thread; cancelled if this thread is interrupted.
+    """Run `work` on the loop of another thread and return its result; cancelled if this thread is interrupted.
 
-    left_seconds: asked again and again while it runs, since it may grow.
+    left_seconds: Function that is called again and again while `work` runs, since the time left may grow.
 
     Raises:
-        StoreError: the process began to end, or what this thread works for was interrupted.
+        StoreError: the process began to end, or the work of this thread was interrupted.
         OverdueError: no seconds were left.
     """
     future = asyncio.run_coroutine_threadsafe(work, loop)
@@ -44,10 +44,10 @@ def ask(
     left_seconds: Callable[[], float] = lambda: math.inf,
     **options: Any,
 ) -> Any:
-    """The result of a storage client's method; if that runs a coroutine, it is waited for as in `run_on_loop`.
+    """Return the result of a storage client's method; a coroutine is waited for as in `run_on_loop`.
 
     Raises:
-        StoreError: as `run_on_loop`. Or what the client raises.
+        StoreError: as `run_on_loop`. Any other error of the client.
     """
     blocking = getattr(filesystem, method)
     if not inspect.iscoroutinefunction(inspect.unwrap(blocking)):

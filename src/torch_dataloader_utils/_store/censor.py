@@ -1,6 +1,4 @@
-"""Removes credentials from errors of storage clients: values of options and of the environment, in URLs, and in replies
-of servers.
-"""
+"""Remove credentials from errors of storage clients: values of options and environment, parts of URLs, and replies."""
 
 import os
 import re
@@ -9,19 +7,19 @@ from typing import Any
 
 from torch_dataloader_utils.errors import causes
 
-# Object stores answer a refused request with a document, and some clients put all of it into their errors.
+# Object stores answer a refused request with a document; some clients put the whole document into their errors.
 _DOCUMENT = re.compile(r"<\?xml|<Error\b")
 _CODE = re.compile(r"<Code>(.*?)</Code>", re.DOTALL)
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
-# What obstore says of a status, without the body of the reply.
+# obstore's text for a status, without the body of the reply.
 _OBSTORE_STATUS = re.compile(r"(Server returned non-2xx status code: \d{3}[^:\n]*): (?!<\?xml|<Error\b).*", re.DOTALL)
 # obstore's messages end with twenty lines that print its internal values, the reply among them.
 _OBSTORE_VALUES = "\n\nDebug source:"
 
 _KEPT = ("Code", "Message")
 
-# Errors of parsers of HTTP quote the bytes that they cannot parse, which may be those of a body.
+# Errors of HTTP parsers quote the bytes that they cannot parse, which may be bytes of a body.
 _MALFORMED_NAMES = {
     "aiohttp": {"HttpProcessingError"},
     "botocore": {"ResponseParserError"},
@@ -34,19 +32,19 @@ _MALFORMED_NAMES = {
 _MALFORMED_TEXT = "a malformed or incomplete reply"
 
 _SECRET_NAME = re.compile("secret|token|credential|pass|key|header|auth|sas|connection_string", re.IGNORECASE)
-# Variables of the environment from which clients of stores and catalogs take credentials: AWS_SESSION_TOKEN,
-# AZURE_STORAGE_KEY. Other variables are not read by them, and their values may be words of any message.
+# Environment variables from which clients of stores and catalogs take credentials: AWS_SESSION_TOKEN,
+# AZURE_STORAGE_KEY. Clients do not read other variables, and the values of others may be words of any message.
 _SECRET_VARIABLE = re.compile(
     r"(?:AWS|AZURE|GOOGLE|GCS|GCP|HF|HUGGING_FACE|FSSPEC|PYICEBERG)_(?:.*_)?"
     r"(?:KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|CONNECTION_STRING)"
 )
-# The environment is not ours: a short value may be any word, and a path leads to a secret but is not one.
+# We do not control the environment: a short value may be any word, and a path leads to a secret but is not a secret.
 _SHORT_VALUE = 7
 
-# Errors that hold themselves come to an end here.
+# Errors that contain themselves end at this level.
 _MOST_LEVELS = 8
 
-# Words of a secret up to this length stay in messages: they reveal nothing, and to hide "a" would hide everything.
+# Words of a secret up to this length stay in messages: they reveal nothing, and hiding every "a" would hide everything.
 _SHORT_WORD = 2
 
 # Clients change the spelling of URLs ("%2F" as "/", no host), so URLs are recognised by their form.
@@ -63,13 +61,13 @@ _OS_TEXTS = ("strerror", "filename", "filename2")
 def censor(
     error: BaseException, options: Mapping[str, Any] | None = None, *, handled: BaseException | None = None
 ) -> None:
-    """Remove secrets from `error` and its causes, in place, since tracebacks, logs and pickles show those errors too.
+    """Remove secrets from `error` and its causes, in place: tracebacks, logs and pickles show these errors too.
 
-    Removed are values of `options` and of the environment that are credentials, queries, fragments, users and passwords
-    of URLs, and everything of a server's reply except its code and message; in dicts, lists and tuples of an error as
-    well. A reply that is not valid HTTP is removed completely.
+    Removed are credentials among the values of `options` and of the environment, queries, fragments, users and
+    passwords of URLs, and everything of a server's reply except its code and message; also inside dicts, lists and
+    tuples of an error. A reply that is not valid HTTP is removed completely.
 
-    handled: see `causes`.
+    handled: See `causes`.
     """
     chain = list(causes(error, handled))
     is_malformed = any(is_malformed_reply(each) for each in chain)
@@ -93,7 +91,7 @@ def _set(error: BaseException, name: str, value: Any) -> None:
 
 
 def is_malformed_reply(error: BaseException) -> bool:
-    """Whether a client could not parse a reply, or only a part of it came; clients are not imported for that."""
+    """Return whether a client could not parse a reply, or got only a part of it. Imports no client."""
     return not isinstance(error, ConnectionError) and any(
         kind.__name__ in _MALFORMED_NAMES.get(kind.__module__.partition(".")[0], ()) for kind in type(error).__mro__
     )
@@ -106,7 +104,7 @@ def _remove_texts(error: BaseException) -> None:
 
 
 def censored_text(text: str, options: Mapping[str, Any] | None = None) -> str:
-    """The text without what `censor` removes.
+    """Return the text without everything that `censor` removes.
 
     GET http://me:pw@host/a?sig=x failed    GET http://***@host/a failed
     """
@@ -137,10 +135,11 @@ def _censored(value: Any, options: Mapping[str, Any] | None, level: int = 0) -> 
 
 
 def _secret_words(options: Mapping[str, Any], *, are_secret: bool = False) -> Iterator[str]:
-    """Words of values that may be secrets; word by word, since errors quote line breaks (of a token read from a file)
-    as escapes.
+    """Yield words of values that may be secrets.
 
-    are_secret: whether all values are, whatever their names.
+    Word by word, since errors quote line breaks (of a token read from a file) as escapes.
+
+    are_secret: Whether all values are secrets, whatever their names.
     """
     for name, value in options.items():
         is_secret = are_secret or _is_secret(name)
@@ -155,7 +154,7 @@ def _is_secret(name: object) -> bool:
 
 
 def secret_names(options: Any) -> list[str]:
-    """The options that may hold a secret: by their names, or for a password in a URL."""
+    """Return the names of options that may hold a secret: judged by their names, or by a password in a URL."""
     if not isinstance(options, Mapping):
         return []
     return [str(name) for name, value in options.items() if value and (_is_secret(name) or _holds_secret(value))]

@@ -1,4 +1,4 @@
-"""Opens storage clients of fsspec, configured so that only our retries and limits apply; one for each process."""
+"""Open fsspec's storage clients, configured so that only our retries and limits apply; one client a process."""
 
 import os
 import sys
@@ -21,27 +21,27 @@ from torch_dataloader_utils._store.store_errors import store_error, unknown_sche
 
 _S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
-# The defaults of aiohttp: for a whole request, and for a server that accepts no connection.
+# Defaults of aiohttp: for a whole request, and for a server that accepts no connection.
 _MOST_HTTP_SECONDS = 300
 _HTTP_CONNECT_SECONDS = 30
 
-# Clients by the package of their class, so that none has to be imported.
+# Clients by the package of their class, so that no client has to be imported.
 _S3_CLIENT = "s3fs"
 _BUCKET_CLIENTS = (_S3_CLIENT, "gcsfs", "adlfs", "obstore")
 
-# All commands go over one connection, so two threads would get each other's replies.
+# All commands share one connection, so two threads would get each other's replies.
 _ONE_CONNECTION_CLIENT = "fsspec.implementations.ftp"
 _CLIENT_LOCK = "torch_dataloader_utils_lock"
 
 
 def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = False) -> Any:
-    """A new fsspec file system for the URL `path`; new, since a shared one would be reconfigured for the user too.
+    """Return a new fsspec file system for the URL `path`. A shared instance would be reconfigured for the user too.
 
-    renews: whether it replaces a client whose credentials have expired.
+    renews: Whether it replaces a client whose credentials have expired.
 
     Raises:
         ConfigError: the scheme is unknown. MissingDependencyError: its client is not installed.
-        StoreError: credentials could not be had.
+        StoreError: the credentials function failed.
     """
     options = access.client_options(renews=renews)
     handled = sys.exception()
@@ -76,23 +76,23 @@ def _open(path: str, scheme: str, options: Mapping[str, Any], remote: RemoteOpti
 
 
 def exclusive_use(filesystem: Any) -> AbstractContextManager[Any]:
-    """A context held while a thread uses the client; others wait only if it serves one thread at a time."""
+    """Return a context to hold while a thread uses the client; others wait only if it serves one thread at a time."""
     lock: AbstractContextManager[Any] = getattr(filesystem, _CLIENT_LOCK, nullcontext())
     return lock
 
 
 def is_s3(filesystem: Any) -> bool:
-    """Whether this is s3fs, which supports uploads in parts."""
+    """Return whether this is s3fs, which supports uploads in parts."""
     return _package(filesystem) == _S3_CLIENT
 
 
 def is_hub(filesystem: Any) -> bool:
-    """Whether this is the client of the Hugging Face Hub, where revisions move and commits do not."""
+    """Return whether this is the client of the Hugging Face Hub, where revisions move and commits do not."""
     return _package(filesystem) == HUB_CLIENT
 
 
 def has_buckets(filesystem: Any) -> bool:
-    """Whether this is a client of an object store, which has no directories of its own."""
+    """Return whether this is a client of an object store, which has no directories of its own."""
     return _package(filesystem) in _BUCKET_CLIENTS
 
 
@@ -101,14 +101,14 @@ def _package(filesystem: Any) -> str:
 
 
 def _s3_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
-    # s3fs and botocore both retry by themselves, botocore with up to a minute of waiting; one of three is enough.
+    # s3fs and botocore both retry by themselves, botocore with up to a minute of waiting; one layer of three is enough.
     config = {"max_pool_connections": remote.connections, "retries": {"total_max_attempts": 1}}
     return {**options, "config_kwargs": config | dict(options.get("config_kwargs") or {})}
 
 
 def _http_options(options: Mapping[str, Any], remote: RemoteOptions) -> dict[str, Any]:
     if "get_client" in options:
-        return dict(options)  # it makes the session, with times of its own
+        return dict(options)  # the function makes the session, with its own timeouts
     # By default, a request without an answer takes five minutes, and is not retried.
     timeout = import_module("aiohttp").ClientTimeout(
         _MOST_HTTP_SECONDS, sock_connect=_HTTP_CONNECT_SECONDS, sock_read=4 * remote.retry.progress_seconds
@@ -123,14 +123,14 @@ Key = tuple[str, ...]
 
 
 class ClientTable:
-    """Clients by store; drops the least recently used, which close once no thread uses them."""
+    """Clients by store. The least recently used client is dropped; it closes once no thread uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: OrderedDict[Key, ProcessLocal[Any]] = OrderedDict()
 
     def of(self, key: Key) -> ProcessLocal[Any]:
-        """The slot of the client for stores with this key."""
+        """Return the slot of the client for stores with this key."""
         with self._lock:
             found = self._clients.pop(key, None)
             self._clients[key] = client = ProcessLocal() if found is None else found
@@ -139,7 +139,7 @@ class ClientTable:
         return client
 
     def unlock(self) -> None:
-        """Replaces the lock in a forked child, where the thread that held it may not exist."""
+        """Replace the lock in a forked child, where the thread that held the lock may not exist."""
         self._lock = threading.Lock()
 
 

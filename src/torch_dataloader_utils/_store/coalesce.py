@@ -1,4 +1,4 @@
-"""Merges spans into fewer reads: pure arithmetic, no I/O."""
+"""Merge spans into fewer reads: pure arithmetic, no I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,17 @@ _FREE_WASTE_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """reads: disjoint spans, ascending. places: for every span asked for, (index into reads, offset inside it)."""
+    """Reads that cover the requested spans.
+
+    reads: Disjoint spans, ascending. places: (index into reads, offset inside the read) of every requested span.
+    """
 
     reads: tuple[Span, ...]
     places: tuple[tuple[int, int], ...]
     lengths: tuple[int, ...]
 
     def slices(self, data: Sequence[Buffer]) -> list[Buffer]:
-        """The spans' bytes, as views of `data`, the bytes of `reads`."""
+        """Return the bytes of the spans, as views of `data`, the bytes of `reads`."""
         views = [memoryview(buffer) for buffer in data]
         return [
             views[read][start : start + length] for (read, start), length in zip(self.places, self.lengths, strict=True)
@@ -26,13 +29,13 @@ class ReadPlan:
 
 
 def coalesce(spans: Sequence[Span], limits: CoalesceLimits) -> ReadPlan:
-    """Merges spans whose gap is at most `hole_bytes` into reads of at most `most_bytes`, within `most_waste`.
+    """Merge spans whose gap is at most `hole_bytes` into reads of at most `most_bytes`, within `most_waste`.
 
-    Spans may come in any order, overlap or repeat; overlapping ones always share a read, whatever its size.
+    Spans may come in any order, overlap or repeat. Overlapping spans always share a read, whatever its size.
 
         spans (0, 4) (10, 4) (100, 4), hole_bytes=8      reads (0, 14) (100, 4)
     """
-    if len(spans) == 1:  # of small files that is all there is, and they are many
+    if len(spans) == 1:  # the common case of small files, and there are many of them
         return ReadPlan(reads=tuple(spans), places=((0, 0),), lengths=(spans[0][1],))
     order = sorted(range(len(spans)), key=lambda index: spans[index])
     largest_hole = _largest_hole([spans[index] for index in order], limits)
@@ -54,7 +57,7 @@ def coalesce(spans: Sequence[Span], limits: CoalesceLimits) -> ReadPlan:
 
 
 def _largest_hole(ordered: Sequence[Span], limits: CoalesceLimits) -> int:
-    """The largest gap to read through, such that all gaps up to that size stay within `most_waste`."""
+    """Return the largest gap to read through, such that all gaps up to its size stay within `most_waste`."""
     wanted = sum(length for _, length in ordered)
     left = max(_FREE_WASTE_BYTES, wanted * limits.most_waste)
     largest, reached = 0, ordered[0][0] if ordered else 0

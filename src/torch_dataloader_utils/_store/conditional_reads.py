@@ -1,4 +1,4 @@
-"""Reads one span of an object on condition that it is the planned one; one function for each storage client.
+"""Read one span of an object on condition that the object is the planned one; one function for each storage client.
 
 Source: RFC 9110, section 14.4 (Content-Range).
 """
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 20
 
 @asynccontextmanager
 async def reply_within(seconds: float) -> AsyncIterator[None]:
-    """Raises StalledError if what is inside takes longer."""
+    """Raise StalledError if the block takes longer."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -38,10 +38,10 @@ async def reply_within(seconds: float) -> AsyncIterator[None]:
 
 
 class RangeReply:
-    """The bytes of one span received so far; another attempt asks only for the missing ones.
+    """Bytes of one span received so far; another attempt asks only for the missing bytes.
 
-    identity: of the object, required of every reply; that of the first reply if none was planned.
-    is_pinned: whether all bytes so far are known to be of that object.
+    identity: Identity of the object, required of every reply; the first reply sets it if no identity was planned.
+    is_pinned: Whether all bytes so far are known to be bytes of that object.
     """
 
     def __init__(self, span: Span, identity: str | None) -> None:
@@ -54,16 +54,16 @@ class RangeReply:
 
     @property
     def data(self) -> memoryview:
-        """The bytes of the span, once all have come."""
+        """Bytes of the span, once all have come."""
         return memoryview(self._buffer if self._whole is None else self._whole).toreadonly()
 
     @property
     def missing(self) -> tuple[int, int]:
-        """The first and the last byte that are still to come."""
+        """First and last byte that are still to come."""
         return self.span[0] + self.have, sum(self.span) - 1
 
     def check_range(self, content_range: str | None, content_length: int | None) -> None:
-        """Raises WrongReplyError unless the reply holds what is missing."""
+        """Raise WrongReplyError unless the reply holds the missing bytes."""
         first, last = self.missing
         wanted, seen = f"bytes {first}-{last}/", content_range or ""
         is_whole = not seen and first == 0 and content_length == last + 1
@@ -73,10 +73,10 @@ class RangeReply:
             raise WrongReplyError(f"asked for {wanted[:-1]}, got {seen}")
 
     def check_identity(self, seen: str | None) -> None:
-        """Takes the identity of the object that the reply is from; None if the reply does not say.
+        """Take the identity of the object that the reply is from; None if the reply does not say.
 
         Raises:
-            OtherObjectError: another one than required.
+            OtherObjectError: the identity differs from the required identity.
         """
         if not seen:
             self.is_pinned = False
@@ -96,10 +96,10 @@ class RangeReply:
         self._whole, self.have = data, len(data)
 
     async def receive(self, body: Any, policy: RetryPolicy) -> None:
-        """Take what is missing from a stream, watched while it comes in.
+        """Take the missing bytes from a stream, and watch its progress.
 
         Raises:
-            StalledError: it stopped coming. WrongReplyError: fewer or more bytes than asked for.
+            StalledError: the stream stopped. WrongReplyError: fewer or more bytes than asked for.
         """
         begin, since = time.monotonic(), self.have
         while self.have < self.span[1]:
@@ -122,22 +122,22 @@ class RangeReply:
 
 
 class PieceStream:
-    """The pieces of a reply that a client iterates over, for `RangeReply.receive`."""
+    """Pieces of a reply that a client iterates over, for `RangeReply.receive`."""
 
     def __init__(self, pieces: AsyncIterator[Any]) -> None:
         self._pieces = pieces
 
     async def read(self, _: int) -> memoryview:
-        """The next piece, whatever its length; empty at the end."""
+        """Return the next piece, whatever its length; empty at the end."""
         return memoryview(await anext(self._pieces, b""))
 
 
 async def fetch_from_s3(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
-    """Get what is missing of `reply`, required to have the etag that is its identity.
+    """Get the missing bytes of `reply`, on condition that the object's etag is the identity.
 
     Raises:
-        WrongReplyError: another range. OtherObjectError: another object. StalledError: it stopped coming.
-        Or what s3fs raises.
+        WrongReplyError: another range. OtherObjectError: another object. StalledError: the reply stopped.
+        Any other error of s3fs.
     """
     bucket, name, version = filesystem.split_path(key)
     first, last = reply.missing
@@ -159,7 +159,7 @@ async def fetch_from_s3(filesystem: Any, key: str, reply: RangeReply, policy: Re
         body.close()
 
 
-# A reply of a client that cannot be watched while it comes in may take this much longer for its size.
+# A reply that cannot be watched while it comes in gets this much more time for its size.
 LEAST_BYTES_PER_SECOND = 1 << 20
 
 
@@ -167,7 +167,7 @@ async def fetch_from_gcs(filesystem: Any, key: str, reply: RangeReply, policy: R
     """Get the whole of `reply`, of the generation that is its identity.
 
     Raises:
-        FileNotFoundError: that generation is gone. ShortReplyError: fewer or more bytes. Or what gcsfs raises.
+        FileNotFoundError: the generation is gone. ShortReplyError: fewer or more bytes. Any other error of gcsfs.
     """
     start, length = reply.span
     pinned = {"generation": reply.identity} if reply.identity and reply.identity.isdigit() else {}
@@ -178,14 +178,14 @@ async def fetch_from_gcs(filesystem: Any, key: str, reply: RangeReply, policy: R
 
 
 async def fetch_from_azure(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
-    """Get the whole of `reply`, required to have the etag that is its identity.
+    """Get the whole of `reply`, on condition that the blob's etag is the identity.
 
     Raises:
-        OtherObjectError: another blob. ShortReplyError: fewer or more bytes. FileNotFoundError, or what the SDK raises.
+        OtherObjectError: another blob. ShortReplyError: fewer or more bytes. FileNotFoundError, and errors of the SDK.
     """
     container, name, version = filesystem.split_path(key)
     start, length = reply.span
-    # Its own retries, of up to minutes, would neither be logged nor end with our cap.
+    # The SDK's own retries, of up to minutes, would neither be logged nor end with our limit.
     options: dict[str, Any] = {"version_id": version, "retry_total": 0}
     if reply.identity:
         unmodified = import_module("azure.core").MatchConditions.IfNotModified
@@ -206,15 +206,15 @@ async def fetch_from_azure(filesystem: Any, key: str, reply: RangeReply, policy:
 
 
 async def fetch_from_http(filesystem: Any, url: str, reply: RangeReply, policy: RetryPolicy) -> None:
-    """Get what is missing of `reply`.
+    """Get the missing bytes of `reply`.
 
     Raises:
-        WrongReplyError: another range, or a server without ranges. OtherObjectError: another file. StalledError: it
-        stopped coming. FileNotFoundError, or what aiohttp raises.
+        WrongReplyError: another range, or a server without ranges. OtherObjectError: another file. StalledError: the
+            reply stopped. FileNotFoundError, and errors of aiohttp.
     """
     first, last = reply.missing
     options = dict(filesystem.kwargs)
-    # Compressed on the way, the range would be one of other bytes.
+    # With a compressed transfer, the range would count compressed bytes.
     headers = {**options.pop("headers", {}), "Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
     if reply.identity and _is_strong_etag(reply.identity):
         headers["If-Match"] = f'"{reply.identity}"'
@@ -231,7 +231,7 @@ async def fetch_from_http(filesystem: Any, url: str, reply: RangeReply, policy: 
 
 
 def _identity(headers: Any, reply: RangeReply) -> str | None:
-    """The identity that a look-up would give, from the headers of a reply; None if they say less than it did."""
+    """Return the identity that a look-up would give, from the headers of a reply; None if the headers say less."""
     total = headers.get("Content-Range", "").rpartition("/")[2]
     size = int(total) if total.isdigit() else reply.span[1]
     seen = stat_of({"size": size, **{name: headers.get(name) for name in ("ETag", "Last-Modified")}})
@@ -246,6 +246,6 @@ def _is_strong_etag(identity: str) -> bool:
 
 
 def _is_size_and_time(identity: str | None) -> bool:
-    # `stat_of` writes it as "1024-Wed, 21 Oct 2026 07:28:00 GMT", or "1024-" of a server that does not say.
+    # `stat_of` writes "1024-Wed, 21 Oct 2026 07:28:00 GMT", or "1024-" if the server gives no time.
     size, dash, time = (identity or "").partition("-")
     return bool(dash) and size.isdigit() and (not time or "GMT" in time)

@@ -1,7 +1,7 @@
-"""Diagnoses the exceptions of storage clients: retry, renew credentials, file changed, or give up.
+"""Diagnose exceptions of storage clients: retry, renew credentials, file changed, or give up.
 
-It uses only what clients have in common (a status, a botocore response, a builtin base class), so that none has to be
-imported. Sources: "Error responses" of the S3 API; RFC 9110, sections 10.2.3 and 15.
+A diagnosis uses only what clients have in common (a status, a botocore response, a builtin base class), so that no
+client has to be imported. Sources: "Error responses" of the S3 API; RFC 9110, sections 10.2.3 and 15.
 """
 
 import errno
@@ -18,10 +18,10 @@ from torch_dataloader_utils.errors import causes
 
 
 class Kind(Enum):
-    """The meaning of a failure for the request, and so the reaction to it.
+    """Meaning of a failure for the request, and so the reaction.
 
     TRANSIENT: sent again. WRONG_REPLY: sent again a few times. EXPIRED, MAYBE_EXPIRED: sent again once, with new
-    credentials. CHANGED: another object is there than the planned one. FINAL: everything else; given up.
+    credentials. CHANGED: the object is not the planned object. FINAL: everything else; given up.
     """
 
     TRANSIENT = auto()
@@ -34,8 +34,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """status: of HTTP, 0 for none. code, request_id and region (where the bucket is): the server's own words, "" for
-    none."""
+    """Kind of a failure, with the server's own words.
+
+    status: HTTP status, 0 for none. code, request_id, region (of the bucket): "" where the server says nothing.
+    """
 
     kind: Kind
     status: int = 0
@@ -46,35 +48,35 @@ class Diagnosis:
 
 
 class WrongReplyError(Exception):
-    """A reply with another range or fewer bytes than was asked for; the message says which."""
+    """Reply with another range or fewer bytes than requested; the message has both."""
 
 
 class WholeReplyError(WrongReplyError):
-    """The whole object, where a part was asked for: what servers without range requests answer."""
+    """Reply with the whole object, where a part was requested: the answer of servers without range requests."""
 
 
 class ShortReplyError(WrongReplyError):
-    """Fewer or more bytes than the range, from a client that gives no reason."""
+    """Reply with fewer or more bytes than the range, from a client that gives no reason."""
 
 
 class OtherObjectError(Exception):
-    """The object has another etag than the planned one; the message is the etag it has."""
+    """The object has another etag than planned; the message is the present etag."""
 
 
 class StalledError(TimeoutError):
-    """A reply that stopped coming."""
+    """Reply that stopped coming."""
 
 
 class OverdueError(StalledError):
-    """A reply that was not complete when the time for its request was over."""
+    """Reply that was not complete when the time for its request was over."""
 
 
 _EXPIRED_CODES = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "InvalidToken"}
 )
-# For rotated keys, and also for mistyped ones.
+# For rotated keys, but also for mistyped keys.
 _MAYBE_EXPIRED_CODES = frozenset({"InvalidAccessKeyId"})
-# Some come with status 400.
+# Some of these codes come with status 400.
 _TRANSIENT_CODES = frozenset({"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "IncompleteBody"})
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 529})
 _TRANSIENT_ERRNOS = frozenset(
@@ -97,7 +99,7 @@ _OBSTORE_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _OBSTORE_WRONG_REPLY = re.compile(
     r"Received non-partial response|Requested \d+\.\.\d+, got|Content-(Range|Length) [Hh]eader"
 )
-# Classes of aiohttp, botocore, urllib3 and their like, whose names are all that they share.
+# Classes of aiohttp, botocore, urllib3 and similar clients; their names are all that they share.
 _TRANSIENT_NAMES = (
     "Connection",
     "Timeout",
@@ -114,12 +116,12 @@ _CLIENTS = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "http",
 
 
 def diagnose(error: BaseException, *, handled: BaseException | None = None) -> Diagnosis:
-    """The diagnosis of `error`, or of what caused it; handled: see `causes`."""
+    """Return the diagnosis of `error`, or of its cause. handled: See `causes`."""
     chain = list(causes(error, handled))
     for each in chain:
         if type(each).__module__.startswith("obstore"):
             return _from_obstore(each)
-    # Before any status: aiohttp gives these one of 400.
+    # Before any status: aiohttp gives these errors the status 400.
     if any(is_malformed_reply(each) for each in chain):
         return Diagnosis(kind=Kind.TRANSIENT)
     responses = [getattr(each, "response", None) for each in chain]
@@ -142,7 +144,7 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether a request was refused, or there is nothing: another try changes nothing, and the store is well."""
+    """Return whether a request was refused or found nothing: another try changes nothing, and the store is well."""
     if any(isinstance(cause, PermissionError | FileNotFoundError) for cause in causes(error)):
         return True
     diagnosis = diagnose(error)
@@ -150,11 +152,11 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def _from_obstore(error: BaseException) -> Diagnosis:
-    # Its errors are text, with the body of the reply and without headers: so Retry-After is not known.
+    # Errors of obstore are text, with the body of the reply and without headers: Retry-After is not known.
     text = str(error)
     if found := _OBSTORE_STATUS.search(text):
         status, code, request_id = int(found[1]), _tagged("Code", text), _tagged("RequestId", text)
-        # As botocore says it of a reply without a body.
+        # The same code as botocore gives to a reply without a body.
         code = code or (str(status) if "Error performing HEAD" in text else "")
         return Diagnosis(kind=_kind(status, code), status=status, code=code, request_id=request_id)
     if "redirect without LOCATION" in text:
@@ -193,7 +195,7 @@ def _kind(status: int, code: str) -> Kind:
         return Kind.TRANSIENT
     if status in (412, 416):
         return Kind.CHANGED
-    # S3 answers 400 or 403 to expired tokens. A reply to HEAD has no body to say which: botocore's code is the status.
+    # S3 answers 400 or 403 to expired tokens. A reply to HEAD has no body with a reason: botocore's code is the status.
     is_unsaid = code == str(status) or (status == 403 and not code)
     return Kind.MAYBE_EXPIRED if status in (400, 403) and is_unsaid else Kind.FINAL
 
@@ -219,7 +221,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _seconds(retry_after: Any) -> float:
-    """Retry-After: seconds, or a date."""
+    """Return the seconds of Retry-After, a number of seconds or a date."""
     text = str(retry_after or "")
     if text.isdigit():
         return float(text)

@@ -1,4 +1,4 @@
-"""`Foresight`: tells a host's cache what a rank is going to read."""
+"""`Foresight`: announces to a host's cache which row groups a rank will read."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,19 @@ from torch_dataloader_utils.cache.schedules import ReadSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foresight:
-    """For one data set. access: how its files are read; its token stands for the rank. cache: that it has."""
+    """Announcements for one data set.
+
+    access: How its files are read; the token of the access stands for the rank. cache: Cache of the data set.
+    """
 
     access: StoreAccess
     cache: HostCache
 
     def foresee(self, inventory: Inventory, group: Int64s, at_bytes: npt.NDArray[np.float64], num_present: int) -> None:
-        """From now on this process and its workers read these row groups; the first `num_present` in this pass."""
+        """Announce the row groups that this process and its workers read from now on.
+
+        num_present: The first `num_present` are read in this pass.
+        """
         groups, files, scope = inventory.groups, inventory.files, self.access.scope
         distinct, which = np.unique(group, return_inverse=True)
         numbers = [
@@ -31,5 +37,5 @@ class Foresight:
         opened(self.cache).foresee(self.access.token, ReadSchedule(keys=keys, times=at_bytes, num_present=num_present))
 
     def end(self) -> None:
-        """This process reads nothing more."""
+        """Announce that this process reads nothing more."""
         opened(self.cache).withdraw(self.access.token)

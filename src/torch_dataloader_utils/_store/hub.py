@@ -1,7 +1,7 @@
-"""Files of the Hugging Face Hub: what an `hf://` URL names at one commit, and reads of ranges.
+"""Files of the Hugging Face Hub: the file that an `hf://` URL names at one commit, and reads of ranges.
 
-A branch moves; a commit does not. Listings therefore name files by the commit that their revision had, and so do
-inventories: a job goes on with the same bytes while the data set is pushed to.
+A branch moves; a commit does not. Listings therefore name files by the commit of their revision, and so do inventories:
+a job continues with the same bytes while somebody pushes to the data set.
 Source: huggingface_hub 1.0 and later (https://huggingface.co/docs/huggingface_hub), the REST API of the Hub.
 """
 
@@ -24,7 +24,7 @@ _SESSION = "torch_dataloader_utils_session"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file or directory of a repository; revision: a branch, tag or commit, "" for the main branch."""
+    """File or directory of a repository. revision: Branch, tag or commit, "" for the main branch."""
 
     folder: str
     repository: str
@@ -33,7 +33,7 @@ class HubFile:
 
     @classmethod
     def of(cls, key: str) -> "HubFile | None":
-        """None for what is in no repository, such as a bucket, which has no commits."""
+        """Return the file of a key; None for a key outside repositories, such as a bucket, which has no commits."""
         first, _, rest = key.partition("/")
         folder, rest = (first, rest) if first in _TYPES else ("", key)
         owner, _, rest = rest.partition("/")
@@ -48,26 +48,26 @@ class HubFile:
 
     @property
     def type(self) -> str:
-        """As the Hub's API calls it."""
+        """Type of the repository in the Hub's API."""
         return _TYPES.get(self.folder, "model")
 
     @property
     def is_at_commit(self) -> bool:
-        """Whether the name means the same bytes for ever."""
+        """Whether the name means the same bytes forever."""
         return bool(_COMMIT.fullmatch(self.revision))
 
     @property
     def key(self) -> str:
-        """What the client calls it."""
+        """The client's name for the file."""
         at = f"@{quote(self.revision, safe='')}" if self.revision else ""
         return "/".join(part for part in (self.folder, f"{self.repository}{at}", self.path) if part)
 
 
 def key_at_commit(filesystem: Any, key: str) -> str:
-    """The key of the same file, directory or pattern at the commit that its revision names now: one request.
+    """Return the key of the same file, directory or pattern at the present commit of its revision: one request.
 
     Raises:
-        What the Hub's client raises, such as that there is no such repository or revision.
+        Any error of the Hub's client, such as a missing repository or revision.
     """
     file = HubFile.of(key)
     if file is None or file.is_at_commit:
@@ -78,10 +78,10 @@ def key_at_commit(filesystem: Any, key: str) -> str:
 
 
 async def fetch_from_hub(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
-    """Get what is missing of `reply`. The identity holds where the key names a commit.
+    """Get the missing bytes of `reply`. The identity holds where the key names a commit.
 
     Raises:
-        WrongReplyError: another range. StalledError: it stopped coming. FileNotFoundError, or what httpx raises.
+        WrongReplyError: another range. StalledError: the reply stopped. FileNotFoundError, and errors of httpx.
     """
     hub, file = import_module(CLIENT), HubFile.of(key)
     first, last = reply.missing
@@ -91,7 +91,7 @@ async def fetch_from_hub(filesystem: Any, key: str, reply: RangeReply, policy: R
         "Accept-Encoding": "identity",
     }
     session = filesystem.__dict__.get(_SESSION)
-    if session is None:  # on the loop's thread, so that no other makes one now
+    if session is None:  # runs on the loop's thread, so no other thread makes a session now
         session = filesystem.__dict__[_SESSION] = hub.get_async_session()
     request = session.build_request("GET", _web_address(hub, filesystem.endpoint, key, file), headers=headers)
     async with reply_within(4 * policy.progress_seconds):

@@ -22,22 +22,23 @@ from torch_dataloader_utils._store.wildcards import before_wildcard, check_patte
 from torch_dataloader_utils.errors import NoDataError
 
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""The path leads nowhere: it was removed meanwhile, goes through a file, or through links that end in themselves."""
+"""Errors of a path that leads nowhere: removed meanwhile, through a file, or through links that end in themselves."""
 MOST_READ_BYTES = 1 << 30
-"""Of one call of the system. Of 2 GiB, Linux reads a part, and macOS nothing: that is an error there."""
+"""Most bytes of one system call. Asked for 2 GiB, Linux reads a part, and macOS fails."""
 
 
 def matching_paths(pattern: str) -> Iterator[str]:
-    """Files and directories that match an absolute pattern, in no order; some may come twice.
+    """Yield files and directories that match an absolute pattern, in no order; some may come twice.
 
-    They are those of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, a slash at the end means
-    directories only, links are followed (and match as files do if they lead nowhere), and only a part that starts with
-    "." matches hidden names. Three things differ from `glob`. Where an entry has the very name of a part ("d[1]"), the
-    part matches nothing else. A directory that may not be listed is an error, not an empty one. And a loop of links is
-    not followed; `glob` follows it until the system refuses, which gave the files in it 41 times and more.
+    The paths are the same as of `glob.glob(pattern, recursive=True)`: "**" is any number of directories, a slash at the
+    end means directories only, links are followed (and match as files do if they lead nowhere), and only a part that
+    starts with "." matches hidden names. Three things differ from `glob`. Where an entry has the very name of a part
+    ("d[1]"), the part matches nothing else. A directory that may not be listed is an error, not an empty directory. And
+    a loop of links is not followed; `glob` follows it until the system refuses, and found files in it 41 times and
+    more.
 
     Raises:
-        OSError: a directory that the pattern reaches cannot be listed, or what it names there cannot be looked up.
+        OSError: a directory that the pattern reaches cannot be listed, or an entry cannot be looked up.
     """
     start = before_wildcard(pattern)
     *above, last = pattern[len(start) + 1 :].split("/")
@@ -61,7 +62,7 @@ def _below(directory: str, part: str, *, directories_only: bool) -> Iterator[str
         for name in [part] if part in entries else matching_names(entries, part):
             if not directories_only or is_directory(entries[name]):
                 yield entries[name].path
-    elif _exists(f"{directory}/{part}"):  # after the slash of an empty last part, only directories do
+    elif _exists(f"{directory}/{part}"):  # after the slash of an empty last part, only directories exist
         yield f"{directory}/{part}".rstrip("/")
 
 
@@ -82,9 +83,9 @@ def _tree(start: str, *, directories_only: bool) -> Iterator[str]:
 
 
 def leads_back(entry: os.DirEntry[str], start: str, *, is_linked: bool) -> bool:
-    """Whether the directory is the same as one above it, from `start` on, so that going on would never end.
+    """Return whether the directory is the same as a directory above it, from `start` on: a walk would never end.
 
-    is_linked: whether a link is among the directories above. Only links can lead back.
+    is_linked: Whether a link is among the directories above. Only links can lead back.
     """
     if not (is_linked or entry.is_symlink()):
         return False
@@ -107,7 +108,7 @@ def _is_hidden(entry: os.DirEntry[str]) -> bool:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a directory or a link to one; a link that leads nowhere is not a directory."""
+    """Return whether the entry is a directory or a link to a directory; a link that leads nowhere is neither."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -131,10 +132,10 @@ _LIMITS = CoalesceLimits(hole_bytes=8 << 10, most_waste=float("inf"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStore:
-    """Reads by `pread`: no shared position, so any number of threads may read one file.
+    """Store that reads by `pread`: no shared position, so any number of threads may read one file.
 
-    A file is opened for each call; that costs 10 µs and leaves no descriptor to inherit. Holes cost a copy but
-    save no request here, so only spans that touch, or nearly, are merged.
+    A file is opened for each call; opening costs 10 µs and leaves no descriptor to inherit. Holes cost a copy but
+    save no request here, so only spans that touch, or nearly touch, are merged.
     """
 
     @property
@@ -143,17 +144,17 @@ class LocalStore:
         return True
 
     def local_path(self, path: str) -> str:
-        """The path without a file:// scheme."""
+        """Return the path without a file:// scheme."""
         scheme, separator, rest = path.partition("://")
         return rest if separator and scheme in ("file", "local") else path
 
     def stat(self, path: str) -> FileStat:
-        """Size and "size-mtime_ns"."""
+        """Return size and "size-mtime_ns"."""
         with translated(path, "read"):
             return file_stat(os.stat(self.local_path(path)))  # noqa: PTH116 - a hot call on many small files
 
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
-        """The last `length` bytes; `stat` is not needed here, the open file knows."""
+        """Return the last `length` bytes; `stat` is not needed, since the open file knows its size."""
         del stat
         with _opened(path, self.local_path(path)) as file, _reading(path):
             status = os.fstat(file)
@@ -174,7 +175,7 @@ class LocalStore:
         identity: str | None = None,
         row_group: int | None = None,  # noqa: ARG002
     ) -> list[Buffer]:
-        """The bytes of each span; the identity is checked on the open file, after the reads."""
+        """Return the bytes of each span; the identity is checked on the open file, after the reads."""
         plan = coalesce(spans, _LIMITS)
         with translated(path, "read", identity):
             buffers = [_new_buffer(length) for _, length in plan.reads]
@@ -182,7 +183,7 @@ class LocalStore:
         return plan.slices([buffer.toreadonly() for buffer in buffers])
 
     def note_read(self, path: str, identity: str, row_group: int) -> None:
-        """Nothing: local files need no cache."""
+        """Do nothing: local files need no cache."""
 
     def read_into(
         self,
@@ -192,7 +193,7 @@ class LocalStore:
         identity: str | None = None,
         row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
-        """The bytes of each span, read into its buffer: allocating memory is most of the time of a small read."""
+        """Read the bytes of each span into its buffer: allocating memory is most of the time of a small read."""
         with planned_file(path, self.local_path(path), identity) as file, _reading(path, identity):
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
         for span, length in zip(spans, lengths, strict=True):
@@ -200,23 +201,23 @@ class LocalStore:
                 raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {length} of {span[1]} bytes")
 
     def kept_tail(self, path: str, identity: str) -> None:
-        """None: reading it again is as cheap."""
+        """Return None: reading a footer again is as cheap."""
 
     def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
-        """Nothing is kept."""
+        """Do nothing: local footers are not kept."""
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of these names that are directories there, looked up one by one: large directories cost nothing."""
+        """Return the names that are directories. One stat per name; the directory itself is never listed."""
         directory = Path(self.local_path(path))
         return tuple(name for name in names if os.path.isdir(directory / name))  # noqa: PTH112 - False without permission
 
     def list_files(self, path: str) -> Listing:
-        """The files at, below or matching `path`, with absolute paths; links are followed, loops are not.
+        """Return the files at, below or matching `path`, with absolute paths; links are followed, loops are not.
 
-        What is neither a file nor a directory (pipes, sockets, devices) counts as an empty file.
+        Pipes, sockets and devices count as empty files.
         """
         local = self.local_path(path)
-        with translated(path, "list"):  # the directory that a relative path begins at may be gone
+        with translated(path, "list"):  # the directory that a relative path starts from may be gone
             root = os.path.abspath(local)  # noqa: PTH100 - resolve() would replace links by their targets
         is_pattern = has_magic(root) and not os.path.lexists(root)
         if is_pattern:
@@ -238,7 +239,7 @@ class LocalStore:
 
 
 def _walk(path: str) -> list[tuple[str, FileStat | None]]:
-    """The files at or below a path; None of a link that leads nowhere."""
+    """Return the files at or below a path; None for a link that leads nowhere."""
     if not Path(path).is_dir():
         return [(path, _stat_unless_dead(path, Path(path).stat))]
     found: list[tuple[str, FileStat | None]] = []
@@ -266,7 +267,7 @@ def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileS
 
 @contextmanager
 def planned_file(path: str, local_path: str, identity: str | None) -> Iterator[int]:
-    """A descriptor of a local file, which at the end must be the one with this identity (None: any)."""
+    """Open a local file and yield its descriptor; at the end, the file must have this identity (None: any)."""
     with _opened(path, local_path, identity) as file:
         yield file
         with translated(path, "read", identity):
@@ -289,7 +290,7 @@ def _opened(path: str, local_path: str, identity: str | None = None) -> Iterator
 
 @contextmanager
 def _reading(path: str, identity: str | None = None) -> Iterator[None]:
-    """Errors of positioned reads are ours; that of a pipe says that it is one."""
+    """Turn errors of positioned reads into errors of ours; the error for a pipe says that it is a pipe."""
     with translated(path, "read", identity):
         try:
             yield
@@ -300,7 +301,7 @@ def _reading(path: str, identity: str | None = None) -> Iterator[None]:
 
 
 def open_to_read(local_path: str) -> int:
-    """A descriptor of the file, which the caller closes.
+    """Return a descriptor of the file, which the caller closes.
 
     A pipe is opened too, without waiting for a writer; nothing can be read from it.
     """
@@ -314,7 +315,7 @@ def open_to_read(local_path: str) -> int:
 
 
 def file_stat(status: os.stat_result) -> FileStat:
-    """Size and "size-mtime_ns" of a local file, from what the operating system says of it."""
+    """Return size and "size-mtime_ns" of a local file, from the operating system's stat."""
     identity = f"{status.st_size}-{status.st_mtime_ns}"
     return FileStat(
         size=status.st_size, identity=identity, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns
@@ -322,12 +323,12 @@ def file_stat(status: os.stat_result) -> FileStat:
 
 
 def _new_buffer(length: int) -> memoryview:
-    """Memory of Arrow's pool: the C library gives its memory back to the system after each small file."""
+    """Return memory of Arrow's pool: the C library would give memory back to the system after each small file."""
     return memoryview(pa.allocate_buffer(length)).cast("B")
 
 
 def _pread_into(descriptor: int, buffer: memoryview, start: int) -> int:
-    """The number of bytes read: fewer than asked for only at the end of the file."""
+    """Read into the buffer and return the number of bytes: fewer than asked for only at the end of the file."""
     have = 0
     while have < len(buffer):
         more = os.preadv(descriptor, [buffer[have : have + MOST_READ_BYTES]], start + have)

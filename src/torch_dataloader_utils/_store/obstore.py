@@ -1,7 +1,7 @@
-"""obstore's clients, through its fsspec store; never in a process that forks afterwards.
+"""Open obstore's clients, through its fsspec store; never in a process that forks afterwards.
 
-obstore runs a tokio runtime of its own. A forked child inherits its locks without its threads: any use in the child
-hangs, and the parent may hang too. So in a forked child this raises ConfigError instead.
+obstore runs its own tokio runtime. A forked child inherits the locks of the runtime without its threads: any use in the
+child hangs, and the parent may hang too. A forked child therefore raises ConfigError instead.
 """
 
 import os
@@ -20,7 +20,7 @@ from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 # s3fs's names, so that one set of storage options serves both.
 _S3_NAMES = {"key": "access_key_id", "secret": "secret_access_key", "token": "session_token"}
 
-# Of obstore's HTTP client: it panics if one is among the options of a store.
+# Options of obstore's HTTP client: obstore panics if the options of a store include one.
 _CLIENT_OPTIONS = frozenset(
     {
         "allow_http",
@@ -47,21 +47,21 @@ _CLIENT_OPTIONS = frozenset(
     }
 )
 
-# Of the pieces of a body that obstore hands over.
+# Size of the pieces of a body that obstore hands over.
 _PIECE_BYTES = 64 << 10
 
 _state = {"was_used": False, "was_inherited": False}
 
 
 def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions) -> Any:
-    """obstore's fsspec store for a scheme.
+    """Return obstore's fsspec store for a scheme.
 
-    options: s3fs's key, secret, token, anon, endpoint_url and client_kwargs are understood; all others go to obstore.
+    options: s3fs's key, secret, token, anon, endpoint_url and client_kwargs are translated; all others go to obstore.
 
     Raises:
         MissingDependencyError: obstore is not installed.
-        ConfigError: an option that obstore does not know, or a value that it does not take; or this process was forked
-            from one that had used obstore.
+        ConfigError: an option that obstore does not know, or a value that it does not accept; or this process was
+            forked from a process that had used obstore.
     """
     if _state["was_inherited"]:
         raise ConfigError(
@@ -73,7 +73,7 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     except ImportError as error:
         raise MissingDependencyError('backend="obstore" needs obstore. Run: pip install obstore') from error
     _state["was_used"] = True
-    # Its own time for a request is 30 s, the body included; ours look at what comes in.
+    # obstore's own limit for a request is 30 s, the body included; our limits watch the progress.
     times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=4 * remote.retry.progress_seconds)}
     with _known_options(scheme, options):
         options = _translated(options)
@@ -84,7 +84,7 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
             retry_config={"max_retries": 0},
             skip_instance_cache=True,
         )
-        # It looks at options when a bucket is used first: any name will do.
+        # obstore checks options when a bucket is used first: any name will do.
         filesystem._construct_store("bucket")
     return filesystem
 
@@ -100,7 +100,7 @@ def _check_none_misplaced(options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _known_options(scheme: str, names: Iterable[Any]) -> Iterator[None]:
-    """Turns what obstore says of options into ConfigError; what else it lacks, it says again when it is used."""
+    """Turn errors about options into ConfigError; other errors come again when the store is used."""
     errors: Any = import_module("obstore.exceptions")
     try:
         with no_panic():
@@ -119,27 +119,27 @@ def _known_options(scheme: str, names: Iterable[Any]) -> Iterator[None]:
 
 
 class PanicError(Exception):
-    """A client written in Rust has panicked; the message is its own."""
+    """A client written in Rust has panicked; the message is the panic's."""
 
 
 @contextmanager
 def no_panic() -> Iterator[None]:
-    """Turns a panic of Rust, which is no Exception, into a PanicError: it is not to end what catches errors."""
+    """Turn a panic of Rust, which is no Exception, into a PanicError, so that handlers of errors catch it."""
     try:
         yield
     except BaseException as error:
-        # Each extension module has a class of its own, which cannot be imported.
+        # Each extension module has its own class, which cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         raise PanicError(str(error)) from error
 
 
 async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, policy: RetryPolicy) -> None:
-    """Get what is missing of `reply`, required to have the etag that is its identity; obstore checks the range.
+    """Get the missing bytes of `reply`, on condition that the etag is the identity; obstore checks the range.
 
     Raises:
-        WrongReplyError: fewer or more bytes. OtherObjectError: another object. StalledError: it stopped coming.
-        Or what obstore raises.
+        WrongReplyError: fewer or more bytes. OtherObjectError: another object. StalledError: the reply stopped.
+        Any other error of obstore.
     """
     bucket, name = filesystem._split_path(key)
     first, last = reply.missing

@@ -25,7 +25,7 @@ from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
 
 Fetch = Callable[[Any, str, RangeReply, RetryPolicy], Awaitable[None]]
 
-# Keys are the package of the client's class: other clients may claim to be asynchronous and wrap one that is not.
+# Keys are the package of the client's class: other clients may claim to be asynchronous and wrap a synchronous client.
 _FETCHES: dict[str, Fetch] = {
     "s3fs": fetch_from_s3,
     "obstore": fetch_from_obstore,
@@ -45,7 +45,7 @@ class PendingReads:
 
     @property
     def data(self) -> list[Buffer]:
-        """The bytes of each span, in the order of the spans."""
+        """Bytes of each span, in the order of the spans."""
         return [reply.data for reply in self._replies]
 
     @property
@@ -62,11 +62,11 @@ class PendingReads:
         return [reply for reply in self._replies if reply.have < reply.span[1]]
 
     def fetch(self, filesystem: Any, key: str) -> None:
-        """One attempt at all that is missing.
+        """Make one attempt at all missing bytes.
 
         Raises:
-            The most severe failure, if any request failed (of equal ones, the first by offset). Bytes that were
-            received are kept for the next attempt.
+            The most severe failure, if any request failed (of equal failures, the first by offset). Received bytes are
+            kept for the next attempt.
         """
         missing = self._missing()
         before = self._received_bytes()
@@ -79,14 +79,14 @@ class PendingReads:
             else:
                 calls = [partial(fetch, filesystem, key, reply, self._attempts.policy) for reply in missing]
                 works = _all(_timed(call, ended) for call in calls)
-                # The Hub's client has no loop of its own; it is given fsspec's.
+                # The Hub's client has no loop; fsspec's loop runs it.
                 loop = getattr(filesystem, "loop", None) or get_loop()
                 errors = run_on_loop(loop, works, self._left_seconds)
         finally:
             received = self._received_bytes()
             self._attempts.received(received)
             thread_counts().fetched_bytes += received - before
-            # Those that were given up, or whose client says only when all of them are there, took all the time.
+            # Given-up requests count with the whole time, as do requests of a client that reports only the end of all.
             ends = (ended + [time.perf_counter()] * len(missing))[: len(missing)]
             count_latencies(end - begin for end in ends)
         failures = [error for error in errors if error is not None]
@@ -102,7 +102,7 @@ class PendingReads:
 
 
 def _fetch_of(filesystem: Any) -> Fetch | None:
-    """The function that reads a range with conditions for this client; None if the client supports no conditions."""
+    """Return the function that reads a range with conditions for this client; None if the client has no conditions."""
     module = type(filesystem).__module__
     return next((fetch for name, fetch in _FETCHES.items() if module == name or module.startswith(f"{name}.")), None)
 
@@ -112,9 +112,9 @@ async def _all(works: Any) -> list[BaseException | None]:
 
 
 async def _timed(fetch: Callable[[], Awaitable[None]], ended: list[float]) -> None:
-    """Fetch, and add the moment at which that ended.
+    """Fetch, and append the time at which the fetch ended.
 
-    A task that is cancelled before it began has made no coroutine then, which nobody would await.
+    A task that is cancelled before it begins has not made its coroutine yet, so no coroutine is left unawaited.
     """
     try:
         await fetch()

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# Storage clients own threads, which a fork does not copy, and sockets. To close an inherited client would use the
-# parent's sockets, so a child keeps it alive and unused until it exits.
+# Storage clients own threads, which a fork does not copy, and sockets. Closing an inherited client would use the
+# parent's sockets, so a child keeps the client alive and unused until it exits.
 _inherited: list[object] = []
 
 
 class ProcessLocal(Generic[T]):
-    """One value per process, made by the `make` handed to `get`."""
+    """One value per process, made by the `make` given to `get`."""
 
     __slots__ = ("__weakref__", "_slot")
 
@@ -23,7 +23,7 @@ class ProcessLocal(Generic[T]):
         _all.add(self)
 
     def get(self, make: Callable[[], T]) -> T:
-        """This process's value; `make` runs once in it, whatever the number of threads."""
+        """Return this process's value; `make` runs once in a process, whatever the number of threads."""
         slot = self._slot
         with slot.lock:
             if slot.value is None:
@@ -31,7 +31,7 @@ class ProcessLocal(Generic[T]):
             return slot.value
 
     def renew(self, old: T, make: Callable[[], T]) -> T:
-        """A new value in place of `old`; the present one if another thread has renewed it already."""
+        """Return a new value in place of `old`; the present value if another thread has renewed it already."""
         slot = self._slot
         with slot.lock:
             if slot.value is old:

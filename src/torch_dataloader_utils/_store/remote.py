@@ -41,10 +41,10 @@ _FIRST_INTERVAL_SECONDS = 5.0
 
 
 class RetryLog:
-    """The log lines of one request: a warning at its first retry, then 5, 10, 20, 40, ... seconds after it began.
+    """Log lines of one request: a warning at its first retry, then 5, 10, 20, 40, ... seconds after it began.
 
     Structured handlers find event="storage_retry", bucket, key, action, attempt, status, code, request_id,
-    elapsed_seconds and wait_seconds on the record. A renewal of credentials is routine, and so of level INFO.
+    elapsed_seconds and wait_seconds on the record. A renewal of credentials is routine, and has level INFO.
     """
 
     def __init__(self, path: str, action: str) -> None:
@@ -53,7 +53,7 @@ class RetryLog:
         self._due_seconds = 0.0
 
     def failed(self, error: BaseException, diagnosis: Diagnosis, attempts: Attempts, wait_seconds: float) -> None:
-        """Attempt number `attempts.count` failed, and the next one begins after `wait_seconds`."""
+        """Log that attempt number `attempts.count` failed, and that the next begins after `wait_seconds`."""
         elapsed = attempts.elapsed_seconds
         renews = diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
         if elapsed < self._due_seconds and not renews:
@@ -93,7 +93,7 @@ _LOOK_UP_THREADS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsspecStore:
-    """Reads ranges in parallel, pinned to an identity, with retries.
+    """Store that reads ranges in parallel, pinned to an identity, with retries.
 
     One store serves all URLs of one access; the URL decides which client is used.
     """
@@ -111,15 +111,15 @@ class FsspecStore:
         return False
 
     def local_path(self, path: str) -> str:
-        """ConfigError: the files are not on this machine."""
+        """Raise ConfigError: the files are not on this machine."""
         raise ConfigError(f"{redact(path)} is remote and has no local path. Read it through its store.")
 
     def stat(self, path: str) -> FileStat:
-        """One metadata request, past the listing cache."""
+        """Return size and identity by one metadata request, past the listing cache."""
         return _sized(path, self._look_up(path, None))
 
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
-        """The last bytes: one request with `stat`, else two."""
+        """Return the last bytes: one request with `stat`, otherwise two."""
         now = stat or self.stat(path)
         start = max(0, now.size - length)
         reads = self._read(path, [(start, now.size - start)], now.identity)
@@ -128,7 +128,7 @@ class FsspecStore:
     def ranges(
         self, path: str, spans: Sequence[Span], identity: str | None = None, row_group: int | None = None
     ) -> list[Buffer]:
-        """The bytes of each span; where requests carry no conditions, an identity costs a look-up after the reads."""
+        """Return the bytes of each span; without conditional requests a look-up checks the identity afterwards."""
         plan = coalesce(spans, self.access.remote.coalesce)
         return plan.slices(self._reads(path, plan.reads, identity, row_group, {}))
 
@@ -140,9 +140,9 @@ class FsspecStore:
         identity: str | None = None,
         row_group: int | None = None,
     ) -> None:
-        """The bytes of each span, read into its buffer from a cache, or copied into it."""
+        """Read the bytes of each span from a cache into its buffer, or copy them into it."""
         plan = coalesce(spans, self.access.remote.coalesce)
-        # A read that joins several spans has none of their buffers.
+        # A read that joins several spans uses none of their buffers.
         reads = self._reads(path, plan.reads, identity, row_group, dict(zip(spans, buffers, strict=True)))
         filled = set(map(id, reads))
         for buffer, data in zip(buffers, plan.slices(reads), strict=True):
@@ -150,7 +150,7 @@ class FsspecStore:
                 buffer[:] = data
 
     def note_read(self, path: str, identity: str, row_group: int) -> None:
-        """Marks the row group in the schedule of this host's cache."""
+        """Mark the row group in the schedule of this host's cache."""
         cache = self._cache(identity)
         if cache is not None:
             cache.mark(self.access.token, self._key(path, identity, row_group))
@@ -163,7 +163,7 @@ class FsspecStore:
         row_group: int | None,
         into: Mapping[Span, memoryview],
     ) -> list[Buffer]:
-        """The bytes of each span, by one request, or one entry of the cache, in the memory that `into` has for it."""
+        """Return the bytes of each span, by one request or cache entry each, in the memory that `into` has for it."""
         fetch = partial(self._fetch, path, identity)
         cache = None if row_group is None else self._cache(identity)
         if cache is None:
@@ -181,35 +181,35 @@ class FsspecStore:
         return GroupKey(self._scope, path, identity or "", row_group or 0)
 
     def _cache(self, identity: str | None) -> OpenCache | None:
-        # Another file may have the same size, where the server gives no more than that.
+        # Where the server gives no more than a size, another file may have the same size.
         options = self.access.remote.cache
         return None if options is None or identity is None or names_no_version(identity) else opened(options)
 
     def kept_tail(self, path: str, identity: str) -> bytes | None:
-        """The footer, if it is kept on this host and the options allow to."""
+        """Return the footer, if this host keeps it and the options allow footers to be kept."""
         tails = self._tails(identity)
         return None if tails is None else tails.get(path, identity)
 
     def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
-        """Keeps the footer on this host's disk, unless the options or the environment say not to."""
+        """Keep the footer on this host's disk, unless the options or the environment forbid it."""
         tails = self._tails(identity)
         if tails is not None:
             tails.put(path, identity, data)
 
     def _tails(self, identity: str) -> KeptFiles | None:
-        # The next job's file may be another one of the same size, where the server gives no more than that.
+        # Where the server gives no more than a size, the next job's file may be another file of the same size.
         if not self.access.remote.keep_footers or names_no_version(identity):
             return None
         cache = self._cache(identity)
         return footer_cache() if cache is None else cache.footers
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of these names that are directories there: one listing, unless the client has just made it."""
+        """Return the names that are directories: one listing, unless the client has just made it."""
         there = self._request(path, "list", None, directories_in)
         return tuple(name for name in names if name in there)
 
     def list_files(self, path: str) -> Listing:
-        """The files at, below or matching `path`; sizes and identities come with the listing."""
+        """Return the files at, below or matching `path`; sizes and identities come with the listing."""
         check_no_password(path)
         url = self._url(path)
         if is_pattern(url.own):
@@ -225,7 +225,7 @@ class FsspecStore:
         return Listing(entries=listed, directory=directory, is_pattern=is_pattern(key))
 
     def _stats(self, infos: Infos) -> dict[str, FileStat]:
-        """The stats of each URL from the listing; files without a size there (as on a page of links) are looked up."""
+        """Return the stats of each URL from the listing; files without a size (as on a page of links) are looked up."""
         unsized = [url for url, info in infos.items() if info.get("size") is None]
         looked_up = map_watched(self.stat, unsized, threads=_LOOK_UP_THREADS, name="tdu-look-up")
         return dict(zip(unsized, looked_up, strict=True)) | {
@@ -233,7 +233,7 @@ class FsspecStore:
         }
 
     def write(self, path: str, size: int, read: Read) -> None:
-        """Write an object of `size` bytes, which `read(offset, length)` gives; replaces an older one.
+        """Write an object of `size` bytes from `read(offset, length)`; replaces an older object.
 
         Raises:
             StoreError: the storage failed for good, or has stored another number of bytes.
@@ -244,11 +244,11 @@ class FsspecStore:
             raise StoreError(f"{redact(path)} has {seen} bytes after {size} were written. Write it again.")
 
     def delete(self, path: str) -> None:
-        """Delete the object, if it is there."""
+        """Delete the object, if it exists."""
         self._request(path, "delete", None, delete_object)
 
     def make_directory(self, path: str) -> None:
-        """Make the directory and those above it, where the store has any."""
+        """Make the directory and its parents, if the store has directories."""
         self._request(path, "make", None, make_directory)
 
     def _read(self, path: str, spans: Sequence[Span], identity: str | None) -> PendingReads:
@@ -271,17 +271,17 @@ class FsspecStore:
         call: Callable[[Any, str], T],
         attempts: Attempts | None = None,
     ) -> T:
-        """Run `call(filesystem, key)` until it succeeds; raises one of our errors when it fails for good.
+        """Run `call(filesystem, key)` until it succeeds; raise one of our errors when it fails for good.
 
-        attempts: passed where `call` itself ends an attempt by their `left_seconds`; by default they only decide
-            whether there is another attempt.
+        attempts: Passed where `call` itself ends an attempt by `left_seconds`; the default attempts only decide
+            whether another attempt follows.
         """
         attempts, log = attempts or Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)
         local = clients.of((self.access.token, *url.client))
         connect = partial(open_client, url.address, url.scheme, self.access)
         filesystem, is_expired, failure = None, False, None
-        handled = sys.exception()  # of a user who tries another place after the first has failed
+        handled = sys.exception()  # the error of another place, if the user tries this place after a failure
         while True:
             try:
                 if is_expired:
@@ -296,10 +296,10 @@ class FsspecStore:
             except Exception as error:  # whatever a storage client raises
                 diagnosis = diagnose(error, handled=handled)
                 count_error(_counted_as(diagnosis))
-                # The client's options have what `credentials` gave; without a client, see `open_client`.
+                # The client's options include the result of `credentials`; without a client, see `open_client`.
                 censor(error, getattr(filesystem, "storage_options", None), handled=handled)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
-                # What is cut off by the cap says less than what failed before.
+                # An attempt that the limit cut off says less than the failure before it.
                 failure = failure if failure and isinstance(error, OverdueError) else (error, diagnosis)
                 if delay is None:
                     seen, diagnosis = failure
@@ -309,7 +309,7 @@ class FsspecStore:
                 log.failed(error, diagnosis, attempts, delay)
             thread_counts().retries += 1
             pause(delay)
-            # Still so where a new client could not be opened, whatever the reason.
+            # Stays true if a new client could not be opened, whatever the reason.
             is_expired = is_expired or diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
 
     def _url(self, path: str) -> RemoteUrl:
@@ -317,7 +317,7 @@ class FsspecStore:
 
 
 def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]:
-    filesystem.invalidate_cache()  # of the whole client: some look a file up in the listing of its directory
+    filesystem.invalidate_cache()  # of the whole client: some clients look a file up in the listing of its directory
     thread_counts().requests += 1
     begin = time.perf_counter()
     try:
@@ -328,7 +328,7 @@ def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]
 
 
 def _counted_as(diagnosis: Diagnosis) -> str:
-    """The count of such failures, one of ERRORS."""
+    """Return the counter of such failures, one of ERRORS."""
     if diagnosis.status in (429, 503, 509) or diagnosis.code == "SlowDown":
         return "throttled_errors"
     if diagnosis.kind not in (Kind.TRANSIENT, Kind.WRONG_REPLY):
@@ -339,7 +339,7 @@ def _counted_as(diagnosis: Diagnosis) -> str:
 def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
     if info.get("size") is None:
         raise StoreError(
-            f"{redact(path)}: the server does not say how large the file is, so that no part of it can be asked for. "
+            f"{redact(path)}: the server does not say how large the file is, so that no part of it can be requested. "
             "Serve it with Content-Length, or copy it."
         )
     return stat_of(info)

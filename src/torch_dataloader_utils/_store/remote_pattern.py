@@ -1,6 +1,7 @@
-"""Finds the objects of a remote store that match a pattern or lie below a directory.
+"""Find the objects of a remote store that match a pattern or lie below a directory.
 
-Not by fsspec's glob and walk: they treat a directory that cannot be listed (no permission, a busy server) as empty.
+fsspec's glob and walk are not used: they treat a directory that cannot be listed (no permission, a busy server) as
+empty.
 """
 
 import re
@@ -20,7 +21,7 @@ from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern,
 from torch_dataloader_utils.errors import InternalError
 
 Info = Mapping[str, Any]
-"""The entry of an object in a listing."""
+"""Entry of an object in a listing."""
 
 Infos = dict[str, Info]
 """Entries by key."""
@@ -29,16 +30,16 @@ _ANY_DEPTH, _EMPTY = "**", ""
 
 
 def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = False) -> Infos:
-    """The files that match, and those below directories that match; as `filesystem.glob`, but errors are raised.
+    """Return files that match, and files below directories that match; as `filesystem.glob`, but errors are raised.
 
     Each part of the pattern is compared with listings of the directories that the parts before it match. On web servers
-    these are pages of links, and "*" is the only wildcard. An empty part is part of a key: in an object store "d//x" is
-    not "d/x".
+    these listings are pages of links, and "*" is the only wildcard. An empty part is part of a key: in an object store
+    "d//x" is not "d/x".
 
-    directories_only: set by a slash at the end of the pattern: only directories match.
+    directories_only: Set by a slash at the end of the pattern: only directories match.
 
     Raises:
-        Whatever the client raises, but for what is not there.
+        Any error of the client, except for paths that do not exist.
     """
     start = before_wildcard(pattern).rstrip("/") or pattern[: pattern.startswith("/")]
     parts = pattern[len(start) :].rstrip("/").removeprefix("/").split("/")
@@ -49,10 +50,10 @@ def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = Fa
 
 
 def files_at(filesystem: Any, key: str) -> Infos:
-    """The file itself, or all files below a directory; of a web server, which has files only, if its URL ends in "/".
+    """Return the file itself, or all files below a directory; on a web server, a directory's URL ends in "/".
 
     Raises:
-        Whatever the client raises, FileNotFoundError included.
+        Any error of the client, FileNotFoundError included.
     """
     is_bucket = has_buckets(filesystem) and "/" not in key  # to obstore it is an object without a name
     if is_bucket or (is_web(key) and key.endswith("/")):
@@ -61,7 +62,7 @@ def files_at(filesystem: Any, key: str) -> Infos:
 
 
 def directories_in(filesystem: Any, directory: str) -> set[str]:
-    """Names of the directories in a directory; none if it is not there."""
+    """Return the names of the directories in a directory; no names if it does not exist."""
     entries = _entries(filesystem, directory)
     return {name.rpartition("/")[2] for name, info in entries if info["type"] == "directory"}
 
@@ -90,18 +91,18 @@ def _below(filesystem: Any, directory: str, parts: list[str], *, directories_onl
 def _at_any_depth(
     filesystem: Any, directory: str, pattern: str, *, directories_only: bool
 ) -> Iterator[tuple[str, Info]]:
-    """The files below that match, or lie below a directory that does."""
+    """Yield the files below a directory that match, or lie below a directory that matches."""
     matches = re.compile(glob_translate(pattern)).match
     for name, info in _tree(filesystem, directory).items():
         below = _path_below(name, directory)
         if pattern.startswith(_ANY_DEPTH):
-            below = below.lstrip("/")  # any number of directories, those without a name ("d//x") included
+            below = below.lstrip("/")  # any number of directories, directories without a name ("d//x") included
         if (matches(below) and not directories_only) or any(map(matches, _directories_above(below))):
             yield name, info
 
 
 def _directories_above(below: str) -> Iterator[str]:
-    """The directories above a path, in all spellings that a pattern may match.
+    """Yield the directories above a path, in all spellings that a pattern may match.
 
     a/b/x      "", "a", "a/", "a/b", "a/b/"
     """
@@ -112,10 +113,10 @@ def _directories_above(below: str) -> Iterator[str]:
 
 
 def _path_below(name: str, directory: str) -> str:
-    """The part after the directory of the name of a file that was listed below it.
+    """Return the path of a listed file relative to the directory.
 
     Raises:
-        InternalError: the file does not lie below it.
+        InternalError: the file does not lie below the directory.
     """
     own, start = name.lstrip("/"), directory.strip("/")  # some clients begin all names with a slash
     if not start:
@@ -136,7 +137,7 @@ def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Info]]:
 
 
 def _tree(filesystem: Any, directory: str) -> Infos:
-    """All files below: by one listing where the client has one of its own, which object stores do."""
+    """Return all files below a directory: by one listing if the client has a `find`, as clients of object stores do."""
     if _lists_flat(filesystem):
         found = ask(filesystem, "find", directory, detail=True).items()  # the file itself, if it is one
         return {name: info for name, info in found if info["type"] == "file" and name != directory}
@@ -159,9 +160,9 @@ def _lists_flat(filesystem: Any) -> bool:
 
 
 def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str, Info]]:
-    """The matches in a directory, none if it is not there; an object and a prefix may share their name.
+    """Return the matches in a directory, none if it does not exist; an object and a prefix may share their name.
 
-    An entry with the very name of the part ("part[1].csv") is the only one that the part matches.
+    If an entry has the very name of the part ("part[1].csv"), the part matches only this entry.
     """
     try:
         listed = ask(filesystem, "ls", directory, detail=True)
@@ -176,7 +177,7 @@ def _entries(filesystem: Any, directory: str, part: str = "*") -> list[tuple[str
 
 
 def _followed(filesystem: Any, name: str, info: Info) -> Info:
-    """The entry that a link leads to: clients of file systems list links as neither files nor directories."""
+    """Return the entry that a link leads to: clients of file systems list links as neither files nor directories."""
     if info["type"] in ("file", "directory"):
         return info
     try:
@@ -187,7 +188,7 @@ def _followed(filesystem: Any, name: str, info: Info) -> Info:
 
 
 def _is_entry(link: str, page: str) -> bool:
-    """Whether a link on a directory's page is one of its entries (not the parent, another site, or a sort order)."""
+    """Return whether a link on a directory's page is an entry (not the parent, another site, or a sort order)."""
     above, _, name = link.rpartition("/")
     return above == page and not name.startswith(("?", "#"))
 

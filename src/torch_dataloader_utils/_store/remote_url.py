@@ -8,7 +8,7 @@ import fsspec
 from torch_dataloader_utils._core.paths import split_chain
 from torch_dataloader_utils._store.wildcards import is_web
 
-# Behind a cache of fsspec's: "simplecache::file:///data".
+# Schemes of local files behind one of fsspec's caches: "simplecache::file:///data".
 _LOCAL_SCHEMES = ("file", "local")
 
 _AZURE_SCHEMES = ("abfs", "abfss", "az", "adl")
@@ -16,11 +16,11 @@ _AZURE_SCHEMES = ("abfs", "abfss", "az", "adl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteUrl:
-    """A URL, taken apart: before + own + after, where `before` and `after` hold the rest of a chained one.
+    """URL in its parts: before + own + after, where `before` and `after` hold the rest of a chained URL.
 
-    scheme: of `own`. server: the part of `own` before its first slash, if the client connects to it and its names do
-    not have it; None if names have it, such as a bucket. root: what names on a server begin with. account: of Azure,
-    the part after the container, which names do not have.
+    scheme: Scheme of `own`. server: Part of `own` before its first slash, if the client connects to it and the client's
+    names lack it; None if names include it, such as a bucket. root: Prefix of names on a server. account: For Azure,
+    part after the container, which names lack.
 
         zip://d/a.csv::s3://bucket/z.zip      own="zip://d/a.csv"   after="::s3://bucket/z.zip"   server=None
         s3://bucket/a::b.csv                  own="s3://bucket/a::b.csv"
@@ -39,7 +39,10 @@ class RemoteUrl:
 
     @classmethod
     def of(cls, url: str, *, backend: str = "fsspec") -> "RemoteUrl":
-        """`backend`: obstore's clients know files by their buckets, and fsspec's own need not be installed for them."""
+        """Return the parts of a URL.
+
+        backend: obstore's clients know files by their buckets, and need no fsspec client to be installed.
+        """
         parts = split_chain(url)
         index = next(i for i, part in enumerate(parts) if "://" in part)
         scheme, _, rest = parts[index].partition("://")
@@ -58,20 +61,20 @@ class RemoteUrl:
 
     @property
     def client(self) -> tuple[str, ...]:
-        """Equal for the URLs that one client serves."""
+        """Key of the client: equal for the URLs that one client serves."""
         return (self.before, self.scheme, self.server or self.account, self.after)
 
     @property
     def address(self) -> str:
-        """The URL to open the client with."""
-        # Some clients take what looks like a query for an option, and "?" is a wildcard or a letter here; fsspec takes
-        # a "::" for a chain.
+        """URL to open the client with."""
+        # Some clients take a query for an option, and "?" is a wildcard or a letter here; fsspec takes a "::" for a
+        # chain.
         server = self.own.partition("://")[2].partition("/")[0] if "::" in self.own else self.server
         own = self.own if server is None else f"{self.scheme}://{server}/"
         return f"{self.before}{own}{self.after}"
 
     def key(self, filesystem: Any) -> str:
-        """The client's name for it, as in its listings: without a scheme, except on web servers."""
+        """Return the client's name for the file, as in its listings: without a scheme, except on web servers."""
         if self.server is not None:
             return self.root + self.own.partition("://")[2].partition("/")[2].strip("/")
         key: str = filesystem._strip_protocol(self.own)
@@ -79,7 +82,7 @@ class RemoteUrl:
         return key if is_web(key) else key.removeprefix(f"{self.scheme}://")
 
     def of_key(self, key: str) -> str:
-        """The URL of what the same client calls `key`."""
+        """Return the URL of the client's name `key`."""
         if is_web(key):
             return f"{self.before}{key}{self.after}"
         # Clients disagree on a slash before the first name, which only local paths need.
@@ -93,13 +96,13 @@ class RemoteUrl:
 
 
 def _root_on_server(scheme: str, authority: str) -> str | None:
-    """The beginning of names on the server `authority`, "/" or ""; None where names hold the server.
+    """Return the beginning of names on the server `authority`, "/" or ""; None where names include the server.
 
     ftp, hdfs       "/"         s3, abfs, http      None
     """
     try:
         client = fsspec.get_filesystem_class(scheme)
-        # A made-up host, since "hdfs:///d" names none and means the configured one.
+        # A made-up host, since "hdfs:///d" names no host and means the configured host.
         key: str = client._strip_protocol(f"{scheme}://{authority or 'host'}/key")
     except (AttributeError, ImportError, ValueError):  # no client: opening one raises the error
         return None

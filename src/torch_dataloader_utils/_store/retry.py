@@ -1,4 +1,4 @@
-"""Decides when a failed request is sent again or given up; no I/O."""
+"""Decide when a failed request is sent again or given up; no I/O."""
 
 import random
 import time
@@ -9,28 +9,28 @@ from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negat
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
 from torch_dataloader_utils.errors import ConfigError
 
-# Jitter must differ between processes that failed at the same moment; it decides nothing about rows.
+# Jitter must differ between processes that failed at the same moment; rows do not depend on it.
 _random = random.SystemRandom()
 
-# Slower than this on the whole, the bytes of a file do not come in before the cap.
+# A download slower than this on the whole reaches the limit before it ends.
 _LEAST_BYTES_PER_SECOND = 64 << 10
 
-# Retries for replies with other bytes than asked for: a server does that by accident, or always.
+# Retries for replies with other bytes than requested: a server sends such replies by accident, or always.
 _MOST_WRONG_REPLIES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The time for which a request is tried.
+    """Limits for the time in which a request is tried.
 
     Attributes:
-        most_seconds: of one request, all its attempts and waits together. S3 takes minutes to scale a prefix that is
-            throttled, a restarted proxy some ten seconds. Each 64 KiB of a file that come in add a second, but no more
-            than they took: a large read over a slow line is not given up. The first attempt has progress_seconds at
-            least.
-        first_delay_seconds: before the second attempt; doubled each time up to most_delay_seconds, then multiplied by
-            a random number between one half and one. A server's Retry-After counts where it is longer.
-        progress_seconds: a reply that brings less than `progress_bytes` in this time is given up and asked for again.
+        most_seconds: Limit for one request, all its attempts and waits together. S3 takes minutes to scale a prefix
+            that is throttled, a restarted proxy some ten seconds. Each received 64 KiB of a file add a second, but no
+            more than they took: a large read over a slow line is not given up. The first attempt has at least
+            progress_seconds.
+        first_delay_seconds: Wait before the second attempt; doubled each time up to most_delay_seconds, then multiplied
+            by a random number between one half and one. A longer Retry-After of the server wins.
+        progress_seconds: A reply that brings less than `progress_bytes` in this time is given up and requested again.
     """
 
     most_seconds: float = 120.0
@@ -62,29 +62,29 @@ class Attempts:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Since the first attempt began."""
+        """Seconds since the first attempt began."""
         return time.monotonic() - self._begin
 
     @property
     def most_seconds(self) -> float:
-        """The `elapsed_seconds` at which the request is given up."""
+        """Value of `elapsed_seconds` at which the request is given up."""
         return self.policy.most_seconds + min(self._received_bytes / _LEAST_BYTES_PER_SECOND, self._received_seconds)
 
     @property
     def left_seconds(self) -> float:
-        """The seconds left for the attempt under way."""
+        """Seconds left for the present attempt."""
         least = 0.0 if self.count else self.policy.progress_seconds
         return max(least, self.most_seconds) - self.elapsed_seconds
 
     def received(self, num_bytes: int) -> None:
-        """So many bytes of a file have come in by now, by all attempts."""
+        """Note that all attempts together have received `num_bytes` bytes of a file."""
         if num_bytes > self._received_bytes:
             self._received_bytes, self._received_seconds = num_bytes, self.elapsed_seconds
 
     def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
-        """Seconds to wait before the next attempt; None if there is to be no other.
+        """Return the seconds to wait before the next attempt; None if no attempt follows.
 
-        can_renew: whether credentials can be renewed. That is tried once a request, without a wait.
+        can_renew: Whether credentials can be renewed. A renewal is tried once a request, without a wait.
         """
         self.count += 1
         match diagnosis.kind:

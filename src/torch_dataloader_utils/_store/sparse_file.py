@@ -8,11 +8,11 @@ from torch_dataloader_utils.errors import InternalError
 
 
 class SparseFile:
-    """A read-only file object over fetched ranges; pyarrow reads a Parquet row group or an ORC stripe from it.
+    """Read-only file object over fetched ranges; pyarrow reads a Parquet row group or an ORC stripe from it.
 
-    Not thread-safe: it has a position, like any file. A read inside one range is a view; one across neighbouring
+    Not thread-safe: it has a position, like any file. A read inside one range is a view; a read across neighbouring
     ranges is a copy. `size` is the size of the whole file. Reading a byte that was not fetched raises
-    InternalError: the caller fetched too little, or did not ask whether the file `covers` it.
+    InternalError: the caller fetched too little, or did not ask whether the file `covers` the byte.
 
         SparseFile([(4, 3)], [b"abc"], size=20); seek(5); read(2)      b"bc"
     """
@@ -24,7 +24,7 @@ class SparseFile:
         reached = 0
         for index in sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1])):
             start, length = spans[index]
-            if start + length > reached:  # else it lies inside an earlier range
+            if start + length > reached:  # otherwise it lies inside an earlier range
                 self._starts.append(start)
                 self._stops.append(start + length)
                 self._views.append(memoryview(data[index]))
@@ -34,20 +34,20 @@ class SparseFile:
         self.closed = False
 
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Return the number of bytes of the whole file."""
         return self._size
 
     def tell(self) -> int:
-        """The position, in bytes from the start of the file."""
+        """Return the position, in bytes from the start of the file."""
         return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Moves the position: from the start (0), from here (1) or from the end (2)."""
+        """Move the position: from the start (0), from here (1) or from the end (2)."""
         self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
     def read(self, length: int = -1) -> memoryview:
-        """The next `length` bytes (all that are left for -1), fewer only at the end of the file."""
+        """Return the next `length` bytes (all remaining bytes for -1), fewer only at the end of the file."""
         left = max(0, self._size - self._position)
         length = left if length < 0 else min(length, left)
         view = self._view(self._position, length)
@@ -55,7 +55,7 @@ class SparseFile:
         return view
 
     def covers(self, start: int, length: int) -> bool:
-        """Whether all of these bytes were fetched, so that reading them cannot fail."""
+        """Return whether all of these bytes were fetched, so that reading them cannot fail."""
         stop = min(start + length, self._size)
         while start < stop:
             index = bisect_right(self._starts, start) - 1
@@ -65,7 +65,7 @@ class SparseFile:
         return True
 
     def close(self) -> None:
-        """Drops the ranges."""
+        """Drop the ranges."""
         self.closed = True
         self._starts, self._stops, self._views = [], [], []
 

@@ -1,7 +1,7 @@
 """The one place where errors of storage clients become errors of ours.
 
-Clients raise OSError or classes of their own (botocore, aiohttp). Each becomes one of four errors of ours, with the
-file, what was tried, and what to do.
+Clients raise OSError or their own classes (botocore, aiohttp). Each error becomes one of four errors of ours, with the
+file, the action, and what to do.
 """
 
 import sys
@@ -25,7 +25,7 @@ from torch_dataloader_utils.errors import (
     StoreError,
 )
 
-# Packages, not extras of this library: on the package index its name belongs to another one.
+# Packages, not extras of this library: on the package index this library's name belongs to another library.
 _CLIENTS = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -38,20 +38,20 @@ _CLIENTS = {
     "hf": "huggingface_hub",
 }
 
-# Letters of a client's own message.
+# Limit for the text of a client's own message, in letters.
 _MOST_CAUSE_LETTERS = 300
 
 _OTHER_MEMORY = (
-    " If nobody deleted it: worker processes that are not forked have a memory of their own; use num_workers=0 or "
+    " If nobody deleted it: worker processes that are not forked have their own memory; use num_workers=0 or "
     'multiprocessing_context="fork".'
 )
 
 
 @contextmanager
 def translated(path: str, action: str, identity: str | None = None) -> Iterator[None]:
-    """Turns any error of one storage call into an error of ours, with the cause chained.
+    """Turn any error of one storage call into an error of ours, with the cause chained.
 
-    Put nothing but that call inside: any other error there would look like the store's.
+    Put only the call into the block: any other error there would look like an error of the store.
     """
     handled = sys.exception()
     try:
@@ -72,11 +72,11 @@ def store_error(
     attempts: Attempts | None = None,
     handled: BaseException | None = None,
 ) -> LoaderError:
-    """The error of ours that says what `error` means for `path`.
+    """Return the error of ours that says what `error` means for `path`.
 
-    identity: the planned one, if any: a planned file that is gone has changed, another one is just not there.
-    diagnosis, attempts: of a remote request that failed for good.
-    handled: what the caller was handling before the call; see `causes`.
+    identity: Planned identity, if any: a planned file that is gone has changed, any other file does not exist.
+    diagnosis, attempts: Of a remote request that failed for good.
+    handled: Exception that the caller was handling before the call; see `causes`.
     """
     if limit := limit_error(error, f"{redact(path)}: cannot {action}", handled=handled):
         return limit
@@ -90,7 +90,7 @@ def store_error(
         case WholeReplyError():
             return StoreError(
                 f"{redact(path)}: cannot {action}, the server does not support range requests ({cause}). Serve the "
-                "file from one that does, such as an object store or nginx, or copy it to this machine."
+                "file from a server that does, such as an object store or nginx, or copy it to this machine."
             )
         case FileNotFoundError() | NotADirectoryError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
@@ -124,14 +124,14 @@ def store_error(
 
 
 def _says_gone(diagnosis: Diagnosis | None) -> bool:
-    """Whether a "file not found" is true: fsspec's web client raises it for any failure."""
+    """Return whether a "file not found" is true: fsspec's web client raises it for any failure."""
     return diagnosis is None or (diagnosis.kind is Kind.FINAL and diagnosis.status in (0, 404, 410))
 
 
 def _elsewhere(path: str, action: str, cause: str, region: str) -> StoreError:
     where = f"in region {region}" if region else "in another region or at another address"
     return StoreError(
-        f"{redact(path)}: cannot {action}, the bucket is {where} ({cause}). Pass it, such as storage_options="
+        f"{redact(path)}: cannot {action}, the bucket is {where} ({cause}). Pass its region, such as storage_options="
         f"{{'client_kwargs': {{'region_name': '{region or 'eu-central-1'}'}}}}, or the endpoint_url."
     )
 
@@ -153,7 +153,7 @@ def _missing(path: str, *, was_planned: bool) -> FileChangedError | NoDataError:
 
 
 def dead_link(path: str) -> NoDataError:
-    """The error for a link that leads nowhere, such as git-annex and DVC have for files that were not fetched."""
+    """Return the error for a link that leads nowhere, such as git-annex's and DVC's for files that were not fetched."""
     return NoDataError(
         f"{redact(path)} is a broken link: its target does not exist. Restore the target, remove the link, or choose "
         "the files by a pattern that leaves it out."
@@ -165,23 +165,23 @@ def _expired(path: str, action: str, cause: str, *, is_sure: bool) -> StoreError
     if is_sure:
         return StoreError(
             f"{where}: cannot {action}, the credentials have expired ({cause}). Pass credentials=, a function that "
-            "gives new ones; if you did, it gave expired ones."
+            "returns new credentials; if you did, it returned expired credentials."
         )
     return StoreError(
         f"{where}: no permission to {action}, or the credentials have expired ({cause}). Check storage_options "
-        "and the rights of the account that runs this job; credentials= takes a function that gives new ones."
+        "and the rights of the account that runs this job; credentials= takes a function that returns new credentials."
     )
 
 
 def _no_client(path: str, cause: str) -> MissingDependencyError:
     scheme = _without_client(path)
     client = _CLIENTS.get(scheme)
-    install = f"Run: pip install {client}" if client else "Install what it needs."
+    install = f"Run: pip install {client}" if client else "Install the package that provides it."
     return MissingDependencyError(f"{redact(path)}: the client for {scheme}:// is not installed ({cause}). {install}")
 
 
 def _without_client(path: str) -> str:
-    """The scheme of the part of a chained URL whose client cannot be imported; fsspec begins with the last."""
+    """Return the scheme of a chained URL's part without an importable client; fsspec begins with the last part."""
     schemes = [part.partition("://")[0] for part in reversed(path.split("::"))]
     for scheme in schemes:
         try:
@@ -196,12 +196,12 @@ def _without_client(path: str) -> str:
 def failure_text(
     error: BaseException, path: str, diagnosis: Diagnosis | None = None, attempts: Attempts | None = None
 ) -> str:
-    """The part of a message in brackets, without secrets: what failed, how often, and for how long."""
+    """Return the part of a message in brackets, without secrets: what failed, how often, and for how long."""
     return _tried(diagnosis, attempts) + _cause(error, path)
 
 
 def _tried(diagnosis: Diagnosis | None, attempts: Attempts | None) -> str:
-    """ "HTTP 503 SlowDown, request 4C1F; 9 attempts in 31.2 s; "."""
+    """Return text such as "HTTP 503 SlowDown, request 4C1F; 9 attempts in 31.2 s; "."""
     parts = []
     if diagnosis is not None and diagnosis.status:
         reply = f"HTTP {diagnosis.status} {diagnosis.code}".strip()
@@ -213,7 +213,7 @@ def _tried(diagnosis: Diagnosis | None, attempts: Attempts | None) -> str:
 
 
 def unknown_scheme(path: str, scheme: str) -> ConfigError:
-    """The error for a URL scheme that no storage client handles."""
+    """Return the error for a URL scheme that no storage client handles."""
     return ConfigError(f"{redact(path)}: no storage client knows {scheme}://. Use a local path or an fsspec URL.")
 
 

@@ -9,26 +9,26 @@ _WILDCARDS = frozenset("*?[")
 
 
 def is_web(path: str) -> bool:
-    """Whether the path is a URL of a web server, where "?" begins a query and directories are pages with links."""
+    """Return whether the path is a URL of a web server, where "?" begins a query and directories are pages of links."""
     return path.startswith(("http://", "https://"))
 
 
 def is_pattern(path: str) -> bool:
-    """Whether the path or URL holds a wildcard; of a web server only "*" counts, and not in the query."""
+    """Return whether the path or URL has a wildcard; on a web server only "*" counts, and not in the query."""
     if is_web(path):
         return "*" in path.partition("?")[0]
     return not _WILDCARDS.isdisjoint(path)
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises ConfigError unless each "**" of a path or URL that is a pattern is a whole part.
+    """Raise ConfigError unless each "**" of a pattern (a path or URL) is a whole part.
 
-    Inside of a name, glob takes it for "*", other tools for any depth, and fsspec refuses it.
+    Inside a name, glob takes "**" for "*", other tools for any depth, and fsspec refuses it.
 
         data/**/*.csv      a**.csv ConfigError
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: a "**" is only a part of a name.
     """
     own = pattern.partition("?")[0] if is_web(pattern) else pattern
     wrong = next((part for part in own.split("/") if "**" in part and part != "**"), None)
@@ -36,12 +36,12 @@ def check_pattern(pattern: str) -> None:
         name = re.sub(r"\*+", "*", wrong)
         raise ConfigError(
             f'{redact(pattern)}: "**" is any number of directories, and must stand between slashes alone. Instead of '
-            f'"{wrong}" write "{name}" for names in one directory, or "**/{name}" for those at any depth.'
+            f'"{wrong}" write "{name}" for names in one directory, or "**/{name}" for names at any depth.'
         )
 
 
 def before_wildcard(path: str) -> str:
-    """The directory above the first part that holds a wildcard.
+    """Return the directory above the first part that has a wildcard.
 
     /data/year=*/part-*.parquet      /data
     """

@@ -1,13 +1,13 @@
-"""Writes an object in blocks, each retried on its own where possible, so that one failed request costs little.
+"""Write an object in blocks, each retried on its own where possible, so that one failed request costs little.
 
     content  ──►  one block:     one request
              ──►  more, on S3:   a multipart upload; its parts go out in parallel, and survive renewed credentials
              ──►  more, others:  the client's own stream, which is retried as a whole
 
-A store gives an object whole or not at all, so nothing is ever renamed. Source: S3 API, "Uploading and copying objects
+A store shows an object whole or not at all, so nothing is ever renamed. Source: S3 API, "Uploading and copying objects
 using multipart upload".
 
-Requests are not counted here, since metrics are those of loaders, which write nothing.
+Requests are not counted here: metrics belong to loaders, which write nothing.
 """
 
 import asyncio
@@ -27,30 +27,30 @@ from torch_dataloader_utils.errors import LoaderError, StoreError
 
 T = TypeVar("T")
 
-# A part of S3 has 5 MiB at least; more of them cost requests, larger ones memory and time when one is sent again.
+# A part on S3 has at least 5 MiB; more parts cost requests, larger parts cost memory and time when one is sent again.
 BLOCK_BYTES = 16 << 20
 _MOST_BLOCKS = 10_000
 _THREADS = 4
-# How long to wait for the answer to an abort, since the user may have pressed Ctrl-C; the store may act on it later.
+# Limit for the answer to an abort, since the user may have pressed Ctrl-C; the store may act on the abort later.
 _MOST_ABORT_SECONDS = 1.0
 
 Read = Callable[[int, int], Buffer]
-"""Gives (offset, length) of the content; called again for the same bytes, and from several threads."""
+"""Function that returns bytes (offset, length) of the content; may be called again, and from several threads."""
 
 
 class Request(Protocol):
-    """Runs `call(filesystem, key)` until it succeeds, or its failure is final (see FsspecStore)."""
+    """Runner of `call(filesystem, key)` until the call succeeds, or its failure is final (see FsspecStore)."""
 
     def __call__(self, call: Callable[[Any, str], T]) -> T:
-        """Makes the call, with retries, and gives its result."""
+        """Make the call, with retries, and return its result."""
 
 
 def write_object(request: Request, size: int, read: Read) -> None:
-    """Write an object of `size` bytes; replaces an older one.
+    """Write an object of `size` bytes; replaces an older object.
 
     Raises:
-        StoreError: the storage failed for good. Nothing is there then, or the older object; or a part of the new one,
-            if the client streams to a store without whole uploads.
+        StoreError: the storage failed for good. Then no object exists, or the older object; or a part of the new
+            object, if the client streams to a store without whole uploads.
     """
     blocks = cut_blocks(size)
     if len(blocks) <= 1:
@@ -63,7 +63,7 @@ def write_object(request: Request, size: int, read: Read) -> None:
 
 
 def cut_blocks(size: int) -> list[Span]:
-    """Spans of equal length (the last one shorter), of `BLOCK_BYTES` or as many as make 10,000 of them.
+    """Return spans of one length (the last may be shorter): `BLOCK_BYTES`, or more so that 10,000 spans suffice.
 
     40 MiB      (0, 16 MiB) (16 MiB, 16 MiB) (32 MiB, 8 MiB)
     """
@@ -72,7 +72,7 @@ def cut_blocks(size: int) -> list[Span]:
 
 
 def delete_object(filesystem: Any, key: str) -> None:
-    """Delete the object, if it is there."""
+    """Delete the object, if it exists."""
     with suppress(FileNotFoundError):
         ask(filesystem, "rm_file", key)
 
@@ -95,8 +95,8 @@ def _stream(filesystem: Any, key: str, blocks: list[Span], read: Read) -> None:
 
 
 def _give_up(sink: Any) -> None:
-    # Closing publishes what has come so far as the whole object, and fsspec closes what is collected, at any later
-    # time. Few clients have a `discard` that prevents it.
+    # Closing publishes the bytes so far as the whole object, and fsspec closes collected files at any later time. Few
+    # clients have a `discard` that prevents both.
     is_buffered = isinstance(sink, AbstractBufferedFile)
     if is_buffered:
         sink.closed = True
@@ -104,7 +104,7 @@ def _give_up(sink: Any) -> None:
     if discard is not None:
         discard()
     if is_buffered:
-        sink.close()  # what a client holds besides: adlfs its connection
+        sink.close()  # resources that a client holds besides: adlfs its connection
 
 
 def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
@@ -120,7 +120,7 @@ def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
             parts = list(pool.map(put, range(1, len(blocks) + 1), blocks))
         request(_Completion(upload=upload, parts=parts, size=sum(blocks[-1])))
     except BaseException:
-        # Parts of an upload that is not completed cost money until it is aborted. One try: the store may be gone.
+        # Parts of an incomplete upload cost money until the upload is aborted. One try: the store may be gone.
         with suppress(LoaderError):
             request(lambda filesystem, key: _abort(filesystem, key, upload))
         raise
@@ -128,7 +128,7 @@ def _write_parts(request: Request, blocks: list[Span], read: Read) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Completion:
-    """Makes the object of its parts. upload: its id. size: bytes of the object. tries: how often it was asked for."""
+    """Request that makes the object of its parts. upload: Id. size: Bytes of the object. tries: Number of requests."""
 
     upload: str
     parts: list[dict[str, Any]]
@@ -136,10 +136,10 @@ class _Completion:
     tries: int = 0
 
     def __call__(self, filesystem: Any, key: str) -> None:
-        """One request; and a look-up if the upload is gone: an earlier request may have succeeded without an answer.
+        """Send one request; and a look-up if the upload is gone: an earlier request may have succeeded unanswered.
 
         Raises:
-            StoreError: the upload is gone, and its object is not there.
+            StoreError: the upload is gone, and its object does not exist.
         """
         self.tries += 1
         try:
@@ -151,7 +151,7 @@ class _Completion:
                 MultipartUpload={"Parts": self.parts},
             )
         except FileNotFoundError as error:
-            # At the first try what is there is an older object, however well it fits.
+            # At the first try an object there is an older object, however well it fits.
             if self.tries == 1 or not self._is_made(filesystem, key):
                 raise _lost(key) from error
 
@@ -173,7 +173,7 @@ def _put_part(filesystem: Any, key: str, upload: str, number: int, data: bytes) 
 
 
 def _abort(filesystem: Any, key: str, upload: str) -> None:
-    with translated(f"s3://{key}", "abort the upload of"):  # an error of ours is not tried again
+    with translated(f"s3://{key}", "abort the upload of"):  # errors of ours are not retried
         answer = _ask_s3(filesystem, "abort_multipart_upload", key, UploadId=upload)
         run_on_loop(filesystem.loop, asyncio.wait_for(answer, _MOST_ABORT_SECONDS))
 

@@ -1,10 +1,10 @@
-"""The files of a host's cache, one for each entry; and which of several processes fetches an entry that is missing.
+"""The files of a host's cache, one for each entry; and the choice of the process that fetches a missing entry.
 
-    entries/ab/NAME     an entry, whole; or it is not there
-    pending/NAME        locked by whoever fetches this entry, and what it has written so far
+    entries/ab/NAME     a complete entry
+    pending/NAME        locked by the process that fetches this entry; the bytes that it has written so far
 
-Files are this user's alone and carry a checksum over name, length and bytes. The kernel drops the lock of a process
-that dies: another one takes the file over, or removes it.
+Only this user can read the files, and they carry a checksum over name, length and bytes. The kernel drops the lock of a
+process that dies: another process takes the file over, or removes it.
 """
 
 import fcntl
@@ -30,13 +30,13 @@ MOST_ENTRY_BYTES = 1 << 30
 _KEY_DIGITS = 16
 _NAME = re.compile(r"[0-9a-f]{40}")
 
-# Without waiting: to open a pipe would wait for ever for a writer.
+# Without waiting: opening a pipe would wait forever for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CLAIM = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class GroupKey(NamedTuple):
-    """A row group of one version of a file. scope: by which access it is read; see `StoreAccess.scope`."""
+    """Row group of one version of a file. scope: Access by which it is read; see `StoreAccess.scope`."""
 
     scope: str
     path: str
@@ -45,11 +45,11 @@ class GroupKey(NamedTuple):
 
     @property
     def number(self) -> int:
-        """64 bits that stand for it: entries of one row group have the same next use."""
+        """64 bits that stand for the row group: all its entries have the same next use."""
         return int.from_bytes(blake2b(self._text.encode(), digest_size=8).digest(), "big")
 
     def entry_name(self, span: Span) -> str:
-        """The name of the entry with these bytes of it, 40 digits; the first 16 are its number."""
+        """Return the name of the entry with these bytes of the row group, 40 digits; the first 16 are `number`."""
         text = f"{self._text}\0{span[0]}\0{span[1]}".encode()
         return f"{self.number:016x}{blake2b(text, digest_size=12).hexdigest()}"
 
@@ -59,22 +59,22 @@ class GroupKey(NamedTuple):
 
 
 def is_entry(name: str, size: int) -> bool:
-    """Whether a file of this name and size (head included) may be an entry; a size below 0 is of one that is gone."""
+    """Return whether a file of this name and size (head included) may be an entry. A size below 0: removed."""
     return bool(_NAME.fullmatch(name)) and size <= HEAD_BYTES + MOST_ENTRY_BYTES
 
 
 def key_number(name: str) -> int:
-    """The number of the row group that an entry belongs to."""
+    """Return the number of the row group that an entry belongs to."""
     return int(name[:_KEY_DIGITS], 16)
 
 
 class DamagedEntryError(Exception):
-    """An entry is cut, changed, another one's, or not this user's."""
+    """An entry is cut, changed, another entry's, or another user's."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryFiles:
-    """The entries below one directory; every method may raise OSError."""
+    """Entries below one directory; every method may raise OSError."""
 
     root: Path
 
@@ -84,9 +84,9 @@ class EntryFiles:
             make_private(self.root / name)
 
     def read(self, name: str, length: int | None = None, into: memoryview | None = None) -> Buffer | None:
-        """The bytes of an entry; None if it is not there.
+        """Return the bytes of an entry; None if it does not exist.
 
-        length: that it must have; None for whatever it says. into: memory of that length to read them into.
+        length: Required length; None for any length. into: Memory of that length to read the bytes into.
 
         Raises:
             DamagedEntryError: these are not the bytes that were written under this name.
@@ -111,7 +111,7 @@ class EntryFiles:
         return data
 
     def remove(self, name: str) -> bool:
-        """Remove an entry; whether it was there."""
+        """Remove an entry; return whether it existed."""
         try:
             os.unlink(self._place(name))  # noqa: PTH108 - one call an entry; Path is slower
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class EntryFiles:
         return True
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Name and bytes (head included) of every entry, the oldest first; other files are not seen."""
+        """Yield name and bytes (head included) of every entry, oldest first; other files are ignored."""
         found = []
         with suppress(FileNotFoundError), os.scandir(self.root / "entries") as folders:
             for folder in folders:
@@ -134,7 +134,7 @@ class EntryFiles:
         yield from ((name, size) for _, name, size in sorted(found))
 
     def claim(self, name: str) -> "Claim | None":
-        """The right to fetch an entry; None if another thread or process has it."""
+        """Return the right to fetch an entry; None if another thread or process has it."""
         place = self.root / "pending" / name
         while True:
             descriptor = os.open(place, _CLAIM, 0o600)
@@ -147,10 +147,10 @@ class EntryFiles:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # its last owner has published or removed it meanwhile
+            os.close(descriptor)  # its last owner has published or removed the file meanwhile
 
     def sweep(self) -> None:
-        """Remove what dead processes have left in `pending`."""
+        """Remove files that dead processes have left in `pending`."""
         for place in (self.root / "pending").iterdir():
             with suppress(OSError):
                 descriptor = os.open(place, _READ)
@@ -165,7 +165,7 @@ class EntryFiles:
 
 
 class Claim:
-    """The right to fetch one entry: write it, then `publish`; `release` in any case."""
+    """Right to fetch one entry: write it, then `publish`; `release` in any case."""
 
     def __init__(self, files: EntryFiles, name: str, descriptor: int) -> None:
         self.name = name
@@ -174,8 +174,8 @@ class Claim:
         self._is_published = False
 
     def write(self, data: Buffer) -> None:
-        """Write the entry, which is not to be seen yet."""
-        os.ftruncate(self._descriptor, 0)  # of what a dead process had written
+        """Write the entry, which stays invisible until `publish`."""
+        os.ftruncate(self._descriptor, 0)  # removes the bytes of a dead process
         parts = [memoryview(_head(self.name, data)), memoryview(data)]
         at = 0
         while parts:
@@ -198,12 +198,12 @@ class Claim:
         self._is_published = True
 
     def release(self) -> None:
-        """Let others fetch it, if it was not published."""
+        """Let others fetch the entry, if it was not published."""
         try:
             if not self._is_published:
                 with suppress(OSError):
                     (self._files.root / "pending" / self.name).unlink(missing_ok=True)
-            # Not by closing alone: a forked process may have the descriptor too.
+            # Closing alone is not enough: a forked process may have the descriptor too.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             os.close(self._descriptor)
@@ -223,7 +223,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, place: Path) -> bool:
-    """Whether the open file still is the one of this path."""
+    """Return whether the open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), place.lstat())
     except FileNotFoundError:

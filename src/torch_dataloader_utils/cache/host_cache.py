@@ -1,10 +1,10 @@
 """`HostCache`: the bytes that this host reads of remote files, kept on its disk by next use.
 
-    cache_entries      one file for each range, and who fetches one that is missing
-    cache_schedule     when each row group is read next, by all ranks of this host
-    cache_index        what is there, and what makes room for what
+    entries      one file for each range, and the right to fetch a missing range
+    schedules    when each row group is read next, by all ranks of this host
+    index        the present entries, and the entries that make room for a new entry
 
-If the directory fails, bytes are fetched as without a cache: that costs requests, never rows.
+If the directory fails, bytes are fetched as without a cache: a fault costs requests, never rows.
 """
 
 import logging
@@ -36,8 +36,8 @@ from torch_dataloader_utils.errors import ConfigTypeError, of_type
 
 _log = logging.getLogger("torch_dataloader_utils.cache")
 
-# What the kernel raises for a disk or a directory, and Python and numpy for content that nobody foresaw. Nothing but
-# the cache's own work is guarded: requests are made outside.
+# Errors of the kernel for a disk or a directory, and of Python and numpy for unforeseen content. Only the cache's own
+# work is guarded: requests are made outside.
 _FAULTS = (OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
 
 _FIRST_POLL_SECONDS = 0.002
@@ -46,12 +46,12 @@ _MOST_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HostCache:
-    """A cache on this host's disk of the byte ranges that plans read; for `RemoteOptions(cache=)`.
+    """Cache on this host's disk of the byte ranges that plans read; for `RemoteOptions(cache=)`.
 
     Attributes:
-        directory: where, on a local disk. The cache makes a directory of its own in it, which only this user can read.
-            All processes of a host that name the same directory share it.
-        max_bytes: of its files, an int or text such as "500GiB".
+        directory: Directory on a local disk. The cache makes its own directory inside, which only this user can read.
+            All processes of a host that name the same directory share the cache.
+        max_bytes: Limit for all files of the cache, an int or text such as "500GiB".
     """
 
     directory: str | os.PathLike[str]
@@ -65,22 +65,22 @@ class HostCache:
 
     @property
     def root(self) -> Path:
-        """The cache's own directory."""
+        """Directory of the cache's own."""
         return cache_root(self.directory)
 
     @property
     def most_bytes(self) -> int:
-        """max_bytes as a number."""
+        """max_bytes as a number of bytes."""
         return int(self.max_bytes)
 
 
 def cache_root(directory: str | os.PathLike[str]) -> Path:
-    """This user's cache in a directory."""
+    """Return the path of this user's cache in a directory."""
     return Path(directory) / f"tdu-cache-{os.geteuid()}"
 
 
 class OpenCache:
-    """A cache as one process uses it; thread-safe."""
+    """Cache as one process uses it; thread-safe."""
 
     def __init__(self, options: HostCache) -> None:
         for_footers = footer_bytes(options.most_bytes)
@@ -99,10 +99,10 @@ class OpenCache:
         wait_seconds: float,
         into: Mapping[Span, memoryview] = MappingProxyType({}),
     ) -> list[Buffer]:
-        """The bytes of each span: from the disk, into the memory that `into` has for it, or fetched and kept.
+        """Return the bytes of each span: from the disk, into the memory that `into` has for it, or fetched and kept.
 
-        Of several threads and processes that want a span, one fetches it; the others wait for it, `wait_seconds` at
-        most, and go on where it failed or died.
+        If several threads and processes want a span, one of them fetches it. The others wait for at most
+        `wait_seconds`, and take over if it failed or died.
         """
         found: dict[Span, Buffer] = {}
         names = {span: key.entry_name(span) for span in spans}
@@ -115,7 +115,7 @@ class OpenCache:
             with self._claims(missing) as claims:
                 if time.monotonic() > deadline:
                     claims = dict.fromkeys(missing) | claims
-                # Another process may have published one before it was claimed here.
+                # Another process may have published a span before it was claimed here.
                 found |= self._read_all(
                     {span: missing[span] for span, claim in claims.items() if claim is not None}, into
                 )
@@ -130,23 +130,23 @@ class OpenCache:
                 poll = min(2 * poll, _MOST_POLL_SECONDS)
 
     def mark(self, token: str, key: GroupKey) -> None:
-        """A row group is being read."""
+        """Mark that a row group is being read."""
         with self._tolerating_faults():
             self._index.schedules.mark(token, key.number)
 
     def foresee(self, token: str, schedule: ReadSchedule) -> None:
-        """Tell all processes of this host what this one reads from now on."""
+        """Announce to all processes of this host what this process reads from now on."""
         with self._tolerating_faults():
             self._make()
             self._index.schedules.publish(token, schedule)
 
     def withdraw(self, token: str) -> None:
-        """Take back what `foresee` published."""
+        """Withdraw the schedule that `foresee` published."""
         with self._tolerating_faults():
             self._index.schedules.withdraw(token)
 
     def _read_all(self, names: Mapping[Span, str], into: Mapping[Span, memoryview]) -> dict[Span, Buffer]:
-        """Those that are on the disk."""
+        """Return the spans that are on the disk."""
         found: dict[Span, Buffer] = {}
         counts = thread_counts()
         for span, name in names.items():
@@ -166,7 +166,7 @@ class OpenCache:
 
     @contextmanager
     def _claims(self, names: Mapping[Span, str]) -> Iterator[dict[Span, Claim | None]]:
-        """The claims that could be had, given up in the end; None for a span that is to be fetched without one."""
+        """Yield the claims of free spans, released at the end; None for a span to be fetched without a claim."""
         claims: dict[Span, Claim | None] = {}
         try:
             for span, name in names.items():
@@ -193,7 +193,7 @@ class OpenCache:
                 thread_counts().cache_evictions += evicted or 0
 
     def _make(self) -> None:
-        """Make the directory, unless it is there, and see that it is this user's alone."""
+        """Make the directory, unless it exists, and check that only this user can enter it."""
         if self._is_ready:
             return
         make_private(self._root)
@@ -204,7 +204,7 @@ class OpenCache:
 
     @contextmanager
     def _tolerating_faults(self) -> Iterator[None]:
-        """A fault of the disk or of what lies there ends the block, and is only logged."""
+        """End the block at a fault of the disk or of its content, and only log the fault."""
         try:
             yield
         except _FAULTS as error:
@@ -220,7 +220,7 @@ _opening = threading.Lock()
 
 
 def opened(options: HostCache) -> OpenCache:
-    """The cache of this process; files are touched when it is used."""
+    """Return the cache of this process; files are touched only when it is used."""
     with _opening:
         if options not in _opened:
             _opened[options] = OpenCache(options)

@@ -1,9 +1,9 @@
-"""Which entries a host's cache has, the same in all processes; and which of them make room for a new one.
+"""The entries of a host's cache, the same in all processes; and the choice of entries that make room for a new entry.
 
-    journal     what was added and removed, in records of one length; its lock is the lock of the directory
+    journal     added and removed entries, in records of one length; its lock is the lock of the directory
 
-The files are the truth. A process lists them once, and then reads what others append to the journal. Where that was
-cut, replaced, deleted or damaged, it lists them again.
+The files are the truth. A process lists the files once, and then reads the records that others append to the journal.
+If the journal was cut, replaced, deleted or damaged, the process lists the files again.
 """
 
 import fcntl
@@ -24,17 +24,17 @@ from torch_dataloader_utils.cache.schedules import ReadSchedules
 
 _RECORD = struct.Struct("<40sq")
 _MOST_JOURNAL_BYTES = 16 << 20
-# A process holds the lock for milliseconds; one that was stopped holds it for ever.
+# A process holds the lock for milliseconds; a stopped process holds it forever.
 _MOST_WAIT_SECONDS = 5.0
 _POLL_SECONDS = 0.001
-# Entries are ranked again when, for every so many of them, one has changed or asked for room.
+# Entries are ranked again when at least one in this many has changed or asked for room.
 _RANKING_AGE = 64
 
 
 class CacheIndex:
-    """The entries of one directory; thread-safe. Every method may raise OSError.
+    """Entries of one directory; thread-safe. Every method may raise OSError.
 
-    most_bytes: of all entries.
+    most_bytes: Limit for all entries.
     """
 
     def __init__(self, root: Path, most_bytes: int) -> None:
@@ -51,16 +51,16 @@ class CacheIndex:
         self._changes = 0
 
     def unlock(self) -> None:
-        """Replace the lock in a forked child, where the thread that held it may not exist."""
+        """Replace the lock in a forked child, where the thread that held the lock may not exist."""
         self._lock = Lock()
 
     def admits(self, name: str, length: int) -> bool:
-        """Whether an entry is to be kept: there is room, or others are read later than it."""
+        """Return whether an entry should be kept: space is free, or other entries are read later than this entry."""
         with self._locked():
             return self._victims(name, HEAD_BYTES + length) is not None
 
     def add(self, name: str, length: int, publish: Callable[[], None]) -> int | None:
-        """Publish an entry, after others have made room; returns how many. None: it is not to be kept after all."""
+        """Publish an entry after making room; return the number of removed entries, None if it is not to be kept."""
         with self._locked() as journal:
             victims = self._victims(name, HEAD_BYTES + length)
             if victims is None:
@@ -95,7 +95,7 @@ class CacheIndex:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Inside, no other thread or process changes the entries, and this index knows all of them."""
+        """Hold the lock: no other thread or process changes the entries, and this index knows all of them."""
         with self._lock:
             journal = self._open_journal()
             try:
@@ -132,7 +132,7 @@ class CacheIndex:
     def _catch_up(self, journal: int) -> None:
         status = os.fstat(journal)
         rest = status.st_size % _RECORD.size
-        if rest:  # a full disk took a part of a record
+        if rest:  # a full disk cut a record
             os.ftruncate(journal, status.st_size - rest)
         seen, stop = (status.st_dev, status.st_ino), status.st_size - rest
         if rest or seen != self._seen or not self._follow(journal, stop):
@@ -142,7 +142,7 @@ class CacheIndex:
         self._seen, self._offset = seen, stop
 
     def _follow(self, journal: int, stop: int) -> bool:
-        """Apply the records up to `stop`; False, and nothing is applied, if they cannot be followed from here on."""
+        """Apply the records up to `stop`; return False, and apply nothing, if they do not continue this index."""
         if not 0 <= stop - self._offset <= 2 * _MOST_JOURNAL_BYTES:
             return False
         records = os.pread(journal, stop - self._offset, self._offset)
@@ -154,9 +154,9 @@ class CacheIndex:
         return True
 
     def _victims(self, name: str, size: int) -> list[str] | None:
-        """The entries to remove before one of `size` bytes is added; None if entries with earlier reads had to go too.
+        """Return the entries to remove before an entry of `size` bytes; None if earlier reads would lose entries.
 
-        Those whose next use is farthest go first (Belady 1966); where none is known, the oldest.
+        Entries with the farthest next use go first (Belady 1966); entries without a known use by age, oldest first.
         """
         missing = self._num_bytes - self._sizes.get(name, 0) + size - self._most_bytes
         if missing <= 0:

@@ -1,8 +1,8 @@
 """A cache on this host of footers, row lengths and results of whole reads, for other processes and the next job.
 
-Each is one file, named by a hash of (path, identity), so that a replaced data file never gets an old footer. Only this
-user can read them: a directory that others can enter is not used. They appear whole or not at all, and have a checksum
-over name and bytes. A fault here costs a request, never a row.
+Each value is one file, named by a hash of (path, identity), so that a replaced data file never gets an old value. Only
+this user can read the files: a directory that others can enter is not used. Files appear whole or not at all, and have
+a checksum over name and bytes. A fault here costs a request, never a row.
 """
 
 import logging
@@ -21,11 +21,11 @@ from torch_dataloader_utils._core.spans import Buffer
 _log = logging.getLogger(__name__)
 
 VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
-"""Environment variable: the directory, or "off"."""
+"""Environment variable with the directory of the cache, or "off"."""
 
 _MAGIC = b"TDUTAIL2"
 _DIGEST_BYTES = 16
-# 40,000 footers of 26 KB (50 columns, 4 row groups).
+# Room for 40,000 footers of 26 KB (50 columns, 4 row groups).
 _MOST_BYTES = 1 << 30
 _PUTS_BETWEEN_SWEEPS = 4096
 _STALE_SECONDS = 3600
@@ -34,24 +34,24 @@ _numbers = count()
 
 
 class KeptFiles:
-    """The footers below one directory, which is made on the first `put`.
+    """Values below one directory, which is made on the first `put`.
 
-    private: the directory that must be this user's alone: `root`, or one that holds it.
+    private: Directory that only this user may enter: `root`, or a directory that holds `root`.
     """
 
     def __init__(self, root: Path, most_bytes: int = _MOST_BYTES, private: Path | None = None) -> None:
         self._root = root
         self._private = private or root
         self._most_bytes = most_bytes
-        # Some short jobs should sweep too, but not all: to list a million files takes seconds.
+        # Some short jobs should sweep too, but not all: listing a million files takes seconds.
         self._puts = random.SystemRandom().randrange(_PUTS_BETWEEN_SWEEPS)
 
     def get(self, path: str, identity: str) -> bytes | None:
-        """The footer of this version of the file, if it is here and whole."""
+        """Return the value for this version of the file, if it is kept and whole."""
         place = self._place(path, identity)
         try:
             check_private(self._private)
-            # Without waiting: to open a pipe would wait for ever for a writer.
+            # Without waiting: opening a pipe would wait forever for a writer.
             with os.fdopen(os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > self._most_bytes:
@@ -63,7 +63,7 @@ class KeptFiles:
         return data if content == _sealed(place, data) else None
 
     def put(self, path: str, identity: str, data: Buffer) -> None:
-        """Keep a footer; one that cannot be written is not kept."""
+        """Keep a value; a value that cannot be written is not kept."""
         place = self._place(path, identity)
         try:
             make_private(self._private)
@@ -82,12 +82,12 @@ class KeptFiles:
             if self._puts % _PUTS_BETWEEN_SWEEPS == 0:
                 self._sweep()
         except OSError as error:
-            _log.debug("a footer is not kept in %s: %s", self._root, error)
+            _log.debug("a value is not kept in %s: %s", self._root, error)
 
     def _created(self, place: Path) -> tuple[int, str]:
-        """A new file beside `place`, open for writing, and its name.
+        """Open a new file beside `place` for writing; return descriptor and name.
 
-        The directory is this user's alone, so that names need not be hard to guess, only new.
+        Only this user can enter the directory, so names need not be hard to guess, only new.
         """
         name = f"{place}.{os.getpid()}-{next(_numbers)}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -102,7 +102,7 @@ class KeptFiles:
         return self._root / name[:2] / name[2:]
 
     def _sweep(self) -> None:
-        """Remove the oldest until a fifth of the capacity is free, and unfinished files of killed processes."""
+        """Remove the oldest files until a fifth of the capacity is free, and unfinished files of killed processes."""
         now = time.time()
         found = sorted((status.st_mtime, status.st_size, name) for status, name in self._entries())
         left = sum(size for _, size, _ in found)
@@ -114,14 +114,14 @@ class KeptFiles:
                 left -= size
 
     def _entries(self) -> Iterator[tuple[os.stat_result, str]]:
-        """All kept files; skips folders that are not ours, and files that disappear meanwhile."""
+        """Yield all kept files; skip folders that are not ours, and files that disappear meanwhile."""
         for folder in self._root.iterdir():
             with suppress(OSError), os.scandir(folder) as entries:
                 yield from ((entry.stat(), entry.path) for entry in entries if entry.is_file(follow_symlinks=False))
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory, with those above it that are missing, for this user alone."""
+    """Make a directory, and its missing parents, for this user alone."""
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -130,24 +130,24 @@ def make_private(directory: Path) -> None:
 
 
 def check_private(directory: Path) -> None:
-    """Raises PermissionError for what is no directory of this user alone: others could exchange what lies in it."""
+    """Raise PermissionError unless this is a directory of this user alone: others could exchange the files in it."""
     status = directory.lstat()
     if not S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise PermissionError(f"{directory} is not a directory of this user alone")
 
 
 def footer_cache() -> KeptFiles | None:
-    """This user's cache of footers on this host; None if it is switched off."""
+    """Return this user's cache of footers on this host; None if it is switched off."""
     return _kept("footers")
 
 
 def row_length_cache() -> KeptFiles | None:
-    """This user's cache of row lengths on this host; None if it is switched off."""
+    """Return this user's cache of row lengths on this host; None if it is switched off."""
     return _kept("lengths")
 
 
 def scan_cache() -> KeptFiles | None:
-    """This user's cache of what reading all of a large local file gave; None if it is switched off."""
+    """Return this user's cache of results of whole reads of large local files; None if it is switched off."""
     return _kept("scans")
 
 
@@ -155,7 +155,7 @@ _opened: dict[tuple[str, str], KeptFiles] = {}
 
 
 def _own_directory() -> str | None:
-    """The directory of this user's caches; None for a user without a home, such as a bare number in a container."""
+    """Return the directory of this user's caches; None for a user without a home (a bare number in a container)."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     except RuntimeError:
@@ -180,7 +180,7 @@ def _sealed(place: Path, data: bytes) -> bytes:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    # A nearly full disk takes a part and says so only at the next write.
+    # A nearly full disk takes a part, and fails only at the next write.
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]

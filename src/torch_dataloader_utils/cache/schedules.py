@@ -1,10 +1,10 @@
-"""When row groups are read next on this host: every rank writes down what it will read, and marks what it has read.
+"""When row groups are read next on this host: every rank writes down its coming reads, and marks the reads it has done.
 
-    schedules/TOKEN-PID     locked by a process that trains: row groups and times of this pass and the next ones, and a
-                            byte for each use of this pass, which whoever reads the row group sets
+    schedules/TOKEN-PID     locked by a process that trains: row groups and times of this pass and the next passes, and
+                            a byte for each use of this pass, which the process that reads the row group sets
 
-So a process that needs room knows the next uses of all ranks on its host, of whatever job, without asking them. A
-schedule whose process is gone counts no more, and is removed.
+A process that needs room thus knows the next uses of all ranks on its host, of all jobs, without asking them. A
+schedule of a dead process no longer counts, and is removed.
 """
 
 import fcntl
@@ -31,9 +31,11 @@ _MOST_BYTES = 1 << 30  # 60 million uses
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadSchedule:
-    """The uses of row groups by one rank. keys, times: of each, this pass first; times only grow.
+    """Uses of row groups by one rank.
 
-    A time is the bytes that the rank reads before it. num_present: uses of this pass.
+    keys, times: Row group and time of each use, this pass first; times only grow. A time is the number of bytes that
+        the rank reads before the use.
+    num_present: Number of uses in this pass.
     """
 
     keys: Uint64s
@@ -42,22 +44,22 @@ class ReadSchedule:
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
-        """The uses by key, those of one key by time."""
+        """Indices of the uses sorted by key, and by time within a key."""
         return np.argsort(self.keys, kind="stable")
 
     @cached_property
     def sorted_keys(self) -> Uint64s:
-        """The keys of `order`."""
+        """Keys in the order of `order`."""
         return self.keys[self.order]
 
     def uses_of(self, key: int) -> npt.NDArray[np.intp]:
-        """The uses of one row group, by time."""
+        """Return the uses of one row group, by time."""
         wanted = np.uint64(key)
         first, stop = self.sorted_keys.searchsorted(wanted), self.sorted_keys.searchsorted(wanted, side="right")
         return self.order[first:stop]
 
     def distances(self, done: npt.NDArray[np.uint8]) -> Float64s:
-        """How far each use is from now, given which ones of this pass are done; infinite for those."""
+        """Return the distance of each use from now; infinite for the uses of this pass that are done."""
         spent = self.times[: self.num_present][done != 0]
         now = float(spent.max()) if len(spent) else 0.0
         distances = np.maximum(self.times - now, 0.0)
@@ -65,14 +67,14 @@ class ReadSchedule:
         return distances
 
     def encoded(self) -> bytes:
-        """The content of its file, nothing done yet."""
+        """Return the content of the schedule's file, with no use done."""
         body = self.keys.astype("<u8").tobytes() + self.times.astype("<f8").tobytes()
         head = _HEAD.pack(_MAGIC, len(self.keys), self.num_present, zlib.crc32(body))
         return head + body + bytes(self.num_present)
 
     @classmethod
     def decoded(cls, content: bytes) -> Self | None:
-        """The schedule in a file; None if it is damaged."""
+        """Return the schedule in a file; None if the file is damaged."""
         if len(content) < _HEAD.size:
             return None
         magic, count, present, seal = _HEAD.unpack_from(content)
@@ -86,12 +88,12 @@ class ReadSchedule:
 
     @property
     def marks_at(self) -> int:
-        """Where the marks of this pass begin in its file."""
+        """Offset of the marks of this pass in the schedule's file."""
         return _HEAD.size + 16 * len(self.keys)
 
 
 class OpenSchedule:
-    """A schedule in its file, of this process or of another one."""
+    """Schedule in its file, of this process or of another process."""
 
     def __init__(self, descriptor: int, schedule: ReadSchedule) -> None:
         self.schedule = schedule
@@ -103,7 +105,7 @@ class OpenSchedule:
 
     @classmethod
     def open(cls, place: Path) -> "OpenSchedule | None":
-        """The schedule at a path; None if it is not there, damaged or not this user's."""
+        """Return the schedule at a path; None if it does not exist, is damaged or is not this user's."""
         try:
             descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -118,7 +120,7 @@ class OpenSchedule:
         return cls(descriptor, schedule)
 
     def done(self) -> npt.NDArray[np.uint8]:
-        """The marks of this pass."""
+        """Return the marks of this pass."""
         count = self.schedule.num_present
         marks = np.frombuffer(os.pread(self.descriptor, count, self.schedule.marks_at), np.uint8)
         return marks if len(marks) == count else np.zeros(count, np.uint8)
@@ -132,14 +134,14 @@ class OpenSchedule:
                 return
 
     def is_at(self, place: Path) -> bool:
-        """Whether this is the file of that path now."""
+        """Return whether this is still the file at the path."""
         try:
             return os.path.samestat(os.fstat(self.descriptor), place.lstat())
         except OSError:
             return False
 
     def has_owner(self) -> bool:
-        """Whether the process that wrote it lives; not to be asked by that process itself."""
+        """Return whether the process that wrote the schedule lives; that process itself must not ask."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -149,7 +151,7 @@ class OpenSchedule:
 
 
 class ReadSchedules:
-    """The schedules below one directory, as one process sees them; not thread-safe but for `mark`."""
+    """Schedules below one directory, as one process sees them; only `mark` is thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._directory = root / "schedules"
@@ -157,7 +159,7 @@ class ReadSchedules:
         self._marked: dict[str, tuple[Path, OpenSchedule]] = {}
 
     def publish(self, token: str, schedule: ReadSchedule) -> None:
-        """Write down what this process reads from now on, in place of what it wrote before.
+        """Write down the coming reads of this process, in place of its earlier schedule.
 
         The file stays open, and so locked, as long as the process lives, or until `withdraw`.
         """
@@ -174,13 +176,13 @@ class ReadSchedules:
         self._marked[token] = (place, mine)
 
     def withdraw(self, token: str) -> None:
-        """This process reads nothing more."""
+        """Remove this process's schedule: it reads nothing more."""
         place, _ = self._marked.pop(token, (None, None))
         if place is not None and place.name == f"{token}-{os.getpid()}":
             place.unlink(missing_ok=True)
 
     def mark(self, token: str, key: int) -> None:
-        """A process that reads for `token` is about to read a row group."""
+        """Mark that a process that reads for `token` is about to read a row group."""
         place, mine = self._marked.get(token, (None, None))
         if place is None or mine is None or not mine.is_at(place):
             found = self._find(token)
@@ -198,11 +200,11 @@ class ReadSchedules:
         return None
 
     def next_uses(self) -> "NextUses":
-        """When every row group is read next, as far as it is known."""
+        """Return when every row group is read next, as far as schedules say."""
         return NextUses([(each.schedule, each.schedule.distances(each.done())) for each in self.living()])
 
     def living(self) -> list[OpenSchedule]:
-        """Those of living processes; those of dead ones are removed."""
+        """Return the schedules of living processes; remove the schedules of dead processes."""
         names = [name for name in os.listdir(self._directory) if not name.startswith(".")]  # noqa: PTH208
         ending = f"-{os.getpid()}"
         own = {place.name: mine for place, mine in list(self._marked.values()) if place.name.endswith(ending)}
@@ -224,18 +226,18 @@ class ReadSchedules:
 
 
 class NextUses:
-    """Distances of row groups to their next use, in bytes that its reader reads before; infinite if there is none."""
+    """Distances of row groups to their next use, in bytes that its reader reads before; infinite without a next use."""
 
     def __init__(self, schedules: list[tuple[ReadSchedule, Float64s]]) -> None:
         self._schedules = schedules
 
     def of(self, key: int) -> float:
-        """The distance of one row group."""
+        """Return the distance of one row group."""
         found = [distances[schedule.uses_of(key)] for schedule, distances in self._schedules]
         return min((float(each.min()) for each in found if len(each)), default=np.inf)
 
     def of_all(self, keys: Uint64s) -> Float64s:
-        """The distances of many."""
+        """Return the distances of many row groups."""
         nearest = np.full(len(keys), np.inf)
         for schedule, distances in self._schedules:
             ordered = schedule.sorted_keys

@@ -152,9 +152,9 @@ def test_lineage_of_tables_that_have_none_is_refused_and_places_are_not(tmp_path
     table = numbered(tmp_path)
     path = table.append(ids(0, 2))
     for name in LINEAGE_IDS:
-        with pytest.raises(ConfigError, match=f"'{name}', which only rows of Iceberg tables of format version 3 have"):
+        with pytest.raises(ConfigError, match=f"'{name}', a column of Iceberg tables of format version 3"):
             read_rows(table.metadata, columns=["id", name])
-    with pytest.raises(ConfigError, match="'_row_id', which only rows of Iceberg"):
+    with pytest.raises(ConfigError, match="'_row_id', a column of Iceberg"):
         StructuredDataset.create_dataloader(path, columns=["_row_id"])
     assert read_rows(table.metadata, columns=["_pos", "_file"]) == [{"_pos": place, "_file": path} for place in (0, 1)]
 

@@ -263,7 +263,7 @@ def test_a_state_of_a_snapshot_that_was_read_under_another_schema_than_its_own_s
         make().load_state_dict(state)
     fits = {"snapshot_id": first}
     if renamed == "before the run":
-        with pytest.raises(CheckpointMismatchError, match=r"if you did, branch= of a branch"):
+        with pytest.raises(CheckpointMismatchError, match=r"if you did, pass branch= with a branch"):
             make(**fits).load_state_dict(state)
         table.refs["resume"] = {"snapshot-id": first, "type": "branch"}
         table.write_metadata()

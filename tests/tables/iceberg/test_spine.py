@@ -104,7 +104,7 @@ def test_a_state_is_bound_to_its_snapshot(table: TableWriter) -> None:
     state = loader.state_dict()
     other, _ = IcebergDataset.create_dataloader(table.metadata, snapshot_id=table.snapshot_id - 1, **OPTIONS)
     wanted = table.snapshot_id
-    with pytest.raises(CheckpointMismatchError, match=rf"snapshot {wanted} .* pass snapshot_id={wanted} to go on"):
+    with pytest.raises(CheckpointMismatchError, match=rf"snapshot {wanted} .* pass snapshot_id={wanted} to continue"):
         other.load_state_dict(state)
     same, _ = IcebergDataset.create_dataloader(table.metadata, snapshot_id=table.snapshot_id, **OPTIONS)
     same.load_state_dict(state)
