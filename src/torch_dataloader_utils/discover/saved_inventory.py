@@ -44,7 +44,7 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.discover.roots import Roots
 from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError, StoreError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.formats.registry import FORMATS, OTHER_NUMBERS, format_of
 

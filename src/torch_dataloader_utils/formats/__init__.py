@@ -6,7 +6,7 @@
 In: bytes of one file through `_store`. Out: facts of pyarrow and numpy. A format is a `Format`; `registry` finds it by
 name, ending or number. Each format has one home here: `parquet/`, `orc`, `arrow/`, `text/`. Beside them stands what
 several formats need: `file_scan` (the values of a scan), `task_source` (the bytes of a task), `schemas`, `statistics`
-(filters against bounds), `checks` and `decode_errors` (damage becomes a `DataError` that names the file).
+(filters against bounds), `checks` and `errors` (damage becomes a `DataError` that names the file).
 
 Not for: finding files (`discover`), tables of several files (`tables`), and deciding what is read (`plan`).
 """

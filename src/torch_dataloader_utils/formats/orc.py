@@ -15,13 +15,8 @@ from torch_dataloader_utils._arrow.batches import rows_only
 from torch_dataloader_utils._arrow.schema import field_paths
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
-from torch_dataloader_utils.formats.checks import (
-    check_all_decoded,
-    check_decoded_size,
-    check_unique,
-    repeated_names,
-)
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.checks import check_all_decoded, check_decoded_size, check_unique, repeated_names
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.schemas import projected_part

@@ -15,7 +15,8 @@ from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.formats.arrow.format import ARROW
 from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.formats.decode_errors import checked, empty
+from torch_dataloader_utils.formats.checks import checked
+from torch_dataloader_utils.formats.errors import empty
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.orc import ORC

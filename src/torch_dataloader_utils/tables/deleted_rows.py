@@ -15,7 +15,7 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils.discover.group_table import with_live_rows
 from torch_dataloader_utils.errors import MissingDependencyError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan
 
 _MAGIC = b"\xd1\xd3\x39\x64"

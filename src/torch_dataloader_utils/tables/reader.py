@@ -15,13 +15,9 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows,
 from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, DataError
-from torch_dataloader_utils.formats.checks import (
-    FOREIGN,
-    check_live_rows,
-    check_stored_rows,
-    foreign_errors,
-)
+from torch_dataloader_utils.formats.checks import check_live_rows, check_stored_rows
 from torch_dataloader_utils.formats.conform import conform, constant
+from torch_dataloader_utils.formats.errors import FOREIGN, foreign_errors
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.formats.task_source import TaskSource

@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileStat, Span, SparseFile, Store, Tail, redact
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.formats.arrow.messages import FlatTable, metadata_length, read_head, stream_messages
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.schemas import projected_part
 

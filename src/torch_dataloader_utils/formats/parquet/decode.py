@@ -21,12 +21,7 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, 
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
-from torch_dataloader_utils.formats.checks import (
-    check_all_decoded,
-    check_decoded_size,
-    check_stored_rows,
-    check_unique,
-)
+from torch_dataloader_utils.formats.checks import check_all_decoded, check_decoded_size, check_stored_rows, check_unique
 from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.formats.parquet.numbers import read_numbers
 from torch_dataloader_utils.formats.parquet.trailer import chunk_start

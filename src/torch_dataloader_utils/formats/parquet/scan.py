@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.schema import all_nullable, leaf_ranges
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, OfChunk, footer_numbers
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.errors import DataError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanRequest, kept_nulls
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, with_uuids
 from torch_dataloader_utils.formats.parquet.trailer import check_footer

@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.text.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
 from torch_dataloader_utils.formats.whole_reads import KEPT_DIGEST, ContentDigest, keep_result, load_result

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._store import Buffer, redact
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.tables.delta.paths import FileKey, VectorPlace, file_identity, vector_identity
 

@@ -14,7 +14,8 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.errors import NoDataError
 from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.formats.decode_errors import checked, decoding
+from torch_dataloader_utils.formats.checks import checked
+from torch_dataloader_utils.formats.errors import decoding
 from torch_dataloader_utils.formats.file_scan import FileScan
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, scan_of_footer
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups

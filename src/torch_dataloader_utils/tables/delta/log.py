@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.arguments import hold_integers
 from torch_dataloader_utils._core.table_snapshot import milliseconds_of, time_text
 from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.errors import ConfigError, NoDataError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.tables.delta.actions import commit_time, read_commit
 from torch_dataloader_utils.tables.table_files import TableFiles
 

@@ -14,7 +14,7 @@ from uuid import UUID
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.roots import PathRules, canonical, split
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 
 VectorKey = tuple[str, int]
 FileKey = tuple[str, VectorKey | None]

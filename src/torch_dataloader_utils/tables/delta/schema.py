@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.table_file import FIELD_ID
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.schemas import refused_types
 
 _PLAIN = {

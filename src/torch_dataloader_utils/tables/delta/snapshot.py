@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._store import FileEntry, StoreAccess
 from torch_dataloader_utils.discover.roots import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigError, DataError, InternalError, NoDataError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.tables.delta.actions import (
     Action,
     AddedFile,

@@ -1,7 +1,7 @@
 """The deletion vectors of a Delta table. Source: Delta protocol, "Deletion Vectors"."""
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.tables.deleted_rows import decode_framed, decode_vector
 from torch_dataloader_utils.tables.delta.paths import VectorPlace, vector_path, z85
 from torch_dataloader_utils.tables.table_files import TableFiles

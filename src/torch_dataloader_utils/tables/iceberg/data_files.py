@@ -22,7 +22,8 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.formats.decode_errors import checked, corrupt, decoding
+from torch_dataloader_utils.formats.checks import checked
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest, Verdict, kept_nulls
 from torch_dataloader_utils.formats.orc import ORC, scan_orc
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, scan_of_footer

@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.table_file import EqualityDeleteFile, stored_f
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.discover.roots import PathIndex
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.tables.deleted_rows import decode_framed
 from torch_dataloader_utils.tables.iceberg.manifests import FORMATS, ManifestEntry

@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupT
 from torch_dataloader_utils._core.table_file import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.formats.checks import foreign_errors
+from torch_dataloader_utils.formats.errors import foreign_errors
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.tables.iceberg.stored_fields import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.tables.iceberg.metadata_errors import parsing
 
 if TYPE_CHECKING:

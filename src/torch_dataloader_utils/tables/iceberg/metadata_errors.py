@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 
 # Texts of pyiceberg 0.12's errors for manifests whose Avro schema leaves out ids, as BigQuery's do.
 _NO_IDS = re.compile(r"missing (?:field-id|element-id|key-id|value-id)\b|(?:field|element|key|value)-id'?$")
