@@ -89,6 +89,16 @@ def has_exact_statistics(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(data_type) or pa.types.is_boolean(data_type) or pa.types.is_temporal(data_type))
 
 
+def counts_contradict(values: int, nulls: int, *, has_bounds: bool = False) -> bool:
+    """Return whether statistics of a column cannot be right: too many nulls, or bounds without a value.
+
+        5 values, 6 nulls                      True
+        5 values, 5 nulls, and bounds          True
+        5 values, 4 nulls, and bounds          False
+    """
+    return not 0 <= nulls <= values or (has_bounds and nulls == values)
+
+
 def may_be_true_for_nan(row_filter: pc.Expression) -> bool:
     """Whether the filter may keep a NaN, as far as its text says; statistics do not count NaN."""
     # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix, in parentheses: one beside a

@@ -25,6 +25,7 @@ from torch_dataloader_utils.formats.checks import check_all_decoded, check_decod
 from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.formats.parquet.numbers import read_numbers
 from torch_dataloader_utils.formats.parquet.trailer import chunk_start
+from torch_dataloader_utils.formats.statistics import counts_contradict
 from torch_dataloader_utils.formats.task_source import TaskSource
 
 _log = logging.getLogger(__name__)
@@ -312,7 +313,7 @@ def list_items(source: TaskSource, name: str) -> Int64s | None:
         chunk = group.column(leaves[0])
         statistics = chunk.statistics
         nulls: int = statistics.null_count if statistics is not None and statistics.has_null_count else 0
-        if not 0 <= nulls <= chunk.num_values or chunk.num_values < group.num_rows:
+        if counts_contradict(chunk.num_values, nulls) or chunk.num_values < group.num_rows:
             _log.warning("%s: the counts of column %s contradict themselves and are not used", source.task.where, name)
             return None
         items[ordinal] = (group.num_rows, chunk.num_values, nulls)

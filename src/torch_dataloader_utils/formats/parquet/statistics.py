@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.formats.file_scan import Verdict
 from torch_dataloader_utils.formats.parquet.trailer import has_sound_bounds
-from torch_dataloader_utils.formats.statistics import has_exact_statistics, may_be_true_for_nan
+from torch_dataloader_utils.formats.statistics import counts_contradict, has_exact_statistics, may_be_true_for_nan
 
 _log = logging.getLogger(__name__)
 
@@ -125,11 +125,11 @@ def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, _Leaf]) -> boo
         if found is None:
             continue
         nulls = found.null_count if found.has_null_count else 0
+        if counts_contradict(chunk.num_values, nulls, has_bounds=found.has_min_max):
+            return True
+        if (nulls and leaf.definitions == 0) or (found.has_min_max and not _are_bounds(found, leaf.logical)):
+            return True
         values = chunk.num_values - nulls
-        if nulls < 0 or values < 0 or (nulls and leaf.definitions == 0):
-            return True
-        if found.has_min_max and (values == 0 or not _are_bounds(found, leaf.logical)):
-            return True
         least = min(values, 1 + (found.has_min_max and found.min_raw != found.max_raw))
         if found.has_distinct_count and not least <= found.distinct_count <= values:
             return True

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.formats.file_scan import Verdict
-from torch_dataloader_utils.formats.statistics import judge_guarantees, may_be_true_for_nan
+from torch_dataloader_utils.formats.statistics import counts_contradict, judge_guarantees, may_be_true_for_nan
 from torch_dataloader_utils.tables.delta.actions import AddedFile
 from torch_dataloader_utils.tables.delta.schema import scalar
 
@@ -101,7 +101,7 @@ def _bounds(statistics: Mapping[str, Any], field: pa.Field, name: str) -> pc.Exp
     nulls, rows = _entry(statistics, "nullCount", name), statistics.get("numRecords")
     low, high = (_value(_entry(statistics, kind, name), field.type) for kind in ("minValues", "maxValues"))
     has_bounds = low is not None or high is not None
-    if _is_count(nulls) and _is_count(rows) and (nulls > rows or nulls < 0 or (nulls == rows and has_bounds)):
+    if _is_count(nulls) and _is_count(rows) and counts_contradict(rows, nulls, has_bounds=has_bounds):
         raise _ContradictionError(f"{field.name} has {nulls} nulls in {rows} rows{' and bounds' if has_bounds else ''}")
     column = pc.field(field.name)
     if nulls is not None and nulls == rows:

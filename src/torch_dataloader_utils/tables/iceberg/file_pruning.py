@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.table_file import field_id
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.formats.file_scan import Verdict
-from torch_dataloader_utils.formats.statistics import has_exact_statistics
+from torch_dataloader_utils.formats.statistics import counts_contradict, has_exact_statistics
 from torch_dataloader_utils.tables.iceberg.manifests import Manifest, ManifestEntry
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ class FilePruner:
         if number in self._columns and values not in (None, entry.record_count):
             return True
         known = entry.record_count if values is None else values
-        if min(nulls or 0, nans or 0) < 0 or (nulls or 0) + (nans or 0) > known:
-            return True
-        if nulls == known and (lower is not None or upper is not None):
+        has_bounds = nulls is not None and (lower is not None or upper is not None)
+        if counts_contradict(known, nulls or 0, has_bounds=has_bounds) or not 0 <= (nans or 0) <= known - (nulls or 0):
             return True
         return lower is not None and upper is not None and not _is_range(field.field_type, lower, upper)
 
