@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -194,21 +194,20 @@ def scan_listed(
         with scanned(store, request, _items(files, first, left), executor) as scans:
             in_order = (ready[file] if file in ready else next(scans) for file in chosen)
             heard = on_progress if left or request.missing == "error" else None
-            schemas: dict[pa.Schema, str] | None = {first.file_schema: first.path} if request.finds_keys else None
-            found = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts, schemas)
-    stats, groups, bad, nulls = found
-    if schemas is not None and asked.format.join_schemas is not None:
-        first = _with_all_keys(first, asked.format.join_schemas(schemas, asked.columns), asked)
-    _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
+            scans_heard = watched(in_order, len(chosen), heard)
+            found = _collect(files, first, chosen, scans_heard, verdicts, finds_keys=request.finds_keys)
+    if request.finds_keys and request.format.join_schemas is not None:
+        first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
+    _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(found.groups))
     return Inventory(
-        files=_file_table(paths, stats, request.format, first.partitions),
-        groups=groups,
+        files=_file_table(paths, found.stats, request.format, first.partitions),
+        groups=found.groups,
         schema=first.schema.serialize().to_pybytes(),
         source=files.source,
         row_filter=filter_text(asked.row_filter),
         projection=request.columns,
-        notes=report_bad_files(bad, len(chosen), files.source),
-        nulls=nulls,
+        notes=report_bad_files(found.bad, len(chosen), files.source),
+        nulls=found.nulls,
     )
 
 
@@ -245,18 +244,36 @@ def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterat
         yield ScanItem(entry=files.entries[file], partition=partition_values(first.partitions, first.fields, file))
 
 
+class _Collected(NamedTuple):
+    """Results of the scans of all chosen files.
+
+    stats: Size and identity of every file. groups: Row groups of the good files. bad: (path, fault) of each bad file.
+    nulls: See `known_nulls`. schemas: Schemas of the good files, each with the first path that has it.
+    """
+
+    stats: list[FileStat]
+    groups: GroupTable
+    bad: list[tuple[str, BadFile]]
+    nulls: Mapping[str, int]
+    schemas: Mapping[pa.Schema, str]
+
+
 def _collect(
     files: DataFiles,
     first: FirstScan,
     chosen: Sequence[int],
     scans: Iterable[FileScan | BadFile],
     file_verdicts: Int64s,
-    schemas: dict[pa.Schema, str] | None,
-) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]], Mapping[str, int]]:
-    """Return the stats of all files, the row groups of the chosen ones, the bad ones among them, and `known_nulls`.
+    *,
+    finds_keys: bool,
+) -> _Collected:
+    """Return the results of the scans, one scan for each chosen file.
 
-    schemas: gets the schemas of the chosen files, each with the first path that has it; None if they have to be alike.
+    Raises:
+        SchemaError: without `finds_keys`, a file that does not have the wanted schema.
     """
+    # Not every schema can be hashed: a third party's extension type may define equality alone.
+    schemas = {first.file_schema: first.path} if finds_keys else {}
     stats = [entry.stat for entry in files.entries]
     paths = [entry.path for entry in files.entries]
     groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
@@ -268,10 +285,10 @@ def _collect(
         if isinstance(scan, BadFile):
             bad.append((paths[file], scan))
             continue
-        if schemas is None:
-            check_same_schema(*first.wanted(file), scan.schema, paths[file])
-        else:
+        if finds_keys:
             schemas.setdefault(scan.schema, paths[file])
+        else:
+            check_same_schema(*first.wanted(file), scan.schema, paths[file])
         stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
@@ -282,7 +299,8 @@ def _collect(
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     names = {field.name for field in first.schema}.difference(field.name for field in first.fields)
     nulls = known_nulls(whole, names, lambda schema: (name if name in names else None for name in schema.names))
-    return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad, nulls
+    table = assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts))
+    return _Collected(stats=stats, groups=table, bad=bad, nulls=nulls, schemas=schemas)
 
 
 def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) -> FirstScan:
