@@ -92,6 +92,9 @@ def has_exact_statistics(data_type: pa.DataType) -> bool:
 def counts_contradict(values: int, nulls: int, *, has_bounds: bool = False) -> bool:
     """Return whether statistics of a column cannot be right: too many nulls, or bounds without a value.
 
+    values: Number of values, nulls included. nulls: Number of nulls. has_bounds: Whether statistics have a least or
+    greatest value.
+
         5 values, 6 nulls                      True
         5 values, 5 nulls, and bounds          True
         5 values, 4 nulls, and bounds          False

@@ -88,15 +88,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
     request = _request(schema, options, used, is_decided=bool(used) and set(used) <= set(schema.partitions))
     paths = [list(files)[number] for number in chosen.tolist()]
     scans = scan_data_files(paths, request, table.files, on_progress)
-    bad = [(path, scan) for path, scan in zip(paths, scans, strict=True) if isinstance(scan, BadFile)]
-    notes = report_bad_files(bad, len(paths), found.name)
-    good = np.array([not isinstance(scan, BadFile) for scan in scans], dtype=np.bool_)
-    scanned = _Scanned(
-        paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
-        scans=[scan for scan in scans if isinstance(scan, FileScan)],
-        verdicts=verdicts[chosen][good],
-        partitions=tuple(replace(column, codes=column.codes[chosen[good]]) for column in partitions),
-    )
+    scanned = _without_bad(found.name, paths, scans, verdicts, chosen, partitions)
     _check_case(schema, request, scanned)
     positions = _deleted(table, scanned, files)
     deleted = sum(map(len, positions))
@@ -116,7 +108,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
         row_filter=filter_text(options.filters),
         projection=options.columns,
         snapshot=found.identity,
-        notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *notes),
+        notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *scanned.notes),
         nulls=_nulls(schema, scanned, positions),
     )
     _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
@@ -125,12 +117,39 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Scanned:
-    """The data files that are read, sorted by path, with the verdict of each as a whole."""
+    """The data files that are read, sorted by path, without bad files.
+
+    verdicts: One Verdict for each file as a whole. notes: Notes about the bad files.
+    """
 
     paths: list[str]
     scans: list[FileScan]
     verdicts: Int64s
     partitions: tuple[PartitionColumn, ...]
+    notes: tuple[str, ...]
+
+
+def _without_bad(
+    name: str,
+    paths: Sequence[str],
+    scans: Sequence[FileScan | BadFile],
+    verdicts: Int64s,
+    chosen: Int64s,
+    partitions: Sequence[PartitionColumn],
+) -> _Scanned:
+    """Return the good files among the chosen files.
+
+    name: Name of the table, for messages. chosen: Number of each path among the files of `verdicts` and `partitions`.
+    """
+    bad = [(path, scan) for path, scan in zip(paths, scans, strict=True) if isinstance(scan, BadFile)]
+    good = np.array([isinstance(scan, FileScan) for scan in scans], dtype=np.bool_)
+    return _Scanned(
+        paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
+        scans=[scan for scan in scans if isinstance(scan, FileScan)],
+        verdicts=verdicts[chosen][good],
+        partitions=tuple(replace(column, codes=column.codes[chosen[good]]) for column in partitions),
+        notes=report_bad_files(bad, len(paths), name),
+    )
 
 
 def _resolved(table: DeltaTable, found: Snapshot) -> dict[str, AddedFile]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._core.arguments import hold_flags
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_file import IcebergFile, TableFields, field_id
@@ -110,15 +110,10 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         scanned = _scan_files(table, listed, request, on_progress)
         deleted = _deleted_positions(table, listed, options)
         equality = _equality_index(table, listed)
-    positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
-    paths = [file.path for file in scanned.files]
-    check_positions(paths, scanned.scans, positions)
     fields = _table_fields(table, target, schema, equality.key_ids)
     has_lineage = table.metadata.format_version >= _LINEAGE_VERSION
-    extras = _extras(fields, scanned.files, positions, equality, has_lineage=has_lineage)
-    unjudged = np.full(len(scanned.files), Verdict.IN if options.filters is None else Verdict.MAYBE, dtype=np.int64)
-    formats = [format_of(file.entry) for file in scanned.files]
-    files, groups = join_scans(paths, scanned.scans, formats, unjudged, extras=extras)
+    extras = _extras(fields, scanned, deleted, equality, has_lineage=has_lineage)
+    files, groups = _joined(scanned, options, extras)
     inventory = Inventory(
         files=files,
         groups=groups,
@@ -231,15 +226,24 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
     )
 
 
+def _joined(
+    scanned: _Scanned, options: IcebergScanOptions, extras: tuple[IcebergFile, ...]
+) -> tuple[FileTable, GroupTable]:
+    unjudged = np.full(len(scanned.files), Verdict.IN if options.filters is None else Verdict.MAYBE, dtype=np.int64)
+    formats = [format_of(file.entry) for file in scanned.files]
+    return join_scans([file.path for file in scanned.files], scanned.scans, formats, unjudged, extras=extras)
+
+
 def _extras(
-    fields: TableFields,
-    data: Sequence[DataFile],
-    positions: Sequence[Int64s],
-    equality: EqualityIndex,
-    *,
-    has_lineage: bool,
+    fields: TableFields, scanned: _Scanned, deletes: PositionDeletes, equality: EqualityIndex, *, has_lineage: bool
 ) -> tuple[IcebergFile, ...]:
-    """The facts that a reader needs of each data file beside its path, in the order of `data`."""
+    """Return the facts that a reader needs about each scanned file beside its path.
+
+    Raises:
+        CorruptFileError: a deleted row that its file does not have.
+    """
+    positions = [deletes.positions.get(number, _NO_ROWS) for number in scanned.numbers]
+    check_positions([file.path for file in scanned.files], scanned.scans, positions)
     return tuple(
         IcebergFile(
             table=fields,
@@ -250,7 +254,7 @@ def _extras(
             first_row_id=file.entry.first_row_id,
             sequence_number=file.entry.sequence_number if has_lineage else None,
         )
-        for file, deleted in zip(data, positions, strict=True)
+        for file, deleted in zip(scanned.files, positions, strict=True)
     )
 
 
