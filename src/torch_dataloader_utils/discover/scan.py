@@ -1,8 +1,8 @@
 """`scan_files`: from a path to an inventory.
 
-list the files  →  scan the first  →  judge all by their partition values  →  scan those that are left  →  assemble
+list the files  →  scan the first  →  judge all by their partition values  →  scan the remaining files  →  assemble
 
-With missing="null" the first scan is one of all files, since each may have columns of its own.
+With missing="null" the first scan reads all files, since each file may have columns of its own.
 """
 
 import logging
@@ -79,40 +79,40 @@ def scan_files(
     missing: Missing = "error",
     identity: FileIdentity = "strict",
 ) -> Inventory:
-    """The inventory of the files at `path`, from metadata alone.
+    """Return the inventory of the files at `path`, from metadata alone.
 
     Args:
-        path: file, directory (recursive), pattern, or a list of those; local or any fsspec URL.
+        path: File, directory (recursive), pattern, or a list of them; local or any fsspec URL.
         format: parquet, orc, csv, json, jsonl or arrow. File names need no extension.
-        columns: the projection that `projected_bytes` counts; None for all.
-        filters: a pyarrow expression. Files and row groups that partition values and statistics rule out are left
-            out; those proven fully in keep their rows; the others have UNKNOWN live rows until someone counts.
+        columns: Names of the projection that `projected_bytes` counts; None for all.
+        filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
+            row groups proven fully in keep their rows; other row groups have UNKNOWN live rows until someone counts.
         partitioning: "hive" reads columns from directory names.
-        storage_options: for the storage client; kept out of the inventory.
-        credentials, remote: see `StructuredDataset.create_dataloader`.
+        storage_options: Options for the storage client; kept out of the inventory.
+        credentials, remote: See `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
-        schema: of text files, which carry none; otherwise that of the start of the first CSV file, or of all lines of
-            JSON. A key that it lacks is an error, unless `columns` leaves it out.
-        text: how text files are cut.
-        executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
-        on_progress: called in the caller's thread after each file with (files done, files to scan).
-        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; the number
-            of their rows is not known.
-        allow_bare_files: see `StructuredDataset.create_dataloader`.
-        int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
-            not; what is finer is cut.
-        missing: "null" takes files that lack some of the columns, or have them in narrower types: the data set has the
-            columns of all files, each in the widest type, and is null where a file lacks one. CSV needs a schema then;
-            JSON lines always have the keys of all files.
+        schema: Schema of text files, which carry none. Without it, CSV has the schema of the start of the first file,
+            JSON the schema of all lines. A key that the schema lacks is an error, unless `columns` leaves it out.
+        text: Options that cut text files into row groups.
+        executor: Scans files in this executor instead of in own threads; a pool of processes or a cluster will do.
+        on_progress: Called in the caller's thread after each file with (files done, files to scan).
+        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; the number of
+            their rows is not known.
+        allow_bare_files: See `StructuredDataset.create_dataloader`.
+        int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold years that nanoseconds do not;
+            finer times are cut.
+        missing: "null" accepts files that lack some columns, or have them in narrower types: the data set has the
+            columns of all files, each in the widest type, and is null where a file lacks a column. CSV needs a schema
+            then; JSON lines always have the keys of all files.
         identity: "content" knows files by all their bytes, which are read, so that states and fingerprints fit the same
             data in another place; see `StructuredDataset.create_dataloader`.
 
     Returns:
-        Files sorted by path; row groups in file order, without empty ones.
+        Files sorted by path; row groups in file order, without empty row groups.
 
     Raises:
-        NoDataError: nothing there. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
-        SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
+        NoDataError: no data. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
+        SchemaError: files do not share one schema. CorruptFileError: impossible metadata.
     """
     columns = check_column_names("columns", columns)
     _check_text_options(format, schema, text)
@@ -154,7 +154,7 @@ def scan_paths(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """As `scan_files`, with an access that readers of the files use later too, so that they share a client."""
+    """Return the inventory as `scan_files`, with an access that readers of the files share, and with it a client."""
     _check_partitioning(partitioning)
     if (
         request.missing == "null"
@@ -179,9 +179,9 @@ def scan_listed(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """The inventory of files that are listed already; otherwise as `scan_files`.
+    """Return the inventory of files that are listed already; otherwise as `scan_files`.
 
-    request: with `schema` None, it is learned from the first file.
+    request: Request for the scan; with `schema` None, the schema is learned from the first file.
     """
     asked = request
     with other_files_named(files, request.format):
@@ -212,7 +212,7 @@ def scan_listed(
 
 
 def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tuple[ScanRequest, Int64s]:
-    """The request for all files, and one Verdict for each file from its partition values alone.
+    """Return the request for all files, and one Verdict for each file from its partition values alone.
 
     The filter stays in the request only if it uses columns of the files.
     """
@@ -226,7 +226,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
     except ConfigError:
         if not request.finds_keys:
             raise
-        return request, np.full(num_files, Verdict.MAYBE, dtype=np.int64)  # its columns may come later
+        return request, np.full(num_files, Verdict.MAYBE, dtype=np.int64)  # a later file may have the filter's columns
     verdicts = judge_partitions(row_filter, used, first.schema, first.partitions, num_files)
     if used and set(used) <= {field.name for field in first.fields}:
         return replace(request, row_filter=None), verdicts
@@ -234,7 +234,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
 
 
 def _is_answered_by_first(request: ScanRequest) -> bool:
-    """Whether the scans of `scan_first` serve this request too; they count no lines and judge no row group."""
+    """Return whether the scans of `scan_first` serve this request too: without line counts and judged row groups."""
     has_statistics = request.format.has_statistics
     return not request.format.is_text and (request.row_filter is None or not has_statistics)
 
@@ -304,9 +304,9 @@ def _collect(
 
 
 def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) -> FirstScan:
-    """Return the facts about files that have the columns `joined` together; check projection and filter by these.
+    """Return the facts about files that have the columns `joined` together; check projection and filter by them.
 
-    request: As it was asked for, with all columns and the whole filter.
+    request: The original request, with all columns and the whole filter.
     """
     first = first.with_schema(joined)
     check_columns(request.columns or (), first.schema, first.hint)
@@ -318,7 +318,7 @@ def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) ->
 def _file_table(
     paths: StringColumn, stats: Sequence[FileStat], file_format: Format, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
-    # Those of the listing: a file that is changed before its footer is read is noticed as well.
+    # Times come from the listing, so that a file that changes before its footer is read is noticed too.
     changed = [stat.changed_ns for stat in stats]
     return FileTable(
         paths=paths,
