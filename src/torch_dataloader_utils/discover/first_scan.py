@@ -90,7 +90,7 @@ def scan_first(
         if not hint or any(named_format(entry.path) == request.format for entry in files.entries):
             raise
         raise ConfigError(
-            f"{files.source} was read as {request.format}, and its files are named otherwise: {hint}."
+            f"{files.source} was read as {request.format}, but its files have names of another format: {hint}."
         ) from error
 
 

@@ -203,7 +203,7 @@ def _pattern_hint(files: DataFiles, file_format: Format) -> str:
     if files.root:
         below = fitting[0].removeprefix(files.root).strip("/")
         pattern = f"{files.source.rstrip('/')}/{'**/' if '/' in below else ''}{pattern}"
-    return f'If {redact(other)} is no data, choose the files by a pattern, such as "{pattern}".'
+    return f'If {redact(other)} is not data, choose the files by a pattern, such as "{pattern}".'
 
 
 def _ending(path: str) -> str:

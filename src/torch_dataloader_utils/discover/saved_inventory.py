@@ -83,7 +83,7 @@ def check_seal(data: Buffer, path: str) -> bool:
     if seal is None:
         return False
     if seal[1] != _digest(content, slice(*seal.span(1))):
-        raise corrupt(path, "its bytes are not those that were written (the seal does not fit)")
+        raise corrupt(path, "its bytes changed since it was written (the seal does not match)")
     return True
 
 
@@ -204,7 +204,7 @@ def _check(inventory: Inventory) -> None:
 def _read_snapshot(text: str) -> TableSnapshot | None:
     snapshot = TableSnapshot.parse(text)
     if text and snapshot is None:
-        raise ValueError("its snapshot is not that of a table")
+        raise ValueError("its snapshot does not parse")
     return snapshot
 
 
@@ -354,7 +354,7 @@ def load_inventory(
         file = open_checked(tail.data, redact(target), partial(pq.ParquetFile, pa.BufferReader(tail.data)))
     about = _about(file.schema_arrow, target)
     if not is_sealed:
-        raise corrupt(target, "the saved inventory has no seal, so that another tool wrote it")
+        raise corrupt(target, "the saved inventory has no seal, so another tool wrote it")
     with _fitting(target):
         inventory = from_file(file, about)
     if roots is not None:

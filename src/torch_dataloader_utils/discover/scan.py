@@ -339,11 +339,11 @@ def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
         return
     if schema is not None:
         raise ConfigError(
-            f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "
-            "says what is read."
+            f"schema= is for text files, which have no schema; files of format={file_format!r} have one. Leave it out; "
+            "columns= chooses the columns to read."
         )
     if text is not None:
-        raise ConfigError(f"text= says how text files are cut, and format={file_format!r} is none. Leave it out.")
+        raise ConfigError(f"text= says how text files are cut, and format={file_format!r} is not text. Leave it out.")
 
 
 def _path_column(entries: Sequence[FileEntry]) -> StringColumn:

@@ -58,8 +58,8 @@ def check_live_rows(task: RowGroupTask, live_rows: int) -> None:
 
 def _row_count_error(task: RowGroupTask, seen_rows: int, wanted_rows: int, kind: str) -> RowCountError:
     return RowCountError(
-        f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed, or its counts are wrong: "
-        "those of its footer or the _metadata file beside it; in JSON a line is one object. "
+        f"{task.where} gave {seen_rows} of {wanted_rows} {kind} rows. The file changed, or its footer or the "
+        "_metadata file beside it has wrong counts; in JSON a line is one object. "
         f'Plan the data set again, or run "tdu verify {redact(task.path)}".'
     )
 

@@ -126,7 +126,7 @@ def _misfit(task: RowGroupTask, field: pa.Field, seen: pa.DataType, why: str) ->
 
 
 def _must_stay_large(column: pa.Array, wanted: pa.DataType) -> bool:
-    # One row group gave more than 2 GiB of text (see `contiguous`). It cannot be cast back.
+    # A row group gave more than 2 GiB of text (see `contiguous`), which cannot be cast back.
     types = pa.types
     is_large_form = (types.is_large_string(column.type) and types.is_string(wanted)) or (
         types.is_large_binary(column.type) and types.is_binary(wanted)

@@ -54,15 +54,15 @@ _LIMIT = re.compile(
     re.IGNORECASE,
 )
 
-# How pyarrow's CSV and JSON readers say that a value is not of the column's type.
+# Texts of pyarrow's CSV and JSON readers for a value that is not of the column's type.
 _MISFITS = ("In CSV column #", "Failed to convert JSON", "is not a valid decimal", "changed from")
 
-# What pyarrow's ORC reader, from 25 on, says of times that nanoseconds do not hold.
+# Text of pyarrow's ORC reader, from 25 on, for times that nanoseconds do not hold.
 _FAR_TIME = "is out of range for nanosecond resolution"
 
-# What pyarrow's JSON reader says of a line that is no object.
+# Text of pyarrow's JSON reader for a line that is not an object.
 _ARRAY = "Column() changed from object to array"
-# What pyarrow says of deltas that are wider than their numbers. Pages that were cut can give the same text.
+# Texts of pyarrow for deltas that are wider than their numbers. Pages that were cut can give the same texts.
 _WIDE_DELTAS = ("InitBlock EOF", "InitHeader EOF")
 
 
@@ -162,17 +162,17 @@ def _translated(error: BaseException, task: RowGroupTask, refused_columns: Calla
     if _ARRAY in text:
         return UnsupportedFeatureError(
             f"{task.where} begins with a JSON array ({text}). JSON lines are needed: one object a line, without "
-            "brackets around them and commas between them. Write the file again so, or leave it out."
+            "brackets around them and commas between them. Write the file again in that form, or leave it out."
         )
     if _FAR_TIME in text:
         return SchemaError(
-            f"{task.where} has timestamps outside of 1677 to 2262, and pyarrow reads those of ORC as nanoseconds, "
-            f"which hold no others ({text}). Leave the column out, or write the file again, as Parquet."
+            f"{task.where} has timestamps outside of 1677 to 2262, and pyarrow reads timestamps of ORC as nanoseconds, "
+            f"which cannot hold them ({text}). Leave the column out, or write the file again as Parquet."
         )
     if any(part in text for part in _MISFITS) and "UTF8" not in text:
         return SchemaError(
             f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
-            "its values: inventory=scan_files(..., schema=). Without it they are guessed from the first file."
+            "its values: inventory=scan_files(..., schema=). Without a schema, types are guessed from the first file."
         )
     if any(part in text for part in _WIDE_DELTAS):
         return UnsupportedFeatureError(
@@ -221,7 +221,7 @@ def _gone(task: RowGroupTask) -> FileChangedError:
     if not task.table:
         return FileChangedError(f"{where} Plan the data set again.")
     return FileChangedError(
-        f"{where} It is of {task.table}: the snapshot has expired, or its version was vacuumed, so the rest of this "
-        "epoch cannot be read. Resume from the state at the end of an epoch, which loads with the table's current "
+        f"{where} It belongs to {task.table}: the snapshot has expired, or its version was vacuumed, so the rest of "
+        "this epoch cannot be read. Resume from the state at the end of an epoch, which loads with the table's current "
         "snapshot. Keep snapshots for longer than an epoch takes (a tag protects one)."
     )

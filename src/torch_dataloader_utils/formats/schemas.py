@@ -30,7 +30,7 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
             raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
     for name in seen_types:
         if name not in wanted_types:
-            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
+            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "does not")
 
 
 def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -81,7 +81,7 @@ def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> 
             return field
     one, other = next(
         pair for pair in combinations(of_types, 2) if not holds(*pair) and not holds(*reversed(pair))
-    )  # if every two types held one another, one type would hold all
+    )  # if of any two types one held the other, one type would hold all
     raise SchemaError(
         f"{redact(of_types[other][0])} has column {name!r} as {other}; {redact(of_types[one][0])} as {one}. Neither "
         "holds all values of the other. Write one of the files again, or scan them as two data sets."

@@ -67,7 +67,7 @@ def decode_framed(path: str, blob: bytes) -> Int64s:
     """
     (length,) = struct.unpack_from(">I", blob)
     if length + 8 != len(blob):
-        raise corrupt(path, f"a deletion vector says {length} bytes, the metadata that name it {len(blob) - 8}")
+        raise corrupt(path, f"a deletion vector has {length} bytes by its own count, {len(blob) - 8} by the metadata")
     (checksum,) = struct.unpack_from(">I", blob, len(blob) - 4)
     if zlib.crc32(blob[4:-4]) != checksum:
         raise corrupt(path, "the checksum of a deletion vector is wrong")

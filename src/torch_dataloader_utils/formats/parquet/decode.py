@@ -299,7 +299,7 @@ def _chunk_span(task: RowGroupTask, chunk: pq.ColumnChunkMetaData) -> Span:
     start, length = chunk_start(chunk.data_page_offset, chunk.dictionary_page_offset), chunk.total_compressed_size
     if start < 0 or length < 0 or start + length > task.file_size:
         raise CorruptFileError(
-            f"{task.where}: column {chunk.path_in_schema} is said to lie at bytes {start} to {start + length} of "
+            f"{task.where}: the footer places column {chunk.path_in_schema} at bytes {start} to {start + length} of "
             f"{task.file_size}. The footer is damaged; write the file again."
         )
     return start, length

@@ -44,7 +44,7 @@ def scan_sidecar(
     sizes = {entry.path: entry.stat.size for entry in entries}
     stops = rows[:, 2] + rows[:, 3]
     if set(places) != set(sizes) or any(stops[indices].max() > sizes[path] for path, indices in places.items()):
-        _log.warning("%s is not of the files that are there and is not used", redact(sidecar.path))
+        _log.warning("%s does not describe the present files and is not used", redact(sidecar.path))
         return None
     _log.debug("%s serves the footers of %d files", redact(sidecar.path), len(entries))
     return [

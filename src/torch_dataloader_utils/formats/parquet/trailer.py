@@ -51,7 +51,7 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
             f"{where}: the footer is encrypted, which is not supported. Write the file again unencrypted."
         )
     if magic != MAGIC:
-        raise _corrupt(where, "this is no Parquet file, or it was cut (it does not end with PAR1)")
+        raise _corrupt(where, "this is not a Parquet file, or it was cut (it does not end with PAR1)")
     length = footer_length(tail)
     if length > file_size:
         raise _corrupt(where, f"the footer claims {length:,} bytes of a file of {file_size:,}")

@@ -172,9 +172,9 @@ class JsonSchema:
             largest = max(self.schema, key=lambda field: _keys(field.type)).name
             if self._columns is None or largest in self._columns:
                 raise SchemaError(
-                    f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, so that "
-                    "they are values. Write them as values of one key, or leave the column out: columns= with the "
-                    "names of the others."
+                    f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, and "
+                    "so they look like values. Write them as values of one key, or leave the column out: columns= with "
+                    "the names of the others."
                 )
             self._leave_out({largest})
 

@@ -127,12 +127,12 @@ _CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
 
 
 def scan_csv(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """See `_scan_text`."""
+    """Return the scan of a CSV file; see `_scan_text`."""
     return _scan_text(store, item, request, is_csv=True)
 
 
 def scan_json(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """See `_scan_text`."""
+    """Return the scan of a file of JSON lines; see `_scan_text`."""
     return _scan_text(store, item, request, is_csv=False)
 
 

@@ -324,7 +324,9 @@ def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[Dat
         if path in found:
             raise corrupt(table.name, f"data file {redact(path)} is in the snapshot twice")
         if entry.partition and entry.spec_id not in identity:
-            raise corrupt(table.name, f"data file {redact(path)} is of partition spec {entry.spec_id}, which it lacks")
+            raise corrupt(
+                table.name, f"data file {redact(path)} has partition spec {entry.spec_id}, which the table lacks"
+            )
         sources = identity.get(entry.spec_id, {})
         values = {sources[part]: value for part, value in entry.partition if part in sources}
         known = names.get(entry.spec_id, {})

@@ -132,9 +132,8 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
     if columns or len(schema) == 0 or extra.table.names:
         return
     raise SchemaError(
-        f"{source.task.where}: the file has no field ids, by which the table finds columns, and the table names no "
-        "columns of such files, so which column is which cannot be said. Write the file again, or set the name mapping "
-        "of the table (Iceberg)."
+        f"{source.task.where}: the file has no field ids, and the table has no name mapping, so columns cannot be "
+        "matched to fields. Write the file again, or set the name mapping of the table (Iceberg)."
     )
 
 

@@ -40,12 +40,12 @@ def _checked(field: pa.Field, default: Any, stored: Mapping[int, Any]) -> Any:
         pa.scalar(value, getattr(field.type, "storage_type", field.type))
     except NotImplementedError as error:  # Arrow's error is also a TypeError or ValueError
         raise UnsupportedFeatureError(
-            f"field {field.name} (id {field_id(field)}) has an initial default of type {field.type}, of which pyarrow "
-            f"{pa.__version__} makes no values. Leave the column out."
+            f"field {field.name} (id {field_id(field)}) has an initial default of type {field.type}, and pyarrow "
+            f"{pa.__version__} makes no values of this type. Leave the column out."
         ) from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptFileError(
-            f"the table's metadata give field {field.name} (id {field_id(field)}) an initial default that is no "
+            f"the table's metadata give field {field.name} (id {field_id(field)}) an initial default that is not "
             f"{field.type}. Leave the column out, or correct the table."
         ) from error
     return value

@@ -188,7 +188,7 @@ def _names(path: str, schema: pa.Schema) -> tuple[str, str]:
         by_id = [field.name for field in schema if stored_field_id(field) == number]
         found += by_id[:1] or [each for each in schema.names if each == name]
     if len(found) != 2:
-        raise corrupt(path, f"a position delete file has the columns file_path and pos, this one {schema.names}")
+        raise corrupt(path, f"a position delete file needs the columns file_path and pos, and has {schema.names}")
     return found[0], found[1]
 
 

@@ -150,7 +150,7 @@ def _at_time(metadata: "TableMetadata", milliseconds: int, name: str) -> "Snapsh
     history = _history(metadata)
     reached = [snapshot_id for moment, snapshot_id in history if moment <= milliseconds]
     if not reached:
-        known = f"the first that they name is of {time_text(min(history)[0])}" if history else "they name none"
+        known = f"the first known snapshot is of {time_text(min(history)[0])}" if history else "they name no snapshot"
         raise NoDataError(
             f"{name} had no snapshot at {time_text(milliseconds)}, as far as its metadata say: {known}. Choose a later "
             "time, a datetime or milliseconds since 1970."
@@ -184,8 +184,8 @@ def _schema(metadata: "TableMetadata", choice: SnapshotChoice, snapshot: "Snapsh
     if choice.agreed is not None:
         if choice.agreed.schema_id not in by_id:
             raise ConfigError(
-                f"{name} has no schema {choice.agreed.schema_id}, which rank 0 found; it has {sorted(by_id)}. Somebody "
-                "removed it since: start again."
+                f"{name} has no schema {choice.agreed.schema_id}, which rank 0 found; it has {sorted(by_id)}. It was "
+                "removed since: start again."
             )
         return by_id[choice.agreed.schema_id]
     present: Schema = metadata.schema()

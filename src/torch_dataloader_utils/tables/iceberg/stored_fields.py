@@ -114,7 +114,7 @@ class _Converter:
         if column.is_doubtful:
             raise SchemaError(
                 f"{self.task.where}: the file has no field ids, and its column {column.name} may be field "
-                f"{wanted.name} (id {field_id(wanted)}) or another one of that name that the table had. Say which in "
+                f"{wanted.name} (id {field_id(wanted)}) or another field of that name that the table had. Name it in "
                 'the table property "schema.name-mapping.default", or leave the column out.'
             )
         types = pa.types

@@ -286,7 +286,7 @@ def _described(target: ScanTarget) -> str:
 
 
 def _table_snapshot(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> TableSnapshot:
-    """Return the snapshot, which binds a state to this scan: the same files may have other deletes in another one."""
+    """Return the snapshot that binds a state to this scan. Another snapshot of these files may have other deletes."""
     # Version 1 may have no UUID; pyiceberg makes up a new UUID each time.
     uuid = table.metadata.table_uuid if "table_uuid" in table.metadata.model_fields_set else None
     return TableSnapshot(
