@@ -204,7 +204,7 @@ def corrupt(path: str, what: str) -> CorruptFileError:
 def empty(path: str) -> CorruptFileError:
     """Return the error for a data file of no bytes."""
     return CorruptFileError(
-        f"{redact(path)} is empty (0 bytes): the write or upload did not finish. Write it again or remove it."
+        f"{redact(path)} is empty (0 bytes); a write or upload probably did not finish. Write it again or remove it."
     )
 
 
