@@ -57,7 +57,8 @@ class PathRules:
     def resolve(self, path: str) -> str:
         """Return the path to open: the first rewrite that fits; then local paths become absolute and lose their scheme.
 
-        file:///w/t/a.parquet      /w/t/a.parquet s3n://b/a.parquet          s3://b/a.parquet
+        file:///w/t/a.parquet      /w/t/a.parquet
+        s3n://b/a.parquet          s3://b/a.parquet
         """
         for old, new in self.rewrites:
             if _begins_with(path, old):
@@ -88,7 +89,8 @@ def client_scheme(scheme: str) -> str:
 def split(path: str) -> tuple[str, str, str]:
     """Return (scheme, authority, key) of a path.
 
-    hdfs://host:8020/a/b      ("hdfs", "host:8020", "/a/b") file:/a                   ("file", "", "/a")
+    hdfs://host:8020/a/b      ("hdfs", "host:8020", "/a/b")
+    file:/a                   ("file", "", "/a")
     """
     head, separator, rest = path.partition("://")
     if separator:
@@ -245,8 +247,9 @@ def _store(scheme: str, authority: str) -> tuple[str, str]:
 def _web_directory(key: str) -> str:
     """Return the path of a URL, decoded; `_UNCLEAR` if a part is "..", which clients and servers resolve differently.
 
-    /data/a%20b.parquet?signature=/x    /data/a b.parquet /data/day=1%2F2/x                   /data/day=1%2F2/x: no
-    directory "day=1" /data/%252E%252E%2Fsecret           unclear, as are /data/..\\secret and /data/..;/secret
+    /data/a%20b.parquet?signature=/x    /data/a b.parquet
+    /data/day=1%2F2/x                   /data/day=1%2F2/x: no directory "day=1"
+    /data/%252E%252E%2Fsecret           unclear, as are /data/..\\secret and /data/..;/secret
 
     Sources: RFC 3986, sections 3.3 and 5.2.4; WHATWG URL, "URL parsing" (tabs and line breaks are removed).
     """
