@@ -33,7 +33,7 @@ def one(tmp_path):
         ({"count_rows": "always"}, ConfigError, "count_rows='always': pass \"auto\", True or False"),
         ({"count_rows": 2}, ConfigTypeError, 'count_rows=2: pass "auto", True or False'),
         ({"schema": pa.schema([("row", pa.int64())])}, ConfigError, "schema= is for text files"),
-        ({"text": TextOptions()}, ConfigError, "text= says how text files are cut, and format='parquet' is none"),
+        ({"text": TextOptions()}, ConfigError, "text= says how text files are cut, and format='parquet' is not text"),
         ({"schema": 5}, ConfigTypeError, "schema is an int: pass a pyarrow.schema"),
         ({"text": 5}, ConfigTypeError, r"text is an int: pass TextOptions\(\.\.\.\)"),
         ({"storage_options": 5}, ConfigTypeError, "storage_options is an int: pass a dict"),
@@ -171,7 +171,7 @@ def test_a_schema_without_required_fields_is_saved_byte_for_byte_as_the_file_has
     [
         ({"x": pa.int64()}, r"b.parquet has no column 'y'; .*a.parquet has it as float"),
         ({"x": pa.int32(), "y": pa.float32()}, r"b.parquet has column 'x' as int32; .*a.parquet as int64"),
-        ({"x": pa.int64(), "y": pa.float32(), "z": pa.int8()}, r"b.parquet has a column 'z'; .*a.parquet has not"),
+        ({"x": pa.int64(), "y": pa.float32(), "z": pa.int8()}, r"b.parquet has a column 'z'; .*a.parquet does not"),
     ],
 )
 def test_other_names_or_types_name_both_files(tmp_path, other, message):

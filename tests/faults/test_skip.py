@@ -49,7 +49,7 @@ from torch_dataloader_utils.errors import (
     StoreError,
     UnsupportedFeatureError,
 )
-from torch_dataloader_utils.formats.damage import error_unless_damage
+from torch_dataloader_utils.formats.errors import error_unless_damage
 
 
 def write(folder: Path, damaged: dict[int, list[int]]) -> None:

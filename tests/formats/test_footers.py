@@ -11,7 +11,7 @@ from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import check_places
+from torch_dataloader_utils.formats.checks import check_places
 from torch_dataloader_utils.formats.parquet.scan import check_total
 
 GOOD = np.array([[3, 30, 4, 20], [UNKNOWN, 20, 24, 10]], dtype=np.int64)

@@ -13,7 +13,9 @@ TABLE = pa.table({"x": [1, 2]})
 
 def test_orc_files_read_as_parquet(tmp_path):
     orc.write_table(TABLE, tmp_path / "a.orc")
-    with pytest.raises(ConfigError, match='read as parquet, and its files are named otherwise: pass format="orc"'):
+    with pytest.raises(
+        ConfigError, match='read as parquet, but its files have names of another format: pass format="orc"'
+    ):
         scan_files(str(tmp_path))
     assert scan_files(str(tmp_path), "orc").num_rows == 2
 

@@ -101,7 +101,7 @@ def test_a_page_that_fails_for_good_loses_no_directory(web: WebServer) -> None:
 
 
 def test_a_page_is_no_table(web: WebServer) -> None:
-    with pytest.raises(CorruptFileError, match="no Parquet file"):
+    with pytest.raises(CorruptFileError, match="not a Parquet file"):
         scan_files(web.url("data"))
 
 

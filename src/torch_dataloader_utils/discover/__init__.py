@@ -1,12 +1,12 @@
-"""Finds the data: from paths to an inventory of data files and row groups.
+"""Discovery of data: from paths to an inventory of data files and row groups.
 
 In: a file, list, glob or directory, local or any fsspec URL, and a format. Out: an `Inventory`, sorted by path, the
 same for any listing order and number of threads. `paths` lists files, `first_scan` learns the columns, `scan` asks the
 format for the row groups of each file, and `group_table` joins them. `saved_inventory` keeps an inventory in a file.
 
 Only metadata is read; text has none, so its lines are counted. Counts are checked where possible, and again on reading.
-Tables are found by `tables`, with `roots` (where their files may lie) and `group_table` from here. `table_directories`
-refuses directories of tables that are read as plain files.
+`tables` finds tables, with `roots` (where their files may lie) and `group_table` from here. `table_directories` refuses
+directories of tables that are read as plain files.
 
 Not for: ranks, workers or order; that is `plan`.
 """

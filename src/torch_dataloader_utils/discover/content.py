@@ -1,6 +1,6 @@
-"""Files known by what is in them: `identified` gives each file of an inventory a digest of all its bytes.
+"""Content identity: `identified` gives each file of an inventory a digest of all its bytes.
 
-    size, bytes 0 to 4 MiB, 4 to 8 MiB, ...  ─►  a digest of each piece  ─►  a digest of the size and these
+    size, bytes 0 to 4 MiB, 4 to 8 MiB, ...  ─►  a digest of each piece  ─►  a digest of the size and the digests
 
 Copies of a file, and files that were touched, have the digest of the original, in any directory and any store. Pieces
 are read in parallel, also within one file, and only a few are in memory. Rows that a table deletes by position count
@@ -41,7 +41,8 @@ def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess
     that the inventory has already are compared. Local files are then pinned to the time of their last change.
 
     Raises:
-        FileChangedError: a file was changed since the scan. NoDataError: it is gone. StoreError: the storage failed.
+        FileChangedError: a file was changed since the scan. NoDataError: a file is gone. StoreError: the storage
+            failed.
     """
     if identity == "strict":
         return inventory
@@ -71,7 +72,7 @@ def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess
 
 
 class _Version(NamedTuple):
-    """The version of a file that is read now, and the digest that this host keeps for it; "" for none."""
+    """Version of a file that is read now, and the digest that this host keeps for it; "" for none."""
 
     stat: FileStat
     digest: str
@@ -92,7 +93,7 @@ def _look_up(inventory: Inventory, access: StoreAccess, file: int) -> _Version:
 def _digests(
     inventory: Inventory, access: StoreAccess, files: Sequence[tuple[int, FileStat]], threads: int
 ) -> Iterator[tuple[int, str]]:
-    """Read each of these files (number, version) whole; give (number, digest), in their order."""
+    """Read each file (number, version) whole; yield (number, digest) in the order of the files."""
 
     def read(piece: tuple[int, FileStat, int]) -> bytes:
         file, stat, start = piece
@@ -116,7 +117,7 @@ def _with_deletes(digest: str, extra: Any) -> str:
 
 
 def _compare(inventory: Inventory, contents: list[str]) -> None:
-    """Raise FileChangedError if a file has other bytes than the inventory was made of."""
+    """Raise FileChangedError if a file has other bytes than the inventory's digest says."""
     if inventory.files.contents is None:
         return
     for file, (was, now) in enumerate(zip(inventory.files.contents, contents, strict=True)):

@@ -1,4 +1,4 @@
-"""Learns columns, types and partitions of all files before the scan: from one file, `_metadata`, or all files."""
+"""Columns, types and partitions of all files before the scan: from one file, `_metadata`, or all files."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,13 +25,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FirstScan:
-    """The facts about all files that the first scan gives.
+    """Facts about all files from the first scan.
 
-    path: the first good file. file_schema: its schema, or with missing="null" the columns of all files.
-    schema: the same with partition columns. partitions, fields: the partition columns and their Arrow fields.
-    scans: scans made so far, by number of the file: of the files up to the first good one, or of all if there is a
-        sidecar or with missing="null". They count no lines and judge no filter.
-    hint: gives advice about a name that is not a column.
+    path: Path of the first good file. file_schema: Schema of that file, or with missing="null" the columns of all
+        files.
+    schema: file_schema with partition columns. partitions, fields: Partition columns and their Arrow fields.
+    scans: Scans made so far, by number of the file: of the files up to the first good file, or of all files if the
+        directory has a sidecar or with missing="null". They count no lines and judge no filter.
+    hint: Returns advice about a name that is not a column.
     """
 
     path: str
@@ -44,15 +45,18 @@ class FirstScan:
 
     @property
     def bad(self) -> dict[int, FileScan | BadFile]:
-        """The files among those scanned so far whose metadata does not decode."""
+        """Scanned files with metadata that does not decode, by number of the file."""
         return {file: scan for file, scan in self.scans.items() if isinstance(scan, BadFile)}
 
     def with_schema(self, file_schema: pa.Schema) -> "FirstScan":
-        """The same facts for files that have these columns together."""
+        """Return the same facts for files that have the columns `file_schema` together."""
         return replace(self, file_schema=file_schema, schema=dataset_schema(file_schema, self.fields))
 
     def wanted(self, file: int) -> tuple[pa.Schema, str]:
-        """The schema that a file must have: that of its own first scan, or else of the file `path`; and that path."""
+        """Return the schema that a file must have, and the path of the first good file.
+
+        The schema comes from the file's own first scan or, without a good scan, is `file_schema`.
+        """
         scan = self.scans.get(file)
         return (scan.schema if scan is not None and _is_good(scan) else self.file_schema), self.path
 
@@ -65,14 +69,14 @@ def scan_first(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> FirstScan:
-    """Scan files in their order until one is good (neither bad nor blank), or with missing="null" all of them.
+    """Scan files in order until one is good (neither bad nor blank), or with missing="null" scan all of them.
 
-    executor, on_progress: for a scan of all files; see `scan_files`.
+    executor, on_progress: Options for a scan of all files; see `scan_files`.
 
     Raises:
-        NoDataError: none is. ConfigError: a projected name that is not a column, or files that are named as another
-        format than the one they do not decode as. SchemaError: two columns of one name, or partition values that
-        do not fit the files' own column. DataError, StoreError: see `scan_files`.
+        NoDataError: no file is good. ConfigError: a projected name is not a column, or the files do not decode and
+            their names are of another format. SchemaError: two columns of one name, or partition values that do not fit
+            the files' own column. DataError, StoreError: see `scan_files`.
     """
     try:
         if request.missing == "null" and not request.format.is_text:
@@ -86,7 +90,7 @@ def scan_first(
         if not hint or any(named_format(entry.path) == request.format for entry in files.entries):
             raise
         raise ConfigError(
-            f"{files.source} was read as {request.format}, and its files are named otherwise: {hint}."
+            f"{files.source} was read as {request.format}, but its files have names of another format: {hint}."
         ) from error
 
 
@@ -121,7 +125,7 @@ def _learn(
 
 
 def _probe(store: Store, files: DataFiles, request: ScanRequest) -> Sequence[FileScan | BadFile]:
-    """The scans of all files from their sidecar if there is one, else those of the files up to the first good one."""
+    """Return the scans of all files from their sidecar, or else of the files up to the first good file."""
     if files.sidecar is not None and request.format.scan_sidecar is not None:
         scans = request.format.scan_sidecar(store, files.sidecar, files.root, files.entries, request)
         if scans is not None:
@@ -139,7 +143,7 @@ def _scan_all(
 
 
 def _of_schema(request: ScanRequest) -> ScanRequest:
-    """The request without filter and line counts, which need the schema, which is not known yet."""
+    """Return the request without filter and line counts. Both need the schema, and it is not known yet."""
     return replace(request, count_rows=False, row_filter=None)
 
 
@@ -153,7 +157,7 @@ def _up_to_good(scans: Iterable[FileScan | BadFile]) -> list[FileScan | BadFile]
 
 
 def _is_good(scan: FileScan | BadFile) -> TypeGuard[FileScan]:
-    """Whether the scan has a schema."""
+    """Return whether the scan has a schema."""
     return isinstance(scan, FileScan) and not scan.is_blank
 
 

@@ -1,4 +1,4 @@
-"""Joins the scans of single files to one table of row groups, and counts live rows in it."""
+"""Table of row groups: joined from the scans of single files, and updated with counts of live rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,17 +22,17 @@ from torch_dataloader_utils.formats.file_scan import FileScan, Verdict
 
 
 def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable:
-    """The table of row groups, without those that surely hold no live row.
+    """Return the table of row groups, without row groups that surely hold no live row.
 
-    file: index into the file table of each row group, ascending; all groups of a file are there, in file order.
-    groups: int64 [row groups, 4] as in `FileScan.groups`. verdict: IN where there is no filter.
+    file: Index into the file table of each row group, ascending; all groups of a file are given, in file order.
+    groups: int64 [row groups, 4] as in `FileScan.groups`. verdict: Verdict of each row group; IN without a filter.
 
-    The other groups keep the ordinals and first rows that they have in the file.
+    The remaining groups keep the ordinals and first rows that they have in the file.
 
         rows (3, 0, 2) of one file      ordinals (0, 2), first rows (0, 3)
     """
     rows, weights, offsets, lengths = groups.T.copy()
-    first = np.searchsorted(file, file)  # of the group's file
+    first = np.searchsorted(file, file)  # index of the first group of the same file
     live = np.where(verdict == Verdict.IN, rows, UNKNOWN)
     live[(verdict == Verdict.OUT) | (rows == 0)] = 0
     table = GroupTable(
@@ -41,7 +41,7 @@ def assemble_groups(file: Int32s, groups: Int64s, verdict: Int64s) -> GroupTable
         first_row=_first_rows(rows, first),
         physical_rows=rows,
         live_rows=live,
-        # If only partition columns are projected there are no bytes, and rows serve as weights.
+        # If only partition columns are projected, no bytes are read, and rows serve as weights.
         projected_bytes=np.where(weights > 0, weights, np.maximum(rows, 0)),
         byte_offset=offsets,
         byte_length=lengths,
@@ -57,9 +57,9 @@ def join_scans(
     partitions: tuple[PartitionColumn, ...] = (),
     extras: tuple[Any, ...] = (),
 ) -> tuple[FileTable, GroupTable]:
-    """The data files of a table, in the order of their paths, and their row groups.
+    """Return the data files of a table, in the order of their paths, and their row groups.
 
-    unjudged: for each file the verdict of its row groups, where these were not judged.
+    unjudged: One Verdict for each file, for its row groups if the scan did not judge them.
     """
     files = FileTable(
         paths=StringColumn.of(paths),
@@ -83,7 +83,7 @@ def join_scans(
 
 
 def _first_rows(rows: Int64s, first: Int64s) -> Int64s:
-    """Rows of the file before each group; UNKNOWN after a group that was not counted."""
+    """Return the rows of the file before each group; UNKNOWN after a group that was not counted."""
     unknown = rows == UNKNOWN
     before = np.cumsum(np.where(unknown, 0, rows)) - np.where(unknown, 0, rows)
     unknown_before = np.cumsum(unknown) - unknown
@@ -91,14 +91,14 @@ def _first_rows(rows: Int64s, first: Int64s) -> Int64s:
 
 
 def with_live_rows(inventory: Inventory, counts: Int64s) -> Inventory:
-    """The inventory with these live rows, int64 [num_groups]; UNKNOWN keeps the count that it has.
+    """Return the inventory with other live rows, int64 [num_groups]; UNKNOWN keeps the present count.
 
     Groups without live rows are left out, as in a scan. `row_filter` stays, since the counts are for that filter.
 
         live_rows (5, UNKNOWN, UNKNOWN), counts (UNKNOWN, 0, 3)      live_rows (5, 3), two groups
 
     Raises:
-        ConfigError: another number of counts than groups, or more live rows than physical ones.
+        ConfigError: another number of counts than groups, or more live rows than physical rows.
     """
     groups = inventory.groups
     counts = np.asarray(counts, dtype=np.int64)

@@ -19,15 +19,15 @@ _INT64_LIMIT = 1 << 63
 
 
 def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | None]]:
-    """The text of each partition value: column name to one entry a path, in the order the names appear.
+    """Return the texts of partition values: column name to one entry a path, in the order the names appear.
 
-    Only directories below `root` count; names and values are URL-unquoted. None is Hive's null, and a path without that
-    directory.
+    Only directories below `root` count; names and values are URL-unquoted. None stands for Hive's null, and for a path
+    without that directory.
 
         /t/year=2024/city=%C3%84/a.parquet, root /t      {"year": ["2024"], "city": ["Ä"]}
 
     Raises:
-        UnsupportedFeatureError: a name or value that is not UTF-8. SchemaError: a path with two values of one name.
+        UnsupportedFeatureError: a name or value is not UTF-8. SchemaError: a path has two values of one name.
     """
     columns: dict[str, list[str | None]] = {}
     for index, path in enumerate(paths):
@@ -50,7 +50,7 @@ def _values_in(path: str, root: str) -> dict[str, str | None]:
 
 
 def _named_directories(path: str, root: str) -> Iterator[tuple[str, str]]:
-    """(name, text) of each directory "name=text" below `root`, as they are written."""
+    """Yield (name, text) of each directory "name=text" below `root`, as written."""
     for part in path.removeprefix(root).split("/")[:-1]:
         name, separator, text = part.partition("=")
         if separator and name:
@@ -68,7 +68,7 @@ def _unquoted(text: str, path: str) -> str:
 
 
 def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
-    """Advice if `wanted` has a name that is not a column but a directory "name=..." of these paths; else "".
+    """Return advice if `wanted` names a directory "name=..." of the paths that is not a column; else "".
 
     .../year=2024/a.parquet, wanted "(year == 2024)"      Paths have year=...: pass partitioning="hive" ...
     """
@@ -82,10 +82,10 @@ def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
 def type_partitions(
     texts: Mapping[str, Sequence[str | None]], file_schema: pa.Schema, example_path: str
 ) -> tuple[tuple[PartitionColumn, ...], tuple[pa.Field, ...]]:
-    """The typed columns and their Arrow fields.
+    """Return the typed columns and their Arrow fields.
 
-    A column that the files hold too gets the files' type; the value in the path is the one delivered. Otherwise
-    int64 if every value is an integer, else string, as pyarrow.dataset infers it (there int32).
+    A column that the files hold too gets the files' type, and the value in the path is delivered. Otherwise the type is
+    int64 if every value is an integer, else string, as pyarrow.dataset infers it (int32 in pyarrow.dataset).
 
     Raises:
         SchemaError: a path's value does not have the type of the files' own column of that name.
@@ -110,7 +110,7 @@ def type_partitions(
 def partition_values(
     columns: Sequence[PartitionColumn], fields: Sequence[pa.Field], file: int
 ) -> tuple[tuple[pa.Field, Any], ...]:
-    """The (field, value) pairs of one file."""
+    """Return the (field, value) pairs of one file."""
     return tuple((field, column.values[int(column.codes[file])]) for column, field in zip(columns, fields, strict=True))
 
 

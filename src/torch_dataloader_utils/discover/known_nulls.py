@@ -1,4 +1,4 @@
-"""Nulls that metadata count: how many of each column are surely among the rows that are delivered."""
+"""Nulls that metadata count: the number for each column that is surely among the delivered rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.table_file import field_id, stored_field_id
 from torch_dataloader_utils.formats.file_scan import FileScan
 
-# Gives the data set's column for each field of a file, None for a field that is none.
+# Returns the data set's column for each field of a file, None for a field without a column.
 NamesIn = Callable[[pa.Schema], Iterable[str | None]]
 
 
@@ -39,7 +39,7 @@ def known_nulls(scans: Iterable[FileScan], columns: Iterable[str], names_in: Nam
 
 
 def names_by_id(fields: pa.Schema) -> NamesIn:
-    """Return what finds these fields of a table in files by their ids."""
+    """Return a function that finds the columns of table fields in a file, by their ids."""
     names: dict[int | None, str] = {field_id(field): field.name for field in fields}
     return lambda stored: [names.get(stored_field_id(field)) for field in stored]
 
@@ -57,5 +57,5 @@ def _runs(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:
 
 
 def _empty(schema: pa.Schema, names: Iterable[str | None]) -> set[str]:
-    """Return the columns whose type in the file has nothing but nulls."""
+    """Return the columns with a type that has nothing but nulls in the file."""
     return {name for name, field in zip(names, schema, strict=True) if name and pa.types.is_null(field.type)}

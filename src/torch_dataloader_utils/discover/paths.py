@@ -1,4 +1,4 @@
-"""Finds the data files that a user means by a path, directory, pattern or list."""
+"""Data files that a user means by a path, directory, pattern or list."""
 
 import logging
 import os
@@ -39,10 +39,10 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFiles:
-    """The data files, sorted by path, each once.
+    """Data files, sorted by path, each once.
 
-    root: the directory that the user named (only directories below it are partitions); "" if it was no directory.
-    sidecar: the `_metadata` file of that directory, if there is one. source: what the user named, for messages.
+    root: Directory that the user named (only directories below it are partitions); "" if the user named no directory.
+    sidecar: `_metadata` file of that directory, if any. source: Paths that the user named, for messages.
     """
 
     entries: tuple[FileEntry, ...]
@@ -58,19 +58,19 @@ def find_files(
     empty_has_no_rows: bool = False,
     allow_bare_files: bool = False,
 ) -> tuple[Store, DataFiles]:
-    """The store and the data files of a file, directory (recursive), pattern, or a list of those.
+    """Return the store and the data files of a file, a directory (recursive), a pattern, or a list of them.
 
-    Left out, each with a debug log: hidden files (a name below the directory that starts with "." or "_", unless it is
-    a partition "_key=value"); and empty files, if they mark directories in object stores, or are found in a listing and
-    have no ending of a data file. A file that is named twice counts once.
+    Some files are left out, each with a debug log: hidden files (a name below the directory starts with "." or "_",
+    unless it is a partition "_key=value"), and empty files that mark directories in object stores, or that come from a
+    listing and have no ending of a data file. A file that is named twice counts once.
 
-    empty_has_no_rows: for text formats: leave out all empty files. In other formats an empty data file was not written
-        completely, and its scan raises that.
-    allow_bare_files: read directories of Delta, Hudi and Iceberg tables as any other.
+    empty_has_no_rows: Whether all empty files are left out, as for text formats. In other formats an empty data file
+        was not written completely, and its scan raises an error.
+    allow_bare_files: Whether directories of Delta, Hudi and Iceberg tables are read as any other directory.
 
     Raises:
         UnsupportedFeatureError: see `check_plain`.
-        NoDataError: nothing there, or nothing left; or a link that leads nowhere, unless it is hidden.
+        NoDataError: no file is found or left; or a link leads nowhere, unless it is hidden.
         ConfigError: the list mixes stores.
         ConfigTypeError: not a path.
     """
@@ -148,7 +148,7 @@ def _is_data(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> boo
 
 def _is_hidden(path: str, listing: Listing) -> bool:
     if not listing.directory:
-        return False  # named itself, so it is meant
+        return False  # the user named it, so it is meant
     below = path.removeprefix(listing.directory).strip("/").split("/")
     is_hidden = any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in below)
     if is_hidden:
@@ -157,7 +157,10 @@ def _is_hidden(path: str, listing: Listing) -> bool:
 
 
 def _is_unwritten(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -> bool:
-    """Whether an empty file should have data: the user named it, or its ending says so and it marks no directory."""
+    """Return whether an empty file should have data.
+
+    It should if the user named it, or if its ending says so and it marks no directory.
+    """
     # Only text may have no bytes. Writers leave empty files with other names (Hive, for a bucket without rows).
     named = named_format(entry.path)
     is_meant = not listing.directory or (named is not None and not named.is_text)
@@ -168,7 +171,7 @@ def _is_unwritten(entry: FileEntry, listing: Listing, empty_has_no_rows: bool) -
 
 
 def _marks_directory(entry: FileEntry, listing: Listing) -> bool:
-    """Whether other files lie below its path: "trips.parquet" beside "trips.parquet/part-0.parquet"."""
+    """Return whether other files lie below its path: "trips.parquet" beside "trips.parquet/part-0.parquet"."""
     inside = f"{entry.path}/"
     first = bisect_left(listing.entries, inside, key=lambda each: each.path)
     return first < len(listing.entries) and listing.entries[first].path.startswith(inside)
@@ -176,7 +179,7 @@ def _marks_directory(entry: FileEntry, listing: Listing) -> bool:
 
 @contextmanager
 def other_files_named(files: DataFiles, file_format: Format) -> Iterator[None]:
-    """Adds to errors about bad files that some files do not look like data, and a pattern that leaves them out."""
+    """Add a hint to errors about bad files: some files do not look like data, and a pattern leaves them out."""
     try:
         yield
     except (CorruptFileError, SchemaError, UnsupportedFeatureError) as error:
@@ -187,7 +190,7 @@ def other_files_named(files: DataFiles, file_format: Format) -> Iterator[None]:
 
 
 def _pattern_hint(files: DataFiles, file_format: Format) -> str:
-    """Advice with a pattern for the files whose ending is that of the format; "" if all or none have it.
+    """Return advice with a pattern for the files with the format's ending; "" if all files or no files have it.
 
     d/README.md beside d/0.parquet      ... such as "d/*.parquet"; below d/year=2024, "d/**/*.parquet"
     """
@@ -200,10 +203,10 @@ def _pattern_hint(files: DataFiles, file_format: Format) -> str:
     if files.root:
         below = fitting[0].removeprefix(files.root).strip("/")
         pattern = f"{files.source.rstrip('/')}/{'**/' if '/' in below else ''}{pattern}"
-    return f'If {redact(other)} is no data, choose the files by a pattern, such as "{pattern}".'
+    return f'If {redact(other)} is not data, choose the files by a pattern, such as "{pattern}".'
 
 
 def _ending(path: str) -> str:
-    """The ending of a name with that of its codec: ".jsonl.gz"."""
+    """Return the ending of a name with the ending of its codec: ".jsonl.gz"."""
     stem, _, last = path.rpartition(".")
     return f".{stem.rpartition('.')[2]}.{last}" if codec_of(path) else f".{last}"

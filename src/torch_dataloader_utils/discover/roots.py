@@ -1,4 +1,4 @@
-"""Paths that metadata of tables and saved inventories name: rewritten, compared, and refused outside of their roots."""
+"""Paths in metadata of tables and in saved inventories: rewritten, compared, and refused outside of their roots."""
 
 import os
 import posixpath
@@ -21,15 +21,15 @@ from torch_dataloader_utils.errors import (
 )
 
 _LOCAL_SCHEMES = ("file", "local")
-# Hadoop's names of clients for one and the same store.
+# Hadoop's names for clients of the same store.
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 
 _WEB_SCHEMES = ("http", "https")
 
-# The directory of web paths that clients and servers may resolve differently; it lies in no root.
+# Directory of web paths that clients and servers may resolve differently; it lies in no root.
 _UNCLEAR = ".."
 
-# How often a web path may be percent-encoded; each server on the way may decode it once.
+# Number of times that a web path may be percent-encoded; each server on the way may decode it once.
 _MOST_ENCODINGS = 8
 
 
@@ -41,7 +41,7 @@ class PathRules:
 
     @classmethod
     def of(cls, rewrites: Mapping[str, str] | None) -> "PathRules":
-        """From the user's mapping.
+        """Return the rules of the user's mapping.
 
         Raises:
             ConfigTypeError: no mapping of texts.
@@ -55,7 +55,7 @@ class PathRules:
         return cls(rewrites=tuple(sorted(pairs, key=lambda pair: (-len(pair[0]), pair[0]))))
 
     def resolve(self, path: str) -> str:
-        """The path to open: the first rewrite that fits, then local paths without scheme and absolute.
+        """Return the path to open: the first rewrite that fits; then local paths become absolute and lose their scheme.
 
         file:///w/t/a.parquet      /w/t/a.parquet
         s3n://b/a.parquet          s3://b/a.parquet
@@ -72,22 +72,22 @@ class PathRules:
 
 
 def _begins_with(path: str, prefix: str) -> bool:
-    """Whether the path begins with the whole parts of the prefix: /w/t-2/a.parquet does not begin with /w/t."""
+    """Return whether the path begins with the whole parts of the prefix: /w/t-2/a.parquet does not begin with /w/t."""
     return path.startswith(prefix) and (prefix[-1:] in "/:" or path[len(prefix) : len(prefix) + 1] in ("", "/", ":"))
 
 
 def is_local(scheme: str) -> bool:
-    """Whether paths of this scheme are files of this machine."""
+    """Return whether paths of this scheme are files of this machine."""
     return not scheme or scheme in _LOCAL_SCHEMES
 
 
 def client_scheme(scheme: str) -> str:
-    """One name for the schemes that Hadoop's clients use for the same store: s3 for s3a."""
+    """Return one name for the schemes that Hadoop's clients use for the same store: s3 for s3a."""
     return _ALIASES.get(scheme, scheme)
 
 
 def split(path: str) -> tuple[str, str, str]:
-    """(scheme, authority, key) of a path.
+    """Return (scheme, authority, key) of a path.
 
     hdfs://host:8020/a/b      ("hdfs", "host:8020", "/a/b")
     file:/a                   ("file", "", "/a")
@@ -103,7 +103,7 @@ def split(path: str) -> tuple[str, str, str]:
 
 
 def canonical(path: str) -> str:
-    """The path with one name for each store, whatever client's name for it the path has: s3a://b/x is s3://b/x."""
+    """Return the path with one name for each store, for any client's name in the path: s3a://b/x is s3://b/x."""
     scheme, authority, key = split(path)
     return f"{client_scheme(scheme)}://{authority}{key}"
 
@@ -114,9 +114,9 @@ def _key(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathIndex:
-    """Finds data files by the paths that deletes give them; both sides are resolved paths.
+    """Index of data files by the paths in deletes. Both sides are resolved paths.
 
-    If no file has exactly that path, a file counts whose path differs only in scheme, authority, or extra slashes and
+    If no file has exactly the path, a file counts if its path differs only in scheme, authority, or extra slashes and
     dots, so that no delete is lost. An exact match comes first, since in an object store d//x and d/x are two objects.
     """
 
@@ -125,7 +125,7 @@ class PathIndex:
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> "PathIndex":
-        """The index of these files, numbered in their order."""
+        """Return the index of files, numbered in their order."""
         index = cls()
         for number, path in enumerate(paths):
             index.exact[canonical(path)] = number
@@ -133,10 +133,10 @@ class PathIndex:
         return index
 
     def find(self, path: str) -> int | None:
-        """The file's number, None if there is no such file.
+        """Return the file's number, None without a match.
 
         Raises:
-            CorruptFileError: several files differ from the path only in that way.
+            CorruptFileError: several files differ from the path only in scheme, authority, slashes and dots.
         """
         number = self.exact.get(canonical(path))
         if number is not None:
@@ -152,23 +152,23 @@ class PathIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """Directories of stores, and whether a path lies in one of them.
+    """Directories of stores, with the check whether a path lies in one of them.
 
     places: (scheme, authority, directory) of each root. Local roots have the scheme ""; the authority "" is any.
 
-    Names are compared by whole parts, ".." and, on this machine, links resolved: /data does not hold /data-2. On the
-    web, hosts are compared without case and paths without query and percent-encoding; one with "..", in any spelling,
-    lies in no directory.
+    Names are compared by whole parts, with ".." and, on this machine, links resolved: /data does not hold /data-2. On
+    the web, hosts are compared without case and paths without query and percent-encoding. A web path with "..", in any
+    spelling, lies in no directory.
     """
 
     places: tuple[tuple[str, str, str], ...]
 
     @classmethod
     def of(cls, roots: Iterable[str]) -> "Roots":
-        """From the user's prefixes: "s3://bucket/warehouse", "s3://" (any bucket), "/data".
+        """Return the roots of the user's prefixes: "s3://bucket/warehouse", "s3://" (any bucket), "/data".
 
         Raises:
-            ConfigTypeError: no list; or one string, whose letters are not meant. ConfigError: a web path with "..".
+            ConfigTypeError: no list, or one string (its letters are not roots). ConfigError: a web path with "..".
         """
         if not isinstance(roots, Iterable):
             raise ConfigTypeError(f"allowed_roots is {of_type(roots)}: pass a list of prefixes.")
@@ -185,27 +185,27 @@ class Roots:
 
     @classmethod
     def near(cls, *locations: str) -> "Roots":
-        """The whole stores that these resolved paths lie in: their buckets, or this machine."""
+        """Return the whole stores of resolved paths: their buckets, or this machine."""
         for location in locations:
             _check_no_null(location, "the user or the table's metadata")
         return cls(places=tuple((scheme, authority, "/") for scheme, authority, _ in map(_place, locations)))
 
     def check_inventory(self, inventory: Inventory) -> None:
-        """Raises UnsupportedFeatureError if a file of the inventory, or of its deletes, lies outside all roots."""
+        """Raise UnsupportedFeatureError if a file of the inventory, or of its deletes, lies outside all roots."""
         tables = [extra for extra in inventory.files.extras if isinstance(extra, IcebergFile)]
         deletes = {file.path for extra in tables for file in extra.equality_deletes}
         for path in chain(inventory.files.paths, deletes):
-            if len(split_chain(path)) > 1:  # a chain of clients: only they know which storage it ends at
+            if len(split_chain(path)) > 1:  # only the chained clients know the storage at the end
                 raise self._outside(path, "the inventory")
             self.check(path, "the inventory")
 
     def check(self, path: str, named_by: str = "the table's metadata") -> None:
-        """Raises UnsupportedFeatureError for a resolved path outside all roots, CorruptFileError for one of no file."""
+        """Raise UnsupportedFeatureError for a resolved path outside all roots, CorruptFileError for a null byte."""
         _check_no_null(path, named_by)
         store = _store(*split(path)[:2])
         near = [root for root in self.places if root[0] == store[0] and root[1] in ("", store[1])]
         if any(directory == "/" for _, _, directory in near):
-            return  # without a look at the path: this is asked for every file, more than once
+            return  # fast, without a look at the path: every file is checked, more than once
         key = _place(path)[2] if near else ""
         if any(key == directory or key.startswith(f"{directory}/") for _, _, directory in near):
             return
@@ -245,7 +245,7 @@ def _store(scheme: str, authority: str) -> tuple[str, str]:
 
 
 def _web_directory(key: str) -> str:
-    """The path of a URL, its parts decoded; `_UNCLEAR` if any is "..", which clients and servers resolve differently.
+    """Return the path of a URL, decoded; `_UNCLEAR` if a part is "..", which clients and servers resolve differently.
 
     /data/a%20b.parquet?signature=/x    /data/a b.parquet
     /data/day=1%2F2/x                   /data/day=1%2F2/x: no directory "day=1"
@@ -262,7 +262,7 @@ def _web_directory(key: str) -> str:
 
 
 def _decoded(part: str) -> str:
-    """A part of a web path without percent-encoding; ".." if it is encoded too often to follow."""
+    """Return a part of a web path without percent-encoding; ".." if it is encoded too often to follow."""
     for _ in range(_MOST_ENCODINGS):
         encoded, part = part, unquote(part)
         if part == encoded:

@@ -1,7 +1,7 @@
-"""Saves an inventory to one Parquet file that any Parquet tool can read, and loads it.
+"""An inventory in one Parquet file that any Parquet tool can read: saving and loading.
 
-It holds no storage options, no credentials and no pickle. A seal tells whether the file was changed. The layout is
-version 1 of the format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
+The file holds no storage options, no credentials and no pickle. A seal tells whether the file was changed. The layout
+is version 1 of the format "torch_dataloader_utils.inventory"; docs/design/0003-inventory.md has it.
 """
 
 import base64
@@ -44,19 +44,19 @@ from torch_dataloader_utils._store import (
 )
 from torch_dataloader_utils.discover.roots import Roots
 from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError, StoreError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.formats.registry import FORMATS, OTHER_NUMBERS, format_of
 
 _DIGEST_KEY = b"torch_dataloader_utils.seal"
 _METHOD = b"blake2b-128:"
 _BLANK = b"0" * 32
-# Between a key and its value are the type and the length of the value, a byte each.
+# The type and the length of the value, a byte each, lie between a key and its value.
 _SEAL = re.compile(re.escape(_DIGEST_KEY) + b".." + _METHOD + b"(.{32})", re.DOTALL)
 
 
 def sealed_parquet(table: pa.Table) -> bytearray:
-    """The bytes of a Parquet file of the table, sealed; the same for the same table."""
+    """Return the bytes of a Parquet file of the table, sealed. The same table gives the same bytes."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=False) as writer:
         writer.write_table(table)
@@ -71,19 +71,19 @@ def sealed_parquet(table: pa.Table) -> bytearray:
 
 
 def check_seal(data: Buffer, path: str) -> bool:
-    """Whether there is a seal in the file.
+    """Return whether the file has a seal.
 
     Raises:
-        CorruptFileError: there is one, and it is not that of these bytes.
+        CorruptFileError: the seal does not match the bytes.
     """
     content = memoryview(data)
     seal = None
-    for found in re.finditer(re.escape(_DIGEST_KEY), content):  # the last one is it
+    for found in re.finditer(re.escape(_DIGEST_KEY), content):  # the last key is the seal's
         seal = _SEAL.match(content, found.start())
     if seal is None:
         return False
     if seal[1] != _digest(content, slice(*seal.span(1))):
-        raise corrupt(path, "its bytes are not those that were written (the seal does not fit)")
+        raise corrupt(path, "its bytes changed since it was written (the seal does not match)")
     return True
 
 
@@ -102,7 +102,7 @@ _FILES_AT_ONCE = 65_536
 
 
 def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
-    """The files and row groups of an inventory, and all else about it as JSON values."""
+    """Return the files and row groups of an inventory as a table, and all other facts as JSON values."""
     files, groups = inventory.files, inventory.groups
     offsets = np.searchsorted(groups.file, np.arange(len(files) + 1)).astype(np.int32)
     columns: dict[str, pa.Array] = {
@@ -131,7 +131,7 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
-    """The inventory that `to_table` took apart. Columns are read one by one, in parts, so that little is there twice.
+    """Return the inventory that `to_table` took apart. Columns are read one by one, in parts, to save memory.
 
     Raises:
         ValueError, LookupError, TypeError, AttributeError, pyarrow.ArrowException: the parts do not fit together.
@@ -173,7 +173,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
 
 
 def _check(inventory: Inventory) -> None:
-    """Raises ValueError, or an error of Arrow's, unless all parts have their types and fit together."""
+    """Raise ValueError, or an error of Arrow, unless all parts have their types and fit together."""
     files, groups = inventory.files, inventory.groups
     columns = (files.sizes, files.identities, files.formats, files.contents, *(each.codes for each in files.partitions))
     if any(column is not None and len(column) != len(files) for column in columns):
@@ -204,7 +204,7 @@ def _check(inventory: Inventory) -> None:
 def _read_snapshot(text: str) -> TableSnapshot | None:
     snapshot = TableSnapshot.parse(text)
     if text and snapshot is None:
-        raise ValueError("its snapshot is not that of a table")
+        raise ValueError("its snapshot does not parse")
     return snapshot
 
 
@@ -233,8 +233,8 @@ def _strings(column: StringColumn) -> pa.Array:
 def _parts(file: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
     for batch in file.iter_batches(_FILES_AT_ONCE, columns=[name], use_threads=False):
         yield batch.column(name)
-    pa.default_memory_pool().release_unused()  # Arrow keeps what it decoded into
-    yield pa.array([], file.schema_arrow.field(name).type)  # so that there is one
+    pa.default_memory_pool().release_unused()  # Arrow keeps the memory that it decoded into
+    yield pa.array([], file.schema_arrow.field(name).type)  # for a file without rows
 
 
 def _strings_of(file: pq.ParquetFile, name: str) -> StringColumn:
@@ -257,7 +257,7 @@ def _numbers_of(file: pq.ParquetFile, name: str) -> npt.NDArray[Any]:
 
 
 def _lists_of(file: pq.ParquetFile, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """How many numbers each file has, and the numbers of all files."""
+    """Return the count of numbers of each file, and the numbers of all files."""
     counts, numbers = zip(
         *((part.value_lengths(), np.array(part.flatten())) for part in _parts(file, name)), strict=True
     )
@@ -274,7 +274,7 @@ def _bytes(text: str) -> bytes:
 
 _KEY = b"torch_dataloader_utils.inventory"
 _VERSION = 1
-# With a digest of all bytes of each file. The digests of version 2, of the ends of each file, are left out.
+# Version with a digest of all bytes of each file. Digests of version 2, of the ends of each file, are not read.
 _VERSION_OF_CONTENTS = 3
 _VERSIONS = (_VERSION, 2, _VERSION_OF_CONTENTS)
 
@@ -287,17 +287,17 @@ def save_inventory(
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
 ) -> None:
-    """Writes the inventory to one Parquet file, local or any fsspec URL; never half of it.
+    """Write the inventory to one Parquet file, local or any fsspec URL; never half of it.
 
     A symbolic link is followed, not replaced.
 
-    storage_options, credentials and remote say how its store is reached, as for `scan_files`.
+    storage_options, credentials and remote: Access to the file's store, as for `scan_files`.
 
     Raises:
         ConfigTypeError: no inventory, or no path.
         ConfigError: a file's URL carries a signature or password, which must not be stored.
-        UnsupportedFeatureError: files with extras (deletes); scan those tables anew instead.
-        StoreError: it cannot be written there, or the storage failed after retries.
+        UnsupportedFeatureError: files have extras (deletes); scan the table anew instead.
+        StoreError: the file cannot be written there, or the storage failed after retries.
     """
     check_inventory("inventory", inventory)
     target = check_path("path", path)
@@ -330,20 +330,20 @@ def load_inventory(
     remote: RemoteOptions | None = None,
     allowed_roots: Sequence[str] | None = None,
 ) -> Inventory:
-    """The inventory that `save_inventory` wrote, with the same arrays and the same fingerprint.
+    """Return the inventory that `save_inventory` wrote, with the same arrays and the same fingerprint.
 
-    Of version 2 (files known by their ends), the files are known by path and identity; identity="content" reads them.
+    From version 2 (files known by their ends), files are known by path and identity; identity="content" reads them.
 
     Args:
-        storage_options, credentials, remote: of the store that it lies in, as for `scan_files`.
-        allowed_roots: prefixes of where its files may lie: "s3://bucket/trips", "s3://" (any bucket), "/data". None:
-            anywhere, so load only what you trust.
+        storage_options, credentials, remote: Access to the file's store, as for `scan_files`.
+        allowed_roots: Prefixes where the inventory's files may lie: "s3://bucket/trips", "s3://" (any bucket), "/data".
+            None: anywhere, so load only files that you trust.
 
     Raises:
-        ConfigTypeError: not a path, or roots that are not a list. ConfigError: not a saved inventory, or one of a newer
+        ConfigTypeError: not a path, or roots that are not a list. ConfigError: not a saved inventory, or a newer
             version.
-        CorruptFileError: a bit of it changed since it was saved, or its parts do not fit together.
-        UnsupportedFeatureError: it names a file outside of `allowed_roots`.
+        CorruptFileError: a bit of the file changed since it was saved, or its parts do not fit together.
+        UnsupportedFeatureError: the inventory names a file outside of `allowed_roots`.
     """
     roots = None if allowed_roots is None else Roots.of(allowed_roots)
     target = check_path("path", path)
@@ -354,7 +354,7 @@ def load_inventory(
         file = open_checked(tail.data, redact(target), partial(pq.ParquetFile, pa.BufferReader(tail.data)))
     about = _about(file.schema_arrow, target)
     if not is_sealed:
-        raise corrupt(target, "the saved inventory has no seal, so that another tool wrote it")
+        raise corrupt(target, "the saved inventory has no seal, so another tool wrote it")
     with _fitting(target):
         inventory = from_file(file, about)
     if roots is not None:
@@ -363,7 +363,7 @@ def load_inventory(
 
 
 def _first_with_credentials(paths: StringColumn) -> str | None:
-    # Credentials need one of these bytes; few inventories have one in any of a million paths.
+    # Credentials need one of these bytes. Few inventories have such a byte in any of a million paths.
     text = paths.data.tobytes()
     if b"://" not in text or not any(mark in text for mark in (b"@", b"?", b"#", b";")):
         return None
@@ -387,7 +387,7 @@ def _about(schema: pa.Schema, path: str) -> Mapping[str, Any]:
 
 @contextmanager
 def _fitting(path: str) -> Iterator[None]:
-    """Turns errors of decoding into CorruptFileError, also those for parts that are missing or of a wrong type.
+    """Turn errors of decoding into CorruptFileError, also errors about parts that are missing or of a wrong type.
 
     Features that are not supported are damage too: no inventory has them.
     """
@@ -404,7 +404,7 @@ def _fitting(path: str) -> Iterator[None]:
 
 def _write_local(target: Path, data: Buffer) -> None:
     try:
-        # Renaming a new file into place would replace the link itself; users mean what it leads to.
+        # Renaming a new file into place would replace the link itself; users mean the link's target.
         with write_atomically(target.resolve(), mode=0o600) as file:
             file.write(data)
     except OSError as error:

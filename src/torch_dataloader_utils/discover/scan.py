@@ -1,15 +1,15 @@
 """`scan_files`: from a path to an inventory.
 
-list the files  →  scan the first  →  judge all by their partition values  →  scan those that are left  →  assemble
+list the files  →  scan the first  →  judge all by their partition values  →  scan the remaining files  →  assemble
 
-With missing="null" the first scan is one of all files, since each may have columns of its own.
+With missing="null" the first scan reads all files, since each file may have columns of its own.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -79,40 +79,40 @@ def scan_files(
     missing: Missing = "error",
     identity: FileIdentity = "strict",
 ) -> Inventory:
-    """The inventory of the files at `path`, from metadata alone.
+    """Return the inventory of the files at `path`, from metadata alone.
 
     Args:
-        path: file, directory (recursive), pattern, or a list of those; local or any fsspec URL.
+        path: File, directory (recursive), pattern, or a list of them; local or any fsspec URL.
         format: parquet, orc, csv, json, jsonl or arrow. File names need no extension.
-        columns: the projection that `projected_bytes` counts; None for all.
-        filters: a pyarrow expression. Files and row groups that partition values and statistics rule out are left
-            out; those proven fully in keep their rows; the others have UNKNOWN live rows until someone counts.
+        columns: Names of the projection that `projected_bytes` counts; None for all.
+        filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
+            row groups proven fully in keep their rows; other row groups have UNKNOWN live rows until someone counts.
         partitioning: "hive" reads columns from directory names.
-        storage_options: for the storage client; kept out of the inventory.
-        credentials, remote: see `StructuredDataset.create_dataloader`.
+        storage_options: Options for the storage client; kept out of the inventory.
+        credentials, remote: See `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
-        schema: of text files, which carry none; otherwise that of the start of the first CSV file, or of all lines of
-            JSON. A key that it lacks is an error, unless `columns` leaves it out.
-        text: how text files are cut.
-        executor: scans files in it instead of in own threads; a pool of processes or a cluster will do.
-        on_progress: called in the caller's thread after each file with (files done, files to scan).
-        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; the number
-            of their rows is not known.
-        allow_bare_files: see `StructuredDataset.create_dataloader`.
-        int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold the years that nanoseconds do
-            not; what is finer is cut.
-        missing: "null" takes files that lack some of the columns, or have them in narrower types: the data set has the
-            columns of all files, each in the widest type, and is null where a file lacks one. CSV needs a schema then;
-            JSON lines always have the keys of all files.
+        schema: Schema of text files, which carry none. Without it, CSV has the schema of the start of the first file,
+            JSON the schema of all lines. A key that the schema lacks is an error, unless `columns` leaves it out.
+        text: Options that cut text files into row groups.
+        executor: Scans files in this executor instead of in own threads; a pool of processes or a cluster will do.
+        on_progress: Called in the caller's thread after each file with (files done, files to scan).
+        on_error: "skip" leaves out files whose metadata does not decode, with a warning that names them; the number of
+            their rows is not known.
+        allow_bare_files: See `StructuredDataset.create_dataloader`.
+        int96_unit: "us" reads INT96 timestamps of Parquet as microseconds, which hold years that nanoseconds do not;
+            finer times are cut.
+        missing: "null" accepts files that lack some columns, or have them in narrower types: the data set has the
+            columns of all files, each in the widest type, and is null where a file lacks a column. CSV needs a schema
+            then; JSON lines always have the keys of all files.
         identity: "content" knows files by all their bytes, which are read, so that states and fingerprints fit the same
             data in another place; see `StructuredDataset.create_dataloader`.
 
     Returns:
-        Files sorted by path; row groups in file order, without empty ones.
+        Files sorted by path; row groups in file order, without empty row groups.
 
     Raises:
-        NoDataError: nothing there. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
-        SchemaError: files that do not share one schema. CorruptFileError: metadata that cannot be.
+        NoDataError: no data. ConfigError: an unknown format, column or filter. StoreError: the storage refused.
+        SchemaError: files do not share one schema. CorruptFileError: impossible metadata.
     """
     columns = check_column_names("columns", columns)
     _check_text_options(format, schema, text)
@@ -154,7 +154,7 @@ def scan_paths(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """As `scan_files`, with an access that readers of the files use later too, so that they share a client."""
+    """Return the inventory as `scan_files`, with an access that readers of the files share, and with it a client."""
     _check_partitioning(partitioning)
     if (
         request.missing == "null"
@@ -179,9 +179,9 @@ def scan_listed(
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """The inventory of files that are listed already; otherwise as `scan_files`.
+    """Return the inventory of files that are listed already; otherwise as `scan_files`.
 
-    request: with `schema` None, it is learned from the first file.
+    request: Request for the scan; with `schema` None, the schema is learned from the first file.
     """
     asked = request
     with other_files_named(files, request.format):
@@ -194,26 +194,25 @@ def scan_listed(
         with scanned(store, request, _items(files, first, left), executor) as scans:
             in_order = (ready[file] if file in ready else next(scans) for file in chosen)
             heard = on_progress if left or request.missing == "error" else None
-            schemas: dict[pa.Schema, str] | None = {first.file_schema: first.path} if request.finds_keys else None
-            found = _collect(files, first, chosen, watched(in_order, len(chosen), heard), verdicts, schemas)
-    stats, groups, bad, nulls = found
-    if schemas is not None and asked.format.join_schemas is not None:
-        first = _with_all_keys(first, asked.format.join_schemas(schemas, asked.columns), asked)
-    _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(groups))
+            scans_heard = watched(in_order, len(chosen), heard)
+            found = _collect(files, first, chosen, scans_heard, verdicts, finds_keys=request.finds_keys)
+    if request.finds_keys and request.format.join_schemas is not None:
+        first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
+    _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(found.groups))
     return Inventory(
-        files=_file_table(paths, stats, request.format, first.partitions),
-        groups=groups,
+        files=_file_table(paths, found.stats, request.format, first.partitions),
+        groups=found.groups,
         schema=first.schema.serialize().to_pybytes(),
         source=files.source,
         row_filter=filter_text(asked.row_filter),
         projection=request.columns,
-        notes=report_bad_files(bad, len(chosen), files.source),
-        nulls=nulls,
+        notes=report_bad_files(found.bad, len(chosen), files.source),
+        nulls=found.nulls,
     )
 
 
 def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tuple[ScanRequest, Int64s]:
-    """The request for all files, and one Verdict for each file from its partition values alone.
+    """Return the request for all files, and one Verdict for each file from its partition values alone.
 
     The filter stays in the request only if it uses columns of the files.
     """
@@ -227,7 +226,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
     except ConfigError:
         if not request.finds_keys:
             raise
-        return request, np.full(num_files, Verdict.MAYBE, dtype=np.int64)  # its columns may come later
+        return request, np.full(num_files, Verdict.MAYBE, dtype=np.int64)  # a later file may have the filter's columns
     verdicts = judge_partitions(row_filter, used, first.schema, first.partitions, num_files)
     if used and set(used) <= {field.name for field in first.fields}:
         return replace(request, row_filter=None), verdicts
@@ -235,7 +234,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
 
 
 def _is_answered_by_first(request: ScanRequest) -> bool:
-    """Whether the scans of `scan_first` serve this request too; they count no lines and judge no row group."""
+    """Return whether the scans of `scan_first` serve this request too: without line counts and judged row groups."""
     has_statistics = request.format.has_statistics
     return not request.format.is_text and (request.row_filter is None or not has_statistics)
 
@@ -245,18 +244,36 @@ def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterat
         yield ScanItem(entry=files.entries[file], partition=partition_values(first.partitions, first.fields, file))
 
 
+class _Collected(NamedTuple):
+    """Results of the scans of all chosen files.
+
+    stats: Size and identity of every file. groups: Row groups of the good files. bad: (path, fault) of each bad file.
+    nulls: See `known_nulls`. schemas: Schemas of the good files, each with the first path that has it.
+    """
+
+    stats: list[FileStat]
+    groups: GroupTable
+    bad: list[tuple[str, BadFile]]
+    nulls: Mapping[str, int]
+    schemas: Mapping[pa.Schema, str]
+
+
 def _collect(
     files: DataFiles,
     first: FirstScan,
     chosen: Sequence[int],
     scans: Iterable[FileScan | BadFile],
     file_verdicts: Int64s,
-    schemas: dict[pa.Schema, str] | None,
-) -> tuple[list[FileStat], GroupTable, list[tuple[str, BadFile]], Mapping[str, int]]:
-    """Return the stats of all files, the row groups of the chosen ones, the bad ones among them, and `known_nulls`.
+    *,
+    finds_keys: bool,
+) -> _Collected:
+    """Return the results of the scans, one scan for each chosen file.
 
-    schemas: gets the schemas of the chosen files, each with the first path that has it; None if they have to be alike.
+    Raises:
+        SchemaError: without `finds_keys`, a file that does not have the wanted schema.
     """
+    # Not every schema can be hashed: a third party's extension type may define equality alone.
+    schemas = {first.file_schema: first.path} if finds_keys else {}
     stats = [entry.stat for entry in files.entries]
     paths = [entry.path for entry in files.entries]
     groups: list[Int64s] = [np.zeros((0, 4), dtype=np.int64)]
@@ -268,10 +285,10 @@ def _collect(
         if isinstance(scan, BadFile):
             bad.append((paths[file], scan))
             continue
-        if schemas is None:
-            check_same_schema(*first.wanted(file), scan.schema, paths[file])
-        else:
+        if finds_keys:
             schemas.setdefault(scan.schema, paths[file])
+        else:
+            check_same_schema(*first.wanted(file), scan.schema, paths[file])
         stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
@@ -282,13 +299,14 @@ def _collect(
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     names = {field.name for field in first.schema}.difference(field.name for field in first.fields)
     nulls = known_nulls(whole, names, lambda schema: (name if name in names else None for name in schema.names))
-    return stats, assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts)), bad, nulls
+    table = assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts))
+    return _Collected(stats=stats, groups=table, bad=bad, nulls=nulls, schemas=schemas)
 
 
 def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) -> FirstScan:
-    """Return the facts about files that have the columns `joined` together; check projection and filter by these.
+    """Return the facts about files that have the columns `joined` together; check projection and filter by them.
 
-    request: As it was asked for, with all columns and the whole filter.
+    request: The original request, with all columns and the whole filter.
     """
     first = first.with_schema(joined)
     check_columns(request.columns or (), first.schema, first.hint)
@@ -300,7 +318,7 @@ def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) ->
 def _file_table(
     paths: StringColumn, stats: Sequence[FileStat], file_format: Format, partitions: tuple[PartitionColumn, ...]
 ) -> FileTable:
-    # Those of the listing: a file that is changed before its footer is read is noticed as well.
+    # Times come from the listing, so that a file that changes before its footer is read is noticed too.
     changed = [stat.changed_ns for stat in stats]
     return FileTable(
         paths=paths,
@@ -321,11 +339,11 @@ def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
         return
     if schema is not None:
         raise ConfigError(
-            f"schema= is for text files, which carry none, and format={file_format!r} does. Leave it out; columns= "
-            "says what is read."
+            f"schema= is for text files, which have no schema; files of format={file_format!r} have one. Leave it out; "
+            "columns= chooses the columns to read."
         )
     if text is not None:
-        raise ConfigError(f"text= says how text files are cut, and format={file_format!r} is none. Leave it out.")
+        raise ConfigError(f"text= says how text files are cut, and format={file_format!r} is not text. Leave it out.")
 
 
 def _path_column(entries: Sequence[FileEntry]) -> StringColumn:

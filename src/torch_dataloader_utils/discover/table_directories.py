@@ -1,4 +1,4 @@
-"""Refuses directories of Delta, Hudi and Iceberg tables: their files also hold rows that the tables do not have.
+"""Refusal of directories of Delta, Hudi and Iceberg tables: their files also hold rows that the tables do not have.
 
 A table is known by the directory beside its data files that holds its log or metadata.
 """
@@ -14,13 +14,13 @@ _log = logging.getLogger(__name__)
 
 _DELTA, _HUDI, _ICEBERG = "_delta_log", ".hoodie", "metadata"
 
-# A file of a table's log or metadata. Hudi also marks each directory of a partition.
+# Path of a file of a table's log or metadata. Hudi also marks each directory of a partition.
 _MARKER = re.compile(r"/(_delta_log|\.hoodie)(_partition_metadata)?(/|$)|/(metadata)/[^/]*\.metadata\.json(\.gz)?$")
 
-# Directories above the named one that may be the root of its table.
+# Number of directories above the named directory that may be the root of its table.
 _MOST_LEVELS = 4
 
-# Directories of a remote store that are listed for the files of a pattern.
+# Number of directories of a remote store that are listed for the files of a pattern.
 _MOST_LISTINGS = 16
 
 _ADVICE = {
@@ -31,14 +31,14 @@ _ADVICE = {
 
 
 def check_plain(store: Store, listings: Iterable[Listing]) -> None:
-    """Raises UnsupportedFeatureError if a listed directory is, holds or lies in a directory of such a table.
+    """Raise UnsupportedFeatureError if a listed directory is, holds or lies in the directory of a table.
 
-    Files that were named themselves are not looked at. What lies below a directory is in its listing already. Above it
-    four levels are looked at, and above the files that a pattern matches. In a remote store that takes one listing for
-    each directory, so only those above "data" and above partitions such as "year=2024" are looked at there, and for a
-    pattern no more than sixteen: other directories cost no request.
+    Files that the user named themselves are not checked. The listing of a directory has everything below it. Above a
+    directory, and above the files that a pattern matches, four levels are checked. In a remote store each directory
+    takes one listing. There, only directories above "data" and above partitions such as "year=2024" are checked, and at
+    most sixteen for a pattern: other directories cost no request.
 
-        t/_delta_log/0.json beside t/year=2024/x.parquet      t, t/*/*.parquet, t?/**, t/year=2024, what holds t: raise
+        t/_delta_log/0.json beside t/year=2024/x.parquet      t, t/*/*.parquet, t?/**, t/year=2024, a parent of t: raise
         t/metadata/v1.metadata.json                           t and t/data raise, t/other does not
     """
     for listing in listings:
@@ -49,7 +49,7 @@ def check_plain(store: Store, listings: Iterable[Listing]) -> None:
 
 
 def _below(listing: Listing) -> tuple[str, str] | None:
-    """The root and the kind of a table whose marker is listed."""
+    """Return the root and the kind of a table with a listed marker; None without a marker."""
     start = len(listing.directory)
     for entry in listing.entries:
         found = _MARKER.search(entry.path, start)
@@ -59,7 +59,7 @@ def _below(listing: Listing) -> tuple[str, str] | None:
 
 
 def _above(store: Store, listing: Listing) -> tuple[str, str] | None:
-    """The same for markers above the directory."""
+    """Return the root and the kind of a table with a marker above the directory."""
     directory, _, child = listing.directory.rpartition("/")
     for _ in range(_MOST_LEVELS):
         if not _may_be_root(directory) or not (store.is_local or _is_part(child)):
@@ -71,7 +71,10 @@ def _above(store: Store, listing: Listing) -> tuple[str, str] | None:
 
 
 def _above_matches(store: Store, listing: Listing) -> tuple[str, str] | None:
-    """The same for markers beside and above the files of a pattern, whose listing lacks them."""
+    """Return the root and the kind of a table with a marker beside or above the files of a pattern.
+
+    The listing of a pattern lacks the markers.
+    """
     parents = {entry.path.rpartition("/")[0] for entry in listing.entries}
     places = sorted({place for parent in parents for place in _places(parent, store.is_local)})
     if not store.is_local and len(places) > _MOST_LISTINGS:
@@ -85,7 +88,7 @@ def _above_matches(store: Store, listing: Listing) -> tuple[str, str] | None:
 
 
 def _places(parent: str, is_local: bool) -> Iterator[tuple[str, str]]:
-    """Directories that may be the root of the table of files in `parent`, each with the child that leads to them."""
+    """Yield directories that may be the root of the table of files in `parent`, each with its child on the way."""
     directory, child = parent, ""
     for _ in range(_MOST_LEVELS + 1):
         if not _may_be_root(directory):
@@ -99,18 +102,21 @@ def _places(parent: str, is_local: bool) -> Iterator[tuple[str, str]]:
 
 
 def _may_be_root(directory: str) -> bool:
-    """Not the root of a file system, nor on the web: a listing is a page there, and may be of another site."""
+    """Return whether a directory may be a table's root: not the root of a file system, nor on the web.
+
+    A listing on the web is a page, and may be of another site.
+    """
     is_web = directory.startswith(("http://", "https://"))
     return bool(directory.strip("/")) and not directory.endswith(":/") and not is_web
 
 
 def _is_part(name: str) -> bool:
-    """Whether a directory's name says that it is a part of a table."""
+    """Return whether a directory's name says that it is a part of a table."""
     return name == "data" or "=" in name
 
 
 def _kind_at(store: Store, directory: str, child: str) -> str | None:
-    """The kind of table that has its root here, or None; child: the directory of the files, "" if not known."""
+    """Return the kind of table that has its root here, or None; child: Directory of the files, "" if unknown."""
     try:
         for kind in store.directories(directory, (_DELTA, _HUDI, _ICEBERG)):
             if kind != _ICEBERG:
@@ -120,7 +126,7 @@ def _kind_at(store: Store, directory: str, child: str) -> str | None:
     except LoaderError as error:
         if not is_refusal(error):
             raise
-        # Who may read the data may not be allowed to list what lies above it.
+        # A reader of the data may have no right to list the directories above it.
         _log.info("%s: not searched for a table's metadata: %s", redact(directory), error)
     return None
 
@@ -130,7 +136,7 @@ def _is_metadata(entry: FileEntry) -> bool:
 
 
 def _refused(root: str, kind: str) -> UnsupportedFeatureError:
-    # The root of an Iceberg table holds metadata in JSON and Avro too, which are no data files.
+    # The root of an Iceberg table also holds metadata in JSON and Avro, which are no data files.
     path = f"{redact(root)}/data" if kind == _ICEBERG else "it"
     return UnsupportedFeatureError(
         f"{redact(root)} is the directory of {_ADVICE[kind]}. Its files ({kind} is beside them) also hold rows that "

@@ -1,4 +1,4 @@
-"""Reports the data files that are left out (on_error="skip"), and names files in messages."""
+"""Reports about data files that are left out (on_error="skip"), and the place of a file below a path."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadFile:
-    """A file whose metadata does not decode. kind: the class of the error. message: its text."""
+    """File whose metadata does not decode. kind: Class of the error. message: Text of the error."""
 
     kind: str
     message: str
 
 
 def unless_bad(scan: Callable[[], R], on_error: OnError) -> R | BadFile:
-    """The result of `scan`; with "skip", a BadFile if the file's metadata is damaged."""
+    """Return the result of `scan`; with "skip", return a BadFile if the file's metadata is damaged."""
     if on_error == "raise":
         return scan()
     try:
@@ -37,9 +37,9 @@ def unless_bad(scan: Callable[[], R], on_error: OnError) -> R | BadFile:
 def report_bad_files(
     bad: Sequence[tuple[str, BadFile]], num_files: int, source: str, rows: int | None = None
 ) -> tuple[str, ...]:
-    """The notes of an inventory that leaves these files out; also logged and warned of. () if there are none.
+    """Log the bad files, warn about them, and return the notes for the inventory; () if no file is bad.
 
-    bad: (path, fault) of each. rows: how many they hold together, None if that is not known.
+    bad: (path, fault) of each bad file. rows: Number of rows in all bad files, None if it is not known.
 
     Raises:
         NoDataError: none of `num_files` is left.
@@ -56,14 +56,14 @@ def report_bad_files(
 
 
 def none_left(bad: Sequence[BadFile], source: str) -> NoDataError:
-    """The error for a data set of bad files alone."""
+    """Return the error for a data set of bad files alone."""
     return NoDataError(f"{source}: not one of {len(bad)} files can be read. The first: {bad[0].message}")
 
 
 def lies_in(file: str, path: str) -> bool:
-    """Whether a file of an inventory is what the path names, or lies below it; of a pattern, below where it begins.
+    """Return whether a file of an inventory is at the path or below it. A pattern counts up to its first wildcard.
 
-    Links and mounts that lead to the same local directory are that directory. Of URLs, schemes and chains do not count:
+    Links and mounts that lead to the same local directory are that directory. Schemes and chains of URLs do not count:
     they have several spellings (s3, s3a).
 
     /data/trips/a.parquet       /data/trips, /data/trips/*.parquet, file:///data        True
@@ -76,9 +76,9 @@ def lies_in(file: str, path: str) -> bool:
 
 
 def _place(path: str) -> str:
-    """The absolute local path, or a slash and the URL from its bucket or host on; of a pattern, before its wildcards.
+    """Return the absolute local path, or a slash and the URL from its bucket or host on, up to the first wildcard.
 
-    Without a slash at the end, so that the root is empty.
+    The place has no slash at its end, so the root is empty.
     """
     if is_local(path):
         place = os.path.abspath(os.path.expanduser(LocalStore().local_path(path)))  # noqa: PTH100, PTH111 - as listings

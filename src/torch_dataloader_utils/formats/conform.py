@@ -1,4 +1,4 @@
-"""Turns the columns of a file into those of the data set's schema: order, types, missing columns."""
+"""Conversion of a file's columns to the data set's schema: order, types, missing columns."""
 
 from typing import Any
 
@@ -11,15 +11,14 @@ from torch_dataloader_utils.errors import SchemaError
 
 
 def conform(task: RowGroupTask, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of `schema` from the batch, in the schema's types and order.
+    """Return the columns of `schema` from the batch, in the schema's types and order.
 
-    A column that the file does not have is null in all rows, as in pyarrow.dataset. Types are cast if every value stays
-    the same, which is checked for each value where the types alone do not say so (int64 to int32: one large number is
-    an error). Casts that change values or their meaning are refused: float64 to float32, text to numbers, local time
-    to UTC.
+    A column that the file lacks is null in all rows, as in pyarrow.dataset. Types are cast if every value stays the
+    same. Values are checked where the types alone do not decide (int64 to int32: one large number is an error). A cast
+    that changes values or their meaning is refused: float64 to float32, text to numbers, local time to UTC.
 
     Raises:
-        SchemaError: the types do not fit, or nulls in a column that has none by its schema.
+        SchemaError: the types do not fit, or a column has nulls although its field is not nullable.
     """
     if len(schema) == 0:
         return batch.select([])
@@ -28,7 +27,7 @@ def conform(task: RowGroupTask, batch: pa.RecordBatch, schema: pa.Schema) -> pa.
     if batch.schema.equals(schema):
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     arrays = [_conform_column(task, batch, field) for field in schema]
-    # The type of an array differs from its field's only for text of more than 2 GiB.
+    # An array differs in type from its field only for text of more than 2 GiB.
     fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -54,7 +53,7 @@ def _conform_column(task: RowGroupTask, batch: pa.RecordBatch, field: pa.Field) 
 
 
 def constant(value: Any, field: pa.Field, num_rows: int) -> pa.Array:
-    """A column that holds `value` in all rows, in the field's type."""
+    """Return a column that holds `value` in all rows, in the field's type."""
     if pa.types.is_dictionary(field.type):
         indices = pa.repeat(pa.scalar(None if value is None else 0, field.type.index_type), num_rows)
         values = pa.array([] if value is None else [value], field.type.value_type)
@@ -63,7 +62,7 @@ def constant(value: Any, field: pa.Field, num_rows: int) -> pa.Array:
 
 
 def is_harmless(seen: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a safe cast between these types either keeps every value or raises."""
+    """Return whether a safe cast between these types either keeps every value or raises."""
     types = pa.types
     if seen == wanted or types.is_null(seen):
         return True
@@ -103,7 +102,7 @@ def _scalars_fit(seen: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _structs_fit(seen: pa.DataType, wanted: pa.DataType) -> bool:
-    # By name and in the same order: what a struct cast does in every supported pyarrow.
+    # Every supported pyarrow casts structs by name and in the same order.
     return [f.name for f in seen] == [f.name for f in wanted] and all(
         is_harmless(a.type, b.type) for a, b in zip(seen, wanted, strict=True)
     )
@@ -127,7 +126,7 @@ def _misfit(task: RowGroupTask, field: pa.Field, seen: pa.DataType, why: str) ->
 
 
 def _must_stay_large(column: pa.Array, wanted: pa.DataType) -> bool:
-    # More than 2 GiB of text came out of one row group (see `contiguous`); casting it back cannot work.
+    # A row group gave more than 2 GiB of text (see `contiguous`), which cannot be cast back.
     types = pa.types
     is_large_form = (types.is_large_string(column.type) and types.is_string(wanted)) or (
         types.is_large_binary(column.type) and types.is_binary(wanted)

@@ -1,4 +1,4 @@
-"""Caches what is read once for each file (footer, header, keys), for the next row group of the same file."""
+"""Caches of facts that are read once for each file (footer, header, keys), for the next row group of the same file."""
 
 import os
 import threading
@@ -13,20 +13,20 @@ from torch_dataloader_utils._store.identity import names_no_version
 T = TypeVar("T")
 
 FileKey = tuple[str, str]
-"""A file and what pins it: (path, identity)."""
+"""Path and identity of one version of a file."""
 
 _Key = tuple[tuple[FileKey, ...], Hashable]
 
-# Encoded; parsed they take several times that. 16 MiB are 600 footers of 26 KB (50 columns, 4 row groups).
+# Encoded bytes; parsed values take several times as much. 16 MiB hold 600 footers of 26 KB (50 columns, 4 row groups).
 _CAPACITY_BYTES = 16 << 20
 
 
 class FileCache(Generic[T]):
-    """Drops the least recently used values while their encoded bytes exceed the capacity, but keeps the last one.
+    """Cache that drops the least recently used values while their encoded bytes exceed the capacity; the last stays.
 
-    Thread-safe: threads that want the same value wait for the one that loads it; if that fails, the next one tries. A
-    forked child begins with an empty cache. Nothing is kept of a file whose server names no version of it: another file
-    of the same size may take its place.
+    Thread-safe: threads that want the same value wait for the thread that loads it; if that fails, the next thread
+    tries. A forked child begins with an empty cache. Nothing is kept for a file whose server names no version: another
+    file of the same size may take its place.
     """
 
     def __init__(self, capacity_bytes: int = _CAPACITY_BYTES) -> None:
@@ -35,14 +35,14 @@ class FileCache(Generic[T]):
         _caches.add(self)
 
     def get(self, file: FileKey, load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
-        """The value for `file`; if it is not cached, `load` gives (value, encoded bytes).
+        """Return the value for `file`. If it is not cached, `load` returns (value, encoded bytes).
 
-        extra: what else the value depends on beside the file's content.
+        extra: Anything else that the value depends on, beside the file's content.
         """
         return self.get_for_all((file,), load, extra)
 
     def get_for_all(self, files: tuple[FileKey, ...], load: Callable[[], tuple[T, int]], extra: Hashable = ()) -> T:
-        """`get` for a value that is made of several files."""
+        """Return the value for several files together, as `get`."""
         if any(names_no_version(identity) for _, identity in files):
             return load()[0]
         key = (files, extra)

@@ -1,4 +1,4 @@
-"""`Format`: everything the package knows of one file format."""
+"""`Format`: one file format as a value, with the functions that scan and decode it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,20 +37,20 @@ class Format:
 
     Attributes:
         number: Number of the format in inventories. This package has 1 to 63; other packages choose from 64 to 255.
-        names: Words for `format=`, which are endings of files too. The first word stands in messages.
+        names: Words for `format=` and endings of files. The first word stands in messages.
         scan: Returns the schema and the row groups of one file, from its metadata if it has any.
-        decode: Returns the rows of one row group: those of the wanted columns that the file has, in the file's types.
+        decode: Returns the rows of one row group, in the file's types. Wanted columns that the file lacks are left out.
             The caller turns errors of the decoder into a `DataError` with file and row group.
         endings: More endings of files, without the dot.
-        decode_rows: Does the same for some rows of the row group; None if only whole row groups decode.
-        decode_parts: Does the same for some rows, a few columns at a time; None if all columns come at once.
+        decode_rows: Returns some rows of the row group; None if only whole row groups decode.
+        decode_parts: Yields some rows of the row group, a few columns at a time; None if all columns come at once.
         decode_together: Decodes several row groups by one call of the compiled decoder, if it can.
-        read_schema: Returns a file's schema with the field ids in it; None if no table has such files.
+        read_schema: Returns a file's schema with its field ids; None if no table has files of the format.
         scan_sidecar: Scans all files of a directory by one file of metadata; None if the format has no such file.
         list_items: Counts the items of a list column by the footer; None if no footer counts items.
         join_schemas: Joins the schemas of all files (each with the path of a file that has it) for the wanted columns
             (None for all); None if all files have the columns of the first file.
-        is_text: Whether rows are lines of text, which only a read of the file counts.
+        is_text: Whether rows are lines of text. Only a read of the file counts lines.
         has_statistics: Whether `scan` judges row groups by a filter.
         is_columnar: Whether each column decodes without the other columns.
     """

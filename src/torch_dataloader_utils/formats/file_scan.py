@@ -1,4 +1,4 @@
-"""The inputs and results of a scan of one file; picklable, so that scans may run in other processes."""
+"""Inputs and results of the scan of one file. All values pickle, so scans may run in other processes."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,18 +20,18 @@ Missing = Literal["error", "null"]
 
 
 def check_missing(name: str, value: Any) -> Missing:
-    """The word that says what columns are that some files lack.
+    """Return the value of an option `missing`: the treatment of columns that some files lack.
 
     Raises:
-        ConfigError: none of the two.
+        ConfigError: neither "error" nor "null".
     """
     if value not in ("error", "null"):
         raise ConfigError(f'{name}={value!r}: pass "error" or "null".')
-    return value  # type: ignore[no-any-return]  # one of the two
+    return value  # type: ignore[no-any-return]  # checked above
 
 
 class Verdict(IntEnum):
-    """The rows of a group that pass the filter, as far as metadata prove it: none, perhaps some, all."""
+    """Rows of a group that pass the filter, as far as metadata prove it: none, perhaps some, all."""
 
     OUT = 0
     MAYBE = 1
@@ -40,11 +40,11 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """The cut of text files into row groups.
+    """Options that cut text files into row groups.
 
     Attributes:
-        block_bytes: a block, which is a row group, ends at the first line end after so many bytes.
-        csv_has_no_quoted_newlines: split CSV files at line ends even if they hold quotes.
+        block_bytes: Size of a block. A block is a row group, and ends at the first line end after so many bytes.
+        csv_has_no_quoted_newlines: Whether CSV files are split at line ends even if they hold quotes.
     """
 
     block_bytes: int = 64 << 20
@@ -57,13 +57,13 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRequest:
-    """The part of a scan that is the same for every file.
+    """Part of a scan that is the same for every file.
 
-    columns: the projection, None for all. row_filter: not bound to a schema yet. filter_columns: the names it uses.
-    schema: the columns of all files, None until they are known; that of text files may be given, since they carry none.
-    missing: "null" takes files that lack some of the columns, or have them in narrower types.
-    on_error: "skip" gives a BadFile for a file whose metadata does not decode. int96_unit: of timestamps in Parquet.
-    identity: "content" keeps the digest of a text that is read whole.
+    columns: Names of the projection, None for all. row_filter: Expression, not bound to a schema yet. filter_columns:
+    Names that the filter uses. schema: Columns of all files, None until they are known; the user may give it for text
+    files, which carry no schema. missing: "null" accepts files that lack some columns, or have narrower types.
+    on_error: "skip" gives a BadFile for a file whose metadata does not decode. int96_unit: Unit of INT96 timestamps in
+    Parquet. identity: "content" keeps the digest of a text that is read whole.
     """
 
     format: Format
@@ -94,14 +94,14 @@ class ScanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileScan:
-    """The metadata of one file: its own schema, and its row groups in file order.
+    """Metadata of one file: its own schema, and its row groups in file order.
 
     groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
         length, as in `GroupTable`.
-    verdict: one `Verdict` for each row group; None if there was nothing to judge by.
-    nulls: int64, number of nulls of each field in the row groups that the filter keeps whole, as metadata count them
-        (0 where they do not); None for formats without such counts.
-    is_blank: text without a line: it has no rows, and its columns are not known.
+    verdict: One `Verdict` for each row group; None if no filter was judged.
+    nulls: int64 [fields]: nulls in the row groups that the filter keeps whole, as metadata count them (0 without a
+        count); None for formats without counts.
+    is_blank: Whether the file is a text without a line: it has no rows, and its columns are not known.
     """
 
     size: int
@@ -114,12 +114,12 @@ class FileScan:
 
     @property
     def kept_rows(self) -> int:
-        """The rows of the row groups that the filter keeps whole, as far as they are counted."""
+        """Number of rows in row groups that the filter keeps whole, as far as they are counted."""
         rows = self.groups[:, 0] if self.verdict is None else self.groups[self.verdict == Verdict.IN, 0]
         return int(rows[rows > 0].sum())
 
 
 def kept_nulls(nulls: Int64s, verdict: Int64s | None) -> Int64s:
-    """The nulls of each column in the row groups that the filter keeps whole; nulls: int64 [row groups, columns]."""
+    """Return each column's nulls in the row groups that the filter keeps whole; nulls: int64 [row groups, columns]."""
     total: Int64s = (nulls if verdict is None else nulls[verdict == Verdict.IN]).sum(axis=0)
     return total

@@ -1,4 +1,4 @@
-"""ORC files: their stripes, from the file tail, and one stripe decoded.
+"""ORC files: the scan of their stripes from the file tail, and the decoding of one stripe.
 
 pyarrow gives the decoded tail as protobuf bytes; three of its message types have the rows and bytes of each stripe.
 
@@ -15,13 +15,8 @@ from torch_dataloader_utils._arrow.batches import rows_only
 from torch_dataloader_utils._arrow.schema import field_paths
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, SparseFile, Store, Tail
-from torch_dataloader_utils.formats.checks import (
-    check_all_decoded,
-    check_decoded_size,
-    check_unique,
-    repeated_names,
-)
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.checks import check_all_decoded, check_decoded_size, check_unique, repeated_names
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.schemas import projected_part
@@ -43,7 +38,7 @@ _MOST_VARINT_BYTES = 10
 
 
 def scan_orc(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """The stripes that the tail lists; statistics are not used.
+    """Return the scan of the stripes that the tail lists. Statistics are not used.
 
     projected_bytes is an estimate: the stripe's stored bytes times the share of columns that is projected.
 
@@ -63,7 +58,7 @@ def scan_orc(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
 
 
 def footer_bytes(tail: Buffer) -> int:
-    """Bytes of the file tail (metadata, footer and postscript), as the end of a file says; may be more than `tail`.
+    """Return the bytes of the file tail (metadata, footer, postscript), as the end of a file says. May exceed `tail`.
 
     Raises:
         ValueError, IndexError: the file does not end with a postscript.
@@ -101,14 +96,14 @@ def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
 
 
 def decode_orc(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
-    """The rows of one stripe, columns `fields` as far as the file has them, in the file's types and order.
+    """Return the rows of one stripe, with the columns of `fields` that the file has, in the file's types and order.
 
     A remote stripe is fetched whole, in one range (`task.byte_offset`, `byte_length`): its streams lie side by side,
-    and would be dozens of requests. To count rows without columns one column is decoded, since a stripe without
+    and would be dozens of requests. To count rows without columns, one column is decoded, since a stripe without
     columns decodes to no rows.
 
     Raises:
-        UnsupportedFeatureError, SchemaError, CorruptFileError, FileChangedError; and whatever pyarrow raises.
+        UnsupportedFeatureError, SchemaError, CorruptFileError, FileChangedError; and every error of pyarrow.
     """
     task = source.task
     with source.open(lambda: [source.tail_span(), (task.byte_offset, task.byte_length)]) as file:
@@ -120,13 +115,13 @@ def decode_orc(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch
 
 
 def orc_schema(source: TaskSource) -> pa.Schema:
-    """The file's own Arrow schema, with ORC's type attributes as metadata."""
+    """Return the file's own Arrow schema, with ORC's type attributes as metadata."""
     with source.open(lambda: [source.tail_span()]) as file:
         return orc.ORCFile(file).schema
 
 
 def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: Sequence[pa.Field]) -> tuple[list[str], pa.RecordBatch]:
-    """The columns of the task's stripe, and their names."""
+    """Return the columns of the task's stripe, and their names."""
     schema = stripes.schema
     known = set(schema.names)
     names = [field.name for field in fields if field.name in known]
@@ -134,7 +129,7 @@ def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: Sequence[pa.Field
     chosen = names or _cheapest(schema)
     if all(name and "." not in name for path in field_paths(schema) for name in path):
         return names, stripes.read_stripe(source.task.ordinal, columns=chosen)
-    # pyarrow takes names for paths: a column "a.b" for field `b` of a struct `a`. Of some others it ends the process.
+    # pyarrow takes names for paths: a column "a.b" for field `b` of a struct `a`. Some other names end the process.
     return names, stripes.read_stripe(source.task.ordinal).select(chosen)
 
 
@@ -144,15 +139,15 @@ def _cheapest(schema: pa.Schema) -> list[str]:
 
 
 def _read_varint(data: Message, start: int) -> tuple[int, int]:
-    """The number that begins at byte `start`, and where it ends: seven bits a byte, the lowest first.
+    """Return the number that begins at byte `start`, and its end: seven bits a byte, the lowest first.
 
-    The highest bit of a byte says that another one follows.
+    The highest bit of a byte says that another byte follows.
 
         127 -> 7f      128 -> 80 01      300 -> ac 02
 
     Raises:
-        IndexError: it goes on after the data.
-        ValueError: it is longer than any number is.
+        IndexError: the number goes on after the data.
+        ValueError: the number is longer than any number is.
     """
     number = 0
     for place in range(_MOST_VARINT_BYTES):
@@ -164,9 +159,9 @@ def _read_varint(data: Message, start: int) -> tuple[int, int]:
 
 
 def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
-    """The field that begins at byte `start`: (number, value, where it ends).
+    """Return the field that begins at byte `start`, as (number, value, end of the field).
 
-    The value is a number, or for anything else (texts, messages, numbers of a fixed width) its bytes.
+    The value is a number or, for every other field (text, message, number of a fixed width), its bytes.
 
     Raises:
         IndexError: the field goes on after the message.
@@ -189,7 +184,7 @@ def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
 
 
 def fields(message: Message) -> Iterator[tuple[int, int | Message]]:
-    """The fields of a message: (number, value); raises as `read_field`."""
+    """Yield (number, value) of each field of a message; raise as `read_field`."""
     start = 0
     while start < len(message):
         number, value, start = read_field(message, start)
@@ -197,14 +192,14 @@ def fields(message: Message) -> Iterator[tuple[int, int | Message]]:
 
 
 def as_message(value: int | Message) -> Message:
-    """The value of a field that is a message; raises ValueError for a number."""
+    """Return the value of a field that is a message; raise ValueError for a number."""
     if isinstance(value, int):
         raise ValueError("a protobuf message has the wire type of a number")
     return value
 
 
 def as_number(value: int | Message) -> int:
-    """The value of a field that is a number; raises ValueError for anything else."""
+    """Return the value of a field that is a number; raise ValueError for anything else."""
     if not isinstance(value, int):
         raise ValueError("a protobuf number has the wire type of a string")
     return value

@@ -1,4 +1,4 @@
-"""All file formats, found by name, by the ending of a file, and by number; and the scan of many files in order.
+"""Registry of all file formats, by name, file ending and number, and the scan of many files in order.
 
 Another package adds a format by an entry point of group `torch_dataloader_utils.formats` that names its `Format`.
 """
@@ -15,7 +15,8 @@ from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.formats.arrow.format import ARROW
 from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.formats.decode_errors import checked, empty
+from torch_dataloader_utils.formats.checks import checked
+from torch_dataloader_utils.formats.errors import empty
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.orc import ORC
@@ -23,15 +24,15 @@ from torch_dataloader_utils.formats.parquet.format import PARQUET
 from torch_dataloader_utils.formats.text.format import CSV, JSON
 
 FORMATS = (PARQUET, ORC, CSV, JSON, ARROW)
-"""The formats of this package. A new format is one module and its name here."""
+"""Formats of this package. A new format is one module and its name here."""
 
 OTHER_NUMBERS = frozenset(range(64, 256))
-"""Numbers for formats of other packages. Inventories hold a number in a byte."""
+"""Numbers for formats of other packages. An inventory holds a number in a byte."""
 
 ENTRY_POINTS = "torch_dataloader_utils.formats"
 
 REMOTE_THREADS = 32
-"""Requests at once in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
+"""Number of concurrent requests in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
 
 # A local footer takes 0.2 ms, mostly to decode; more threads do not help.
 _MOST_LOCAL_THREADS = 8
@@ -39,7 +40,7 @@ _MOST_LOCAL_THREADS = 8
 
 @cache
 def all_formats() -> tuple[Format, ...]:
-    """Return the formats of this package, then those of installed packages, by name of their entry points.
+    """Return the formats of this package, then formats of installed packages by name of their entry points.
 
     Raises:
         ConfigError: An entry point is not a `Format`, or takes a number or a name that another format has.
@@ -98,7 +99,7 @@ def format_of(number: int) -> Format:
 
 
 def format_hint(path: str, file_format: Format) -> str:
-    """Return advice about `format=` if the ending of a file names another format than it was read as; else "".
+    """Return advice about `format=` if the file's ending names another format than `file_format`; else "".
 
     part-0.orc read as Parquet      pass format="orc"
     """
@@ -110,7 +111,7 @@ def format_hint(path: str, file_format: Format) -> str:
 
 
 def named_format(path: str) -> Format | None:
-    """Return the format that the ending of a file names (before the ending of a codec); None if it names none."""
+    """Return the format that a file's ending names; None if it names no format. The ending of a codec is skipped."""
     ending = _ending(path)
     return next((each for each in all_formats() if ending in each.names + each.endings), None)
 
@@ -121,7 +122,7 @@ def _ending(path: str) -> str:
 
 
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:
-    """Return the checked scan of one file's metadata; may run in any thread or process."""
+    """Return the checked scan of one file's metadata. May run in any thread or process."""
     return unless_bad(lambda: checked(item.entry.path, _scan(store, request, item)), request.on_error)
 
 
@@ -135,7 +136,7 @@ def _scan(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
 def scanned(
     store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
 ) -> Iterator[Iterator[FileScan | BadFile]]:
-    """Scan the items in their order, in the executor or, without one, in threads that end here."""
+    """Scan the items in order, in the executor. Without an executor, threads are started and end here."""
     threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else REMOTE_THREADS
     # `map_quick` is for short work: not for remote stores, counting lines, or an executor that the user passed.
     map_scans = map_in_order if executor is not None or request.format.is_text or not store.is_local else map_quick

@@ -1,4 +1,4 @@
-"""Checks that all files have one schema, and makes the data set's schema of it."""
+"""Comparison of the files' schemas, and the schema of the data set."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
-    """Raises SchemaError unless both files have the same columns with the same types.
+    """Raise SchemaError unless both files have the same columns with the same types.
 
-    Order, nullability (that of fields inside of types too) and metadata may differ; readers ask for columns by name.
+    Order, nullability (of fields inside of types too) and metadata may differ. Readers ask for columns by name.
     """
     if seen.equals(wanted):
         return
@@ -30,18 +30,18 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
             raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
     for name in seen_types:
         if name not in wanted_types:
-            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "has not")
+            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "does not")
 
 
 def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
-    """The columns of all files, as they first appear, each in that of its types which holds the values of the others.
+    """Return the columns of all files in order of first appearance, each in its widest type.
 
-    schemas: path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
+    schemas: Path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
 
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
 
     Raises:
-        SchemaError: a column of which no file has a type that holds all of them; two columns of one name in a file.
+        SchemaError: no type of a column holds all its other types, or a file has two columns of one name.
     """
     found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
     known: pa.Schema | None = None
@@ -58,9 +58,9 @@ def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
-    """Log names that differ in case only, unless a file has both: they may be meant for one column.
+    """Log names that differ in case only, unless one file has both: the writers may have meant one column.
 
-    first: each name with the path of the first file that has it.
+    first: Each name with the path of the first file that has it.
     """
     spellings: dict[str, list[str]] = {}
     for name in first:
@@ -81,7 +81,7 @@ def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> 
             return field
     one, other = next(
         pair for pair in combinations(of_types, 2) if not holds(*pair) and not holds(*reversed(pair))
-    )  # of types that hold each other, one would hold all
+    )  # if of any two types one held the other, one type would hold all
     raise SchemaError(
         f"{redact(of_types[other][0])} has column {name!r} as {other}; {redact(of_types[one][0])} as {one}. Neither "
         "holds all values of the other. Write one of the files again, or scan them as two data sets."
@@ -89,12 +89,13 @@ def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> 
 
 
 def holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether a column of type `narrow` may be read as `wide`: every value stays the same, or reading raises.
+    """Return whether a column of type `narrow` may be read as `wide`: every value stays the same, or reading raises.
 
-    Integers and floats of more bits (integers in floats of more bits too), decimals with more digits on both sides of
-    the point, dates in timestamps, timestamps in finer units (raises for years that these do not hold), text and bytes
-    in their large types, nothing but nulls in anything; and the same inside of lists, structs of the same fields, and
-    maps. Dictionaries hold those of narrower indices, and plain values hold both.
+    The wide type may be: an integer or float of more bits (a float of more bits for integers too), a decimal with more
+    digits on both sides of the point, a timestamp for dates, a timestamp in a finer unit (reading raises for years that
+    the unit does not hold), the large type of text or bytes, and any type for a column of nulls alone. The same is true
+    inside of lists, of structs with the same fields, and of maps. A dictionary holds a dictionary of narrower indices,
+    and a plain value holds both.
 
         int64, int32     float64, int32      decimal(12, 2), decimal(10, 2)                True
         float64, int64   string, int32       decimal(12, 4), decimal(12, 2)                False
@@ -146,14 +147,15 @@ def _nested_holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
 def dataset_schema(
     file_schema: pa.Schema, partition_fields: Iterable[pa.Field], *, keeps_required: bool = False
 ) -> pa.Schema:
-    """The files' columns, then the partition columns; a column that is both counts as partition column.
+    """Return the files' columns, then the partition columns. A column that is both counts as a partition column.
 
-    Views of text and bytes, which polars writes into Arrow files, become plain ones, also inside of other types:
-    pyarrow has no kernels that take rows of views, as filters and shuffles do. Readers cast to the data set's types.
+    Views of text and bytes, which polars writes into Arrow files, become plain types, also inside of other types:
+    pyarrow has no kernels that take rows of views, and filters and shuffles need them. Readers cast to the data set's
+    types.
 
-    Every field becomes nullable, also inside of other types: that one file has no nulls says nothing of the next.
+    Every field becomes nullable, also inside of other types: one file without nulls says nothing about the next file.
 
-    keeps_required: leaves them as they are, for a schema that is not from a file.
+    keeps_required: Whether nullability stays as it is, for a schema that is not from a file.
     """
     partitions = list(partition_fields)
     names = {field.name for field in partitions}
@@ -173,11 +175,11 @@ def _without_view(field: pa.Field) -> pa.Field:
 
 
 def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str], str] | None = None) -> None:
-    """Raises ConfigError, naming near matches, unless every name is a column of the schema or a metadata column.
+    """Raise ConfigError with near matches unless every name is a column of the schema or a metadata column.
 
-    hint: gives more advice about a name that is not a column.
+    hint: Returns more advice about a name that is not a column.
     """
-    # Asked for once: pyarrow makes the list anew each time, and thousands of columns would take seconds.
+    # pyarrow makes the list of names anew each time; for thousands of columns that would take seconds.
     known = {*schema.names, *METADATA_COLUMNS}
     for name in names:
         if name not in known:
@@ -189,9 +191,9 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
 
 
 def refused_types(table_format: str, refused: Mapping[str, str], readable: Sequence[str]) -> str:
-    """The sentences for columns of types that are not read.
+    """Return the sentences about columns of unsupported types.
 
-    refused: the types by column. readable: names of the columns that may be read.
+    refused: Types by column. readable: Names of the columns that may be read.
 
         column v holds values of Delta type variant, which is not supported. Leave it out: columns=['id'].
     """
@@ -202,9 +204,9 @@ def refused_types(table_format: str, refused: Mapping[str, str], readable: Seque
 
 
 def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
-    """The part of a file's columns that is projected, by number: for formats without column sizes.
+    """Return the share of a file's columns that is projected, by number: for formats without column sizes.
 
-    columns: None for all; those that the file does not hold (partition columns) do not count.
+    columns: Names of the projection, None for all. Names that the file lacks (partition columns) do not count.
 
         file columns x y, projected x and the partition column year      0.5
     """
@@ -222,7 +224,7 @@ def _types(schema: pa.Schema, path: str) -> dict[str, pa.DataType]:
 
 
 def check_distinct_names(schema: pa.Schema, path: str) -> None:
-    """Raises SchemaError if two columns share a name."""
+    """Raise SchemaError if two columns share a name."""
     _types(schema, path)
 
 

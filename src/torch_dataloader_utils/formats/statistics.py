@@ -1,4 +1,4 @@
-"""Decides by partition values and other facts about whole files which files a filter keeps, before a row is read."""
+"""Filters against partition values and other facts about whole files: files are ruled out before a row is read."""
 
 import re
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def judge_partitions(
     partitions: Sequence[PartitionColumn],
     num_files: int,
 ) -> Int64s:
-    """One Verdict for each file, from its partition values alone.
+    """Return one Verdict for each file, from its partition values alone.
 
-    Never MAYBE if the filter uses partition columns only; else OUT for files of which the values rule out every row.
+    Never MAYBE if the filter uses partition columns only; else OUT for files whose values rule out every row.
     """
     known = [column for column in partitions if column.name in used]
     if not known:
@@ -50,7 +50,7 @@ def judge_partitions(
 
 
 def guarantee(values: Sequence[tuple[pa.Field, Any]]) -> pc.Expression | None:
-    """An expression that is true for every row with these partition values; None without values."""
+    """Return an expression that is true for every row with these partition values; None without values."""
     terms = [
         pc.field(field.name).is_null() if value is None else pc.field(field.name) == pa.scalar(value, field.type)
         for field, value in values
@@ -69,11 +69,11 @@ def _exact(row_filter: pc.Expression, fields: Sequence[pa.Field], values: Sequen
 def judge_guarantees(
     row_filter: pc.Expression, schema: pa.Schema, guarantees: Sequence[pc.Expression | None]
 ) -> Int64s:
-    """One Verdict for each file, of which only an expression is known that is true for all its rows (None: nothing).
+    """Return one Verdict for each file: OUT if its guarantee rules out every row, else MAYBE.
 
-    OUT where that rules out every row, else MAYBE.
+    guarantees: For each file, an expression that is true for all its rows; None if nothing is known.
     """
-    # The fragments stand for files; their paths are numbers and are never opened.
+    # A fragment stands for a file. Its path is a number, and is never opened.
     nowhere = pafs.LocalFileSystem()
     fragments = [
         _PARQUET.make_fragment(str(i), nowhere, partition_expression=known) for i, known in enumerate(guarantees)
@@ -85,12 +85,25 @@ def judge_guarantees(
 
 
 def has_exact_statistics(data_type: pa.DataType) -> bool:
-    """Whether the bounds in statistics of this type are exact, and hold for every row that is not null."""
+    """Return whether bounds in statistics of this type are exact, and hold for every row that is not null."""
     return bool(pa.types.is_integer(data_type) or pa.types.is_boolean(data_type) or pa.types.is_temporal(data_type))
 
 
+def counts_contradict(values: int, nulls: int, *, has_bounds: bool = False) -> bool:
+    """Return whether statistics of a column cannot be right: too many nulls, or bounds without a value.
+
+    values: Number of values, nulls included. nulls: Number of nulls. has_bounds: Whether statistics have a least or
+    greatest value.
+
+        5 values, 6 nulls                      True
+        5 values, 5 nulls, and bounds          True
+        5 values, 4 nulls, and bounds          False
+    """
+    return not 0 <= nulls <= values or (has_bounds and nulls == values)
+
+
 def may_be_true_for_nan(row_filter: pc.Expression) -> bool:
-    """Whether the filter may keep a NaN, as far as its text says; statistics do not count NaN."""
+    """Return whether the filter may keep a NaN, as far as its text says. Statistics do not count NaN."""
     # A comparison with NaN is false unless it is "!=". Arrow prints comparisons infix, in parentheses: one beside a
     # parenthesis compares conditions, as in "((x > 1) == false)". Everything else is printed as a call "name(...)",
     # which may be true for NaN. A name or string literal that looks like one of these costs pruning only.

@@ -1,4 +1,4 @@
-"""Reads the bytes of one task's file, and checks that the file is the planned one."""
+"""Bytes of one task's file, and the check that the file is the planned file."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +19,13 @@ _FREE_BYTES = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """Gives a decoder its bytes and its limits (see ReadSpec), for one read of a task in one thread.
+    """Bytes and limits (see ReadSpec) for a decoder, for one read of a task in one thread.
 
     A small file is fetched whole, once, and kept as long as this object.
 
-    known: names of all columns of the data set, if all are delivered; else None.
-    is_of_table: whether a table names the file. Then times are microseconds, of which tables have nothing finer, and a
-        task of the first row group may stand for all row groups of the file.
+    known: Names of all columns of the data set, if all are delivered; else None.
+    is_of_table: Whether a table names the file. Then times are microseconds, as tables have no finer times, and a task
+        of the first row group may stand for all row groups of the file.
     """
 
     task: RowGroupTask
@@ -39,16 +39,16 @@ class TaskSource:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The file's key in caches: (path, identity)."""
+        """Key of the file in caches: (path, identity)."""
         return (self.task.path, self.task.identity)
 
     def tail_span(self, length: int = TAIL_BYTES) -> Span:
-        """The span of the last `length` bytes of the file (all of a smaller one)."""
+        """Return the span of the last `length` bytes of the file (all of a smaller file)."""
         start = max(0, self.task.file_size - length)
         return (start, self.task.file_size - start)
 
     def span(self, span: Span) -> Buffer:
-        """Bytes (offset, length) of the planned file, as one buffer.
+        """Return bytes (offset, length) of the planned file, as one buffer.
 
         Raises:
             FileChangedError: the file has another identity now.
@@ -59,7 +59,7 @@ class TaskSource:
         return self._ranges([span])[0]
 
     def tail(self, length: int = TAIL_BYTES) -> Buffer:
-        """The last bytes of the planned file, past a cache: a footer is kept when it is known where it begins.
+        """Return the last bytes of the planned file. Skips the cache: a footer is kept once its first byte is known.
 
         Raises:
             FileChangedError: the file has another identity now.
@@ -71,7 +71,11 @@ class TaskSource:
         return self.store.ranges(self.task.path, [(start, length)], self.task.identity)[0]
 
     def read_into(self, spans: Sequence[Span], buffers: Sequence[memoryview]) -> None:
-        """The same for several spans, each into a buffer of its length."""
+        """Read several spans of the planned file, each into a buffer of its length.
+
+        Raises:
+            FileChangedError: the file has another identity now.
+        """
         if not self._fetched:
             self.store.read_into(self.task.path, spans, buffers, self.task.identity, self.task.ordinal)
             return
@@ -81,7 +85,7 @@ class TaskSource:
 
     @contextmanager
     def local_file(self) -> Iterator[int | None]:
-        """A descriptor of the planned file, for positioned reads; None if it is remote, or a small one; see `whole`.
+        """Yield a descriptor of the planned file, for positioned reads; None for a remote or small file (see `whole`).
 
         Raises:
             FileChangedError: the file that was read has another identity.
@@ -97,31 +101,31 @@ class TaskSource:
 
     @property
     def _comes_whole(self) -> bool:
-        """Whether the whole file is fetched at once: if it is no larger than the tail that is read for a footer.
+        """Whether the whole file is fetched at once: it is no larger than the tail that is read for a footer.
 
-        That saves a request. Not if most of the file is other row groups, since each of them would read it again (such
-        as a row group of 20 KB in a file of 60 KB).
+        One fetch saves a request. A file that is mostly other row groups is not fetched whole, since each of its row
+        groups would read it again (such as a row group of 20 KB in a file of 60 KB).
         """
         beside = self.task.file_size - self.task.byte_length
         return 0 < self.task.file_size <= TAIL_BYTES and beside <= max(self.task.byte_length, _FREE_BYTES)
 
     def whole(self) -> Buffer | None:
-        """The whole file, if it is a small one; fetched once."""
+        """Return the whole file if it is small; None otherwise. A file is fetched once."""
         if self._comes_whole and not self._fetched:
             self._fetched.extend(self._ranges([(0, self.task.file_size)]))
         return self._fetched[0] if self._fetched else None
 
     @contextmanager
     def open(self, spans: Callable[[], Sequence[Span]]) -> Iterator[pa.NativeFile]:
-        """The planned file, for a pyarrow reader.
+        """Yield the planned file, for a pyarrow reader.
 
-        A small file is in memory (see `_comes_whole`). Of another remote file, `spans()` are fetched here, at once;
-        bytes beyond them (of a very long footer, or dictionaries of an Arrow file) are fetched when they are read.
+        A small file is in memory (see `_comes_whole`). For another remote file, `spans()` are fetched here, at once.
+        Bytes beyond them (of a very long footer, or dictionaries of an Arrow file) are fetched when pyarrow reads them.
 
-        Another local file is read by positioned reads, and `spans` is not called. That is as fast as a memory map (14.8
-        and 14.7 ms for a row group of 51 columns), and a file that is cut short under a map kills the process with
-        SIGBUS. Its identity is checked after it was opened, so that errors are not about another file, and after it was
-        read, so that rows of two versions are never mixed.
+        Another local file is read by positioned reads, and `spans` is not called. Positioned reads are as fast as a
+        memory map (14.8 and 14.7 ms for a row group of 51 columns), and a file that is cut short under a map kills the
+        process with SIGBUS. The identity is checked after the file is opened, so that errors are not about another
+        file, and again after the file is read, so that rows of two versions are never mixed.
         """
         content = self.whole()
         if content is not None:
@@ -140,18 +144,18 @@ class TaskSource:
         self._check_identity()
 
     def _checked_path(self) -> str:
-        """The path to open; raises FileChangedError for a pipe, since opening one may wait for ever for a writer."""
+        """Return the path to open; raise FileChangedError for a pipe, since opening may wait forever for a writer."""
         path = self.store.local_path(self.task.path)
         if S_ISFIFO(os.stat(path).st_mode):  # noqa: PTH116 - a str is wanted
             raise is_pipe(self.task.path)
         return path
 
     def _check_identity(self) -> None:
-        """Raises FileChangedError unless the file still is the one that was planned."""
+        """Raise FileChangedError unless the file is still the planned file."""
         check_identity(self.task.path, self.task.identity, self.store.stat(self.task.path))
 
     def file_is_planned(self) -> bool:
-        """Whether the file, looked up now, is the planned one; True where that cannot be found out."""
+        """Return whether the file, looked up now, is the planned file; True if the store cannot tell."""
         try:
             return is_planned(self.task.identity, self.store.stat(self.task.path))
         except NoDataError:
@@ -161,7 +165,7 @@ class TaskSource:
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """The same bytes as spans that do not overlap, which those of a tail and a row group may do.
+    """Return spans of the same bytes that do not overlap. Spans of a tail and a row group may overlap.
 
     Spans that only touch stay apart, so that the store may fetch them in parallel.
 
@@ -178,7 +182,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
 
 
 class _FetchingFile:
-    """A file object for pyarrow over fetched ranges, which fetches what is missing."""
+    """File object for pyarrow over fetched ranges. It fetches missing bytes."""
 
     def __init__(self, sparse: SparseFile, fetch: Callable[[Span], Buffer]) -> None:
         self._sparse = sparse

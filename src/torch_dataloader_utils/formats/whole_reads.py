@@ -1,7 +1,7 @@
-"""Results of reading all of a file, kept on this host: rows and keys of text, and the digest of its bytes.
+"""Results of reading a whole file, kept on this host: rows and keys of text, and the digest of the bytes.
 
-They are kept for one version of a file. Of a local file, the version has the time of its last change (ctime) too, so
-that a file that was overwritten and given its old time back has another version.
+A result is kept for one version of a file. The version of a local file includes the time of its last change (ctime), so
+a file that was overwritten and given its old time back has another version.
 """
 
 from hashlib import blake2b
@@ -18,9 +18,9 @@ KEPT_DIGEST = "blake2b of 4 MiB pieces"
 
 
 class ContentDigest:
-    """A digest of all bytes of a file: of its size, and of a digest of each piece of 4 MiB.
+    """Digest of all bytes of a file: a digest of its size and of the digest of each piece of 4 MiB.
 
-    So pieces may be read in parallel; `feed` takes the bytes in file order instead, cut anywhere.
+    Pieces may be read in parallel. `feed` takes the bytes in file order instead, cut anywhere.
     """
 
     def __init__(self, size: int) -> None:
@@ -45,17 +45,17 @@ class ContentDigest:
         self._left -= min(self._left, PIECE_BYTES)
 
     def result(self) -> str | None:
-        """32 hex digits; None if bytes are missing."""
+        """Return 32 hex digits; None if bytes are missing."""
         return None if self._left else self._of_pieces.hexdigest()
 
 
 def piece_digest(data: Buffer) -> bytes:
-    """The digest of a piece."""
+    """Return the digest of a piece."""
     return blake2b(data, digest_size=16).digest()
 
 
 def load_result(store: Store, path: str, stat: FileStat, what: str) -> bytes | None:
-    """The result that this host keeps for this version of the file, if there is one; what: which result."""
+    """Return the result that this host keeps for this version of the file, if any; what: Kind of result."""
     if not store.is_local:
         return store.kept_tail(path, _version(stat, what)) if _is_kept(store, stat) else None
     kept = scan_cache() if _is_kept(store, stat) else None

@@ -1,4 +1,4 @@
-"""Tables: what many files are together, and the rows of each file that the table has.
+"""Tables: many files together, and the rows of each file that the table has.
 
     iceberg/, delta/    a table                 →  an `Inventory` of one snapshot
     reader              one `RowGroupTask`      →  the live rows of a row group of any format

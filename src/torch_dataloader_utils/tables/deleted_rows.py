@@ -15,21 +15,21 @@ import numpy as np
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
 from torch_dataloader_utils.discover.group_table import with_live_rows
 from torch_dataloader_utils.errors import MissingDependencyError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan
 
 _MAGIC = b"\xd1\xd3\x39\x64"
 
-# Roaring format spec: the first four bytes of a bitmap, fewer containers with runs that have no offsets, and the values
-# above which a container is a bit set.
+# Roaring format spec: the first four bytes of a bitmap, the number of containers from which a bitmap with runs has
+# offsets, and the number of values above which a container is a bit set.
 _PLAIN_COOKIE, _RUN_COOKIE = 12346, 12347
 _LEAST_FOR_OFFSETS, _MOST_IN_ARRAY = 4, 4096
 
 
 def check_positions(paths: Iterable[str], scans: Sequence[FileScan], positions: Sequence[Int64s]) -> None:
-    """Raises CorruptFileError for a deleted row that its file does not have.
+    """Raise CorruptFileError for a deleted row that its file does not have.
 
-    positions: of each file's deleted rows, ascending.
+    positions: Deleted rows of each file, ascending.
     """
     for path, scan, deleted in zip(paths, scans, positions, strict=True):
         rows = int(scan.groups[:, 0].sum())
@@ -39,7 +39,7 @@ def check_positions(paths: Iterable[str], scans: Sequence[FileScan], positions: 
 
 
 def without_deleted_rows(inventory: Inventory) -> Inventory:
-    """The inventory with deleted rows subtracted from live rows; UNKNOWN where equality deletes apply."""
+    """Return the inventory with deleted rows subtracted from live rows; UNKNOWN where equality deletes apply."""
     groups, extras = inventory.groups, inventory.files.extras
     counts = np.full(len(groups), UNKNOWN, dtype=np.int64)
     starts = np.searchsorted(groups.file, np.arange(inventory.num_files + 1))
@@ -60,14 +60,14 @@ def without_deleted_rows(inventory: Inventory) -> Inventory:
 
 
 def decode_framed(path: str, blob: bytes) -> Int64s:
-    """The positions in a vector between its length and its checksum, as files hold it, ascending, each once.
+    """Return the positions in a vector between its length and its checksum, as files hold it, ascending, each once.
 
     Raises:
         CorruptFileError: another length, a wrong checksum, or no such vector.
     """
     (length,) = struct.unpack_from(">I", blob)
     if length + 8 != len(blob):
-        raise corrupt(path, f"a deletion vector says {length} bytes, the metadata that name it {len(blob) - 8}")
+        raise corrupt(path, f"a deletion vector has {length} bytes by its own count, {len(blob) - 8} by the metadata")
     (checksum,) = struct.unpack_from(">I", blob, len(blob) - 4)
     if zlib.crc32(blob[4:-4]) != checksum:
         raise corrupt(path, "the checksum of a deletion vector is wrong")
@@ -75,7 +75,7 @@ def decode_framed(path: str, blob: bytes) -> Int64s:
 
 
 def decode_vector(path: str, body: bytes) -> Int64s:
-    """The positions in a vector without length and checksum, ascending, each once.
+    """Return the positions in a vector without length and checksum, ascending, each once.
 
     Raises:
         CorruptFileError: no such vector.
@@ -112,9 +112,9 @@ def _positions(vector: bytes) -> Int64s:
 
 
 def _bitmap_bytes(data: bytes, start: int) -> int:
-    """The length of the serialised 32-bit bitmap at `start`, which its own headers say.
+    """Return the length of the serialised 32-bit bitmap at `start`, as its own headers say.
 
-    A set has several serialisations: with runs or without, and with the cookie of runs where no container is one.
+    A set has several serialisations: with runs or without, and with the cookie of runs where no container is a run.
     Source: Roaring format spec, sections 1 to 4.
 
     Raises:

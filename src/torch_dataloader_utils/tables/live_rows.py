@@ -1,7 +1,7 @@
-"""Which rows of a row group are deleted by position, and how many rows hold the live ones that are wanted.
+"""Rows of a row group that are deleted by position, and the stored rows that hold the wanted live rows.
 
 Tables give the deletes of a whole file. Each row group takes its part, so that files with deletes are still read row
-group by row group. Deletes by value are in `iceberg_deletes`.
+group by row group. Deletes by value are in `iceberg/equality_deletes`.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ from torch_dataloader_utils.errors import InternalError
 
 
 def group_deletes(task: RowGroupTask) -> Int64s | None:
-    """The deleted rows of this row group, counted from its first row, ascending; None for none.
+    """Return the deleted rows of this row group, counted from its first row, ascending; None without deletes.
 
     positions=[1, 70, 71], rows 64 to 127      [6, 7]
 
-    Deletes by value, which need columns of the data, are not among them; see `iceberg_deletes`.
+    Deletes by value are not included. They need columns of the data; see `iceberg/equality_deletes`.
     """
     match task.extra:
         case None:
@@ -34,12 +34,12 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
 
 def has_unplaced_deletes(task: RowGroupTask) -> bool:
-    """Whether there are equality deletes: only reading all rows shows which ones they delete."""
+    """Return whether equality deletes apply. Their rows are known only once all rows are read."""
     return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
 
 
 def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
-    """The number of physical rows, from the first one on, that contain `live_rows` live ones.
+    """Return the number of physical rows, from the first row on, that contain `live_rows` live rows.
 
     deleted=[1, 2]      1 live row: 1      2 live rows: 4, as rows 0 and 3 are live
 
@@ -47,12 +47,12 @@ def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:
     """
     if deleted is None:
         return live_rows
-    # Before the i-th deleted row lie deleted[i] - i live ones.
+    # Before the i-th deleted row lie deleted[i] - i live rows.
     return live_rows + int(np.searchsorted(deleted - np.arange(len(deleted)), live_rows, side="left"))
 
 
 def stored_range(rows: GroupRows, deleted: Int64s | None) -> GroupRows:
-    """The stored rows that contain these live rows, and no other live ones.
+    """Return the stored rows that contain these live rows, and no other live rows.
 
     deleted=[1, 2], live rows [1, 3)      stored rows [1, 5)
     """
@@ -61,7 +61,7 @@ def stored_range(rows: GroupRows, deleted: Int64s | None) -> GroupRows:
 
 
 def live_mask(first_row: int, num_rows: int, deleted: Int64s) -> npt.NDArray[np.bool_]:
-    """True for each of `num_rows` rows from the first one on that is not deleted."""
+    """Return a mask of `num_rows` rows from the first row on: True for each row that is not deleted."""
     mask = np.ones(num_rows, dtype=np.bool_)
     begin, end = np.searchsorted(deleted, [first_row, first_row + num_rows])
     mask[deleted[begin:end] - first_row] = False

@@ -14,7 +14,7 @@ from torch_dataloader_utils.formats.conform import constant
 
 
 def with_metadata_columns(schema: pa.Schema, wanted: Iterable[str]) -> pa.Schema:
-    """The schema with those metadata columns that are wanted, and no column of the data, at its end."""
+    """Return the schema with the wanted metadata columns at its end, without names that the data has itself."""
     for name in metadata_columns(wanted, frozenset(schema.names)):
         schema = schema.append(_field(name))
     return schema
@@ -28,10 +28,10 @@ def _field(name: str) -> pa.Field:
 
 
 def place_column(task: RowGroupTask, name: str, first_row: int, num_rows: int) -> pa.Array:
-    """`_file` or `_pos` of these stored rows. first_row: the first of them, counted from that of the row group.
+    """Return `_file` or `_pos` of stored rows. first_row: First of the rows, counted from the row group's first row.
 
     Raises:
-        ConfigError: rows before those of the row group were not counted.
+        ConfigError: the rows before the row group were not counted.
     """
     match name:
         case "_file":
@@ -45,9 +45,9 @@ def place_column(task: RowGroupTask, name: str, first_row: int, num_rows: int) -
 def with_lineage(
     task: RowGroupTask, extra: IcebergFile, fields: Sequence[pa.Field], arrays: Sequence[pa.Array], first_row: int
 ) -> list[pa.Array]:
-    """The columns of an Iceberg file, in which null row ids and sequence numbers are those that its rows inherit.
+    """Return the columns of an Iceberg file, with inherited row ids and sequence numbers in place of nulls.
 
-    fields: one for each array. first_row: the first stored row in them, counted from that of the row group.
+    fields: One field for each array. first_row: First stored row in the arrays, counted from the row group's first row.
     """
     filled = list(arrays)
     for index, field in enumerate(fields):

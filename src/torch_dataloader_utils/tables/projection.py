@@ -1,4 +1,4 @@
-"""The columns to decode, to filter on and to deliver, from a ReadSpec."""
+"""Columns to decode, to filter on and to deliver, from a ReadSpec."""
 
 import difflib
 from collections import Counter
@@ -16,25 +16,25 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.formats.checks import repeated_names
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 
-# The largest that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
+# Largest size that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
 MAX_ROW_GROUP_BYTES = (2 << 30) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReadSpec:
-    """The rows and columns that a reader delivers; frozen and picklable.
+    """Rows and columns that a reader delivers; frozen and picklable.
 
-    schema: the data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
-    columns: names of the columns delivered, in their order, metadata columns too; () delivers row counts alone; None is
-        all columns of the schema.
-    row_filter: a pyarrow.compute.Expression over any columns of the schema, delivered or not; rows for which it
-        is false or null are dropped.
-    partition_columns: columns that no file holds; their values come with the task.
-    access: how files are reached; unused for local ones.
-    page_checksums: whether pages that carry a CRC-32 (Parquet) are checked against it. Files without checksums
-        cost nothing; measured in docs/design/0004-read.md for files with them.
-    is_compiled: whether columns of plain numbers are decoded by the compiled decoder, where there is one.
-    max_row_group_bytes: decoded size above which a row group is refused instead of read.
+    schema: The data set's full Arrow schema as IPC bytes, partition columns included, as an Inventory holds it.
+    columns: Names of the delivered columns in order, metadata columns too; () delivers row counts alone; None is all
+        columns of the schema.
+    row_filter: A pyarrow.compute.Expression over any columns of the schema, delivered or not; rows are dropped if it is
+        false or null.
+    partition_columns: Columns that no file holds; their values come with the task.
+    access: Access to the files' store; unused for local files.
+    page_checksums: Whether pages that carry a CRC-32 (Parquet) are checked against it. Files without checksums cost
+        nothing; docs/design/0004-read.md has the measured cost for files with checksums.
+    is_compiled: Whether columns of plain numbers are decoded by the compiled decoder, where it is built.
+    max_row_group_bytes: Decoded size above which a row group is refused instead of read.
     """
 
     schema: bytes
@@ -49,13 +49,13 @@ class ReadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Projection:
-    """The columns of one read.
+    """Columns of one read.
 
-    stored: the pyarrow Schema that is decoded: all delivered and filtered columns that lie in the files.
-    delivered: names of the output, in order. filtered: names in the row filter.
-    made: fields, of both, that no file holds: partition columns, and `_file` and `_pos`.
-    row_filter: the expression, or None.
-    known: names of all columns of the data set, if all are delivered; else None.
+    stored: Schema that is decoded: all delivered and filtered columns that lie in the files.
+    delivered: Names of the output, in order. filtered: Names in the row filter.
+    made: Fields, delivered or filtered, that no file holds: partition columns, and `_file` and `_pos`.
+    row_filter: The expression, or None.
+    known: Names of all columns of the data set, if all are delivered; else None.
     """
 
     stored: pa.Schema
@@ -66,22 +66,22 @@ class Projection:
     known: frozenset[str] | None
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
-        """The schema of these stored columns."""
-        if names == self.stored.names:  # the usual case for small row groups, of which there are many
+        """Return the schema of these stored columns."""
+        if names == self.stored.names:  # the usual case for small row groups
             return self.stored
         return pa.schema([self.stored.field(name) for name in names])
 
 
 def project(spec: ReadSpec) -> Projection:
-    """The projection of a spec, with every name checked against its schema.
+    """Return the projection of a spec, with every name checked against its schema.
 
     Raises:
-        ConfigError: a column is not in the schema, or asked twice; a filter that does not fit the schema.
+        ConfigError: a column is not in the schema or is asked for twice, or the filter does not fit the schema.
     """
     of_data = decode_schema(spec.schema)
     schema = with_metadata_columns(of_data, spec.columns or ())
     names = tuple(schema.names) if spec.columns is None else spec.columns
-    # Counted once: to search for each of thousands of columns takes seconds.
+    # Names are counted once: to search for each of thousands of columns takes seconds.
     known = Counter(schema.names)
     for name in (*names, *spec.partition_columns):
         if known[name] != 1:

@@ -15,13 +15,9 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows,
 from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, DataError
-from torch_dataloader_utils.formats.checks import (
-    FOREIGN,
-    check_live_rows,
-    check_stored_rows,
-    foreign_errors,
-)
+from torch_dataloader_utils.formats.checks import check_live_rows, check_stored_rows
 from torch_dataloader_utils.formats.conform import conform, constant
+from torch_dataloader_utils.formats.errors import FOREIGN, foreign_errors
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.formats.task_source import TaskSource
@@ -32,18 +28,18 @@ from torch_dataloader_utils.tables.projection import Projection, ReadSpec, proje
 
 
 def make_reader(spec: ReadSpec) -> "Reader":
-    """The reader for a spec, which is checked here, once.
+    """Return the reader for a spec, which is checked here, once.
 
     Raises:
-        ConfigError: a column or a filter that does not fit the schema.
+        ConfigError: a column or a filter does not fit the schema.
     """
-    # To count, nothing is delivered: only the filter's columns are decoded.
+    # A count delivers no column: only the filter's columns are decoded.
     return Reader(spec=spec, projection=project(spec), counting=project(replace(spec, columns=())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reader:
-    """A `RowGroupReader` for every file format; tasks of different formats may be mixed.
+    """`RowGroupReader` for every file format; tasks of different formats may be mixed.
 
     Picklable: stores are opened on the first read in a process. Thread-safe: calls share only cached footers.
     """
@@ -54,17 +50,18 @@ class Reader:
     _stores: dict[str, Store] = field(default_factory=dict, repr=False)
 
     def read(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> pa.RecordBatch:
-        """Live rows of one row group as one contiguous RecordBatch, in file order.
+        """Return live rows of one row group as one contiguous RecordBatch, in file order.
 
-        Columns are the spec's, in its order and in the schema's types (text of more than 2 GiB comes as
-        large_string). Of plain numbers in a Parquet row group, only the pages that hold `rows` are decoded; of other
-        columns, the rows up to the last of `rows`. All rows are decoded of other formats, and where a filter or deletes
-        by value choose the rows.
+        Columns are the spec's, in its order and in the schema's types (text of more than 2 GiB comes as large_string).
+        In a Parquet row group, columns of plain numbers decode only the pages that hold `rows`; other columns decode
+        the rows up to the last of `rows`. Other formats decode all rows, and so does a read with a filter or deletes by
+        value.
 
         Raises:
             RowCountError: the row group holds, or leaves, another number of rows than planned.
-            FileChangedError: the file is gone or is another one.
-            CorruptFileError, SchemaError, UnsupportedFeatureError: it does not decode, fit, or is not supported.
+            FileChangedError: the file is gone, or another file has its place.
+            CorruptFileError, SchemaError, UnsupportedFeatureError: the row group does not decode, fit, or is not
+                supported.
             StoreError: the storage failed.
         """
         batch = side_by_side(list(self.read_columns(task, rows)))
@@ -72,9 +69,10 @@ class Reader:
         return batch if batch.schema.names == names else batch.select(names)
 
     def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
-        """The same as RecordBatches of a few columns each; see `RowGroupReader`.
+        """Yield live rows of one row group as RecordBatches of a few columns each; see `RowGroupReader`.
 
-        Several only for a row group of a plain Parquet file, without a filter: its rows are delivered as stored.
+        Several batches come only from a row group of a plain Parquet file without a filter: its rows are delivered as
+        stored.
         """
         if self._is_stored(task):
             yield from self._stored_columns(task, rows)
@@ -82,9 +80,9 @@ class Reader:
             yield self._live_rows(task, self.projection, rows)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
-        """See `RowGroupReader`.
+        """Return the rows of several row groups; see `RowGroupReader`.
 
-        Columns of plain numbers come by one call of the compiled decoder, others row group by row group.
+        Columns of plain numbers come by one call of the compiled decoder, other columns row group by row group.
         """
         groups = self.numbers_of(tasks)
         numbers = None if groups is None else groups.decode()
@@ -98,7 +96,7 @@ class Reader:
             found = [
                 list(self._conformed(source.task, _decode_parts(source, others), others)) for source in groups.sources
             ]
-            if [columns[0].num_rows for columns in found] != rows:  # damaged: the error is that of one of them alone
+            if [columns[0].num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
                 return join_row_groups(self, tasks)
             parts.append(one_after_other(found))
         for task, num_rows in zip(tasks, rows, strict=True):
@@ -109,7 +107,7 @@ class Reader:
         return JoinedRows(parts, rows, by_one_call=not others)
 
     def numbers_of(self, tasks: Sequence[RowGroupTask]) -> NumberGroups | None:
-        """The columns of numbers of these row groups for one call of the compiled decoder, if it can be."""
+        """Return the columns of numbers of these row groups for one call of the compiled decoder, or None."""
         if not self.spec.is_compiled or not all(map(self._is_stored, tasks)):
             return None
         decode_together = format_of(tasks[0].file_format).decode_together
@@ -118,18 +116,18 @@ class Reader:
         return decode_together(list(map(self._source, tasks)), self.projection.stored)
 
     def _is_stored(self, task: RowGroupTask) -> bool:
-        """Whether the rows of a row group are delivered as the file stores them, a few columns at a time."""
+        """Return whether the rows of a row group are delivered as the file stores them, a few columns at a time."""
         is_plain = task.extra is None and self.projection.row_filter is None
         return is_plain and format_of(task.file_format).decode_parts is not None
 
     def count_rows(self, task: RowGroupTask) -> int:
-        """Live rows of one row group, after deletes and filter; decodes only the columns that the filter names."""
+        """Return the live rows of one row group, after deletes and filter. Only the filter's columns are decoded."""
         return int(self._live_rows(task, self.counting, ALL_ROWS, check_live=False).num_rows)
 
     def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:
-        """Counts of a list column in the footer of the task's file; see `formats.parquet.decode.list_items`.
+        """Return counts of a list column in the footer of the task's file; see `formats.parquet.decode.list_items`.
 
-        None where the format has no such counts.
+        None if the format has no counts.
         """
         file_format, source = format_of(task.file_format), self._source(task)
         if file_format.list_items is None:
@@ -143,7 +141,7 @@ class Reader:
         self, task: RowGroupTask, projection: Projection, rows: GroupRows, *, check_live: bool = True
     ) -> pa.RecordBatch:
         deleted = group_deletes(task)
-        # Where live rows lie shows only once all are read, if a filter or deletes by value choose them.
+        # If a filter or deletes by value choose the rows, all rows have to be read first.
         is_placed = projection.row_filter is None and not has_unplaced_deletes(task)
         takes_rows = format_of(task.file_format).decode_rows is not None
         decoded = stored_range(rows, deleted) if is_placed and takes_rows else ALL_ROWS
@@ -165,7 +163,7 @@ class Reader:
         return slice_rows(live, rows)
 
     def _stored_columns(self, task: RowGroupTask, rows: GroupRows) -> Generator[pa.RecordBatch]:
-        """All columns of a row group whose stored rows are the delivered ones."""
+        """Yield all columns of a row group, with its stored rows as delivered rows."""
         source, num_rows = self._source(task), 0
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
             stored = self.projection.stored
@@ -177,7 +175,7 @@ class Reader:
             yield _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
 
     def _refused_columns(self, source: TaskSource, projection: Projection) -> list[str]:
-        """The columns that do not decode by themselves, for a message; none where rows, not columns, are stored."""
+        """Return the columns that do not decode by themselves, for a message; none for a format that stores rows."""
         refused = []
         for each in projection.stored if format_of(source.task.file_format).is_columnar else ():
             try:
@@ -189,7 +187,7 @@ class Reader:
     def _conformed(
         self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        """The parts (at least one) in the types of `schema`, and one more with the columns that they lack."""
+        """Yield the parts (at least one) in the types of `schema`, and one more part with the missing columns."""
         missing, num_rows = set(schema.names), 0
         for part in parts:
             num_rows, names = part.num_rows, part.schema.names
@@ -214,7 +212,7 @@ class Reader:
     def _decoded(
         self, source: TaskSource, projection: Projection, rows: GroupRows, deleted: Int64s | None
     ) -> tuple[pa.RecordBatch, Int64s | None]:
-        """These stored rows, and all rows of the row group that are deleted."""
+        """Return these stored rows, and all rows of the row group that are deleted."""
         extra = source.task.extra
         if not isinstance(extra, IcebergFile):
             return _decode(source, projection.stored, rows), deleted
@@ -234,13 +232,13 @@ class Reader:
 
 
 def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
-    """Raises RowCountError unless the stored rows that are not deleted by position are as many as were planned."""
+    """Raise RowCountError unless as many stored rows as planned are not deleted by position."""
     if task.physical_rows != UNKNOWN:
         check_live_rows(task, task.physical_rows - (0 if deleted is None else len(deleted)))
 
 
 def _decode(source: TaskSource, fields: pa.Schema, rows: GroupRows) -> pa.RecordBatch:
-    """Return stored rows: `rows` where the format decodes some rows of a row group, else all."""
+    """Return stored rows: `rows` if the format decodes some rows of a row group, else all rows."""
     file_format = format_of(source.task.file_format)
     if file_format.decode_rows is not None:
         return file_format.decode_rows(source, fields, rows)
@@ -256,7 +254,7 @@ def _decode_parts(source: TaskSource, fields: pa.Schema, rows: GroupRows = ALL_R
 def _select(
     task: RowGroupTask, projection: Projection, rows: pa.RecordBatch, is_live: npt.NDArray[np.bool_] | None
 ) -> pa.RecordBatch:
-    """The delivered columns of the rows that are neither deleted nor filtered out."""
+    """Return the delivered columns of the rows that are neither deleted nor filtered out."""
     mask = None if is_live is None else pa.array(is_live)
     if projection.row_filter is not None:
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
@@ -270,7 +268,7 @@ def _select(
 def _with_made(
     tasks: Sequence[tuple[RowGroupTask, int, int]], projection: Projection, stored: pa.RecordBatch
 ) -> pa.RecordBatch:
-    """The stored rows with the columns that files do not hold; tasks: each with its first row and number of rows."""
+    """Return the stored rows with the columns that files do not hold; tasks: (task, first row, number of rows) each."""
     if not projection.made:
         return stored
     columns = []
@@ -299,12 +297,12 @@ def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: pa.Recor
 
 
 def join_row_groups(reader: RowGroupReader, tasks: Sequence[RowGroupTask]) -> JoinedRows:
-    """See `RowGroupReader.read_together`: each row group is read by itself, and then joined with the others."""
+    """Return the joined rows of several row groups, each read by itself; see `RowGroupReader.read_together`."""
     groups = [list(reader.read_columns(task)) for task in tasks]
     return JoinedRows([one_after_other(groups)], [columns[0].num_rows for columns in groups], by_one_call=False)
 
 
 def slice_rows(batch: pa.RecordBatch, rows: GroupRows) -> pa.RecordBatch:
-    """Some rows of a batch, as a view."""
+    """Return some rows of a batch, as a view."""
     start, stop = rows.of(batch.num_rows)
     return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)

@@ -1,4 +1,4 @@
-"""Reads the files of one table, with its path rules and credentials, many at once."""
+"""Files of one table, read many at once, with its path rules and credentials."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ R = TypeVar("R")
 
 # A request is some ten milliseconds on a remote store; a local read is mostly decoding.
 _LOCAL_THREADS = 8
-# Larger than any file: a tail of so many bytes is the whole file, read with its identity.
+# More bytes than any file has: a tail of this length is the whole file, read with its identity.
 _WHOLE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableFiles:
-    """Reads whole files and opens stores, one for each scheme and bucket.
+    """Reader of whole files, with one store for each scheme and bucket.
 
-    rules: turn paths in metadata into paths to open. roots: where those may lie.
+    rules: Rules that turn paths in metadata into paths to open. roots: Directories where the paths may lie.
     """
 
     rules: PathRules
@@ -31,10 +31,10 @@ class TableFiles:
     _stores: dict[str, Store] = field(default_factory=dict, repr=False)
 
     def store(self, path: str) -> Store:
-        """The store of a resolved path; the one way to any file that metadata name.
+        """Return the store of a resolved path. Every file that metadata name is reached here.
 
         Raises:
-            UnsupportedFeatureError: a path outside of where the table's files may lie.
+            UnsupportedFeatureError: the path lies outside of the table's roots.
         """
         self.roots.check(path)
         scheme, authority, _ = split(path)
@@ -43,15 +43,15 @@ class TableFiles:
         return store if store is not None else self._stores.setdefault(key, open_store(path, self.access))
 
     def read(self, path: str) -> Buffer:
-        """All bytes of a resolved path."""
+        """Return all bytes of a resolved path."""
         return self.fetch(path).data
 
     def fetch(self, path: str) -> Tail:
-        """All bytes of a resolved path, with the size and identity they had."""
+        """Return all bytes of a resolved path, with their size and identity."""
         return self.store(path).tail(path, _WHOLE)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """The results in order, many computed at once."""
+        """Yield the results in order, many computed at once."""
         is_local = all(store.is_local for store in self._stores.values())
         threads = _LOCAL_THREADS if is_local else REMOTE_THREADS
         with threads_for(threads, "tdu-table") as pool:

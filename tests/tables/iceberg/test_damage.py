@@ -172,7 +172,7 @@ def test_deletes_that_were_cut_are_refused_as_such(tmp_path: Path, by_position: 
     """Also with "skip": the rows that they delete are not damaged, and nobody knows which they are."""
     table, deletes = table_with_deletes(tmp_path, by_position)
     deletes.write_bytes(deletes.read_bytes()[:-10])
-    with pytest.raises(CorruptFileError, match=rf"{deletes.name}.*no Parquet file, or it was cut"):
+    with pytest.raises(CorruptFileError, match=rf"{deletes.name}.*not a Parquet file, or it was cut"):
         read_rows(table.metadata, on_error=on_error)
 
 
@@ -184,7 +184,7 @@ def test_a_data_file_of_a_partition_spec_that_is_not_there_is_refused(tmp_path: 
     metadata = json.loads(Path(table.metadata).read_text())
     specs = {"partition-specs": [{"spec-id": 7, "fields": []}], "default-spec-id": 7}
     Path(table.metadata).write_text(json.dumps(metadata | specs))
-    with pytest.raises(CorruptFileError, match=f"{Path(path).name} is of partition spec 0, which it lacks"):
+    with pytest.raises(CorruptFileError, match=f"{Path(path).name} has partition spec 0, which the table lacks"):
         scan_iceberg(table.metadata)
 
 

@@ -85,7 +85,7 @@ def test_without_a_log_a_time_means_an_ancestor_of_the_present_snapshot(
     first = metadata["snapshots"][0]["timestamp-ms"]
     assert values(table, as_of_timestamp=first) == ("a", [0, 1, 2, 3])
     assert values(table, as_of_timestamp=first + 2_500) == ("a", [0, 1, 2, 3, 4, 5])
-    known = rf"had no snapshot at {time_text(first - 1)}, .* the first that they name is of {time_text(first)}\."
+    known = rf"had no snapshot at {time_text(first - 1)}, .* the first known snapshot is of {time_text(first)}\."
     with pytest.raises(NoDataError, match=known):
         scan_iceberg(table.metadata, as_of_timestamp=first - 1)
 

@@ -421,7 +421,7 @@ def test_defaults_that_are_no_value_of_their_type_are_damage_of_that_column(
     table = numbered(tmp_path, format_version=3)
     table.append(ids(0, 2))
     path = rewritten(table, with_field(type=kind, **{"initial-default": default}))
-    with pytest.raises(CorruptFileError, match=r"field n \(id 2\) an initial default that is no"):
+    with pytest.raises(CorruptFileError, match=r"field n \(id 2\) an initial default that is not"):
         scan_iceberg(path)
     assert read_rows(path, columns=["id"]) == ids(0, 2)
 

@@ -1,1 +1,1 @@
-"""Arrow IPC files and streams: `messages` reads the heads of messages, `scan` finds the blocks, `decode` reads one."""
+"""Arrow IPC files and streams: `messages` reads heads of messages, `scan` finds blocks, `decode` reads one block."""

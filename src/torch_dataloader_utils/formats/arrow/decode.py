@@ -1,4 +1,4 @@
-"""One record batch of an Arrow IPC file (Feather version 2) or stream, decoded.
+"""Decoding of one record batch of an Arrow IPC file (Feather version 2) or stream.
 
 Source: Arrow columnar format, "IPC File Format" and "IPC Streaming Format"; pyarrow.ipc.
 """
@@ -27,14 +27,14 @@ from torch_dataloader_utils.formats.checks import (
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.task_source import TaskSource
 
-# The most that comes before a message's metadata.
+# Most bytes before a message's metadata.
 _PREFIX_BYTES = 8
 
 _streams: FileCache["ArrowStream"] = FileCache()
 
 
 def arrow_stream(source: TaskSource, file: pa.NativeFile) -> "ArrowStream":
-    """The stream that a task belongs to, cached for the next task; file: the opened stream."""
+    """Return the stream that a task belongs to, cached for the next task; file: Opened stream."""
     return _streams.get(source.key, lambda: _read_stream(file, source.task.file_size))
 
 
@@ -49,13 +49,13 @@ def _read_stream(file: pa.NativeFile, file_size: int) -> tuple["ArrowStream", in
 
 
 class ArrowStream:
-    """The schema of one stream, and where its dictionaries lie, found by a walk over its messages as far as needed.
+    """Schema of one stream, and the places of its dictionaries, found by a walk over its messages as far as needed.
 
-    Thread-safe: one thread walks, others that ask for a batch meanwhile wait for it.
+    Thread-safe: one thread walks; other threads that ask for a batch meanwhile wait for it.
     """
 
     def __init__(self, head: bytes) -> None:
-        """head: the schema's message."""
+        """Start at the schema's message; head: Bytes of the message."""
         self.schema = pa.ipc.read_schema(pa.py_buffer(head))
         self._head = head
         self._is_swapped = read_head(head, 0).is_big_endian != (sys.byteorder == "big")
@@ -65,24 +65,24 @@ class ArrowStream:
         self._dictionaries: dict[int, _Versions] = {}
 
     def batch(self, source: TaskSource, file: pa.NativeFile) -> pa.RecordBatch:
-        """The task's record batch, with all its columns; file: the opened stream.
+        """Return the task's record batch, with all its columns; file: Opened stream.
 
         Raises:
-            CorruptFileError: there is none; and whatever pyarrow raises.
+            CorruptFileError: the stream has no such batch; and every error of pyarrow.
         """
         file.seek(source.task.byte_offset)
         message = file.read(source.task.byte_length)
         try:
             if not self._has_dictionaries and not self._is_swapped:
                 return pa.ipc.read_record_batch(pa.py_buffer(message), self.schema)
-            # A schema keeps no byte order in pyarrow: only a stream with its own head has its numbers swapped.
+            # A pyarrow schema keeps no byte order: numbers are swapped only in a stream with its own head.
             parts = [self._head, *self._dictionaries_before(source), message]
             return pa.ipc.open_stream(pa.py_buffer(b"".join(parts))).read_next_batch()
         except (StopIteration, EOFError) as error:
             raise _no_such_batch(source.task) from error
 
     def _dictionaries_before(self, source: TaskSource) -> list[bytearray]:
-        """The dictionaries that hold for the task's batch, in the order of the stream."""
+        """Return the dictionaries that hold for the task's batch, in the order of the stream."""
         if not self._has_dictionaries:
             return []
         offset = source.task.byte_offset
@@ -97,9 +97,9 @@ class ArrowStream:
 
 @dataclass(slots=True)
 class _Versions:
-    """The messages of one dictionary, in the order of the stream.
+    """Messages of one dictionary, in the order of the stream.
 
-    bases: for each message, the index of the last one that is not a delta, which its values begin with.
+    bases: For each message, the index of the last message that is not a delta. The values begin with that message.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _Versions:
         self.spans.append((message.start, message.stop - message.start))
 
     def before(self, offset: int) -> list[Span]:
-        """The messages that make up the dictionary at a byte of the stream."""
+        """Return the messages that make up the dictionary at a byte of the stream."""
         count = bisect_left(self.spans, (offset, 0))
         return self.spans[self.bases[count - 1] : count] if count else []
 
@@ -132,14 +132,14 @@ _MAGIC = b"ARROW1"
 
 
 def decode_arrow(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
-    """The rows of one record batch, columns `fields` as far as the file has them, in the file's types and order.
+    """Return one record batch with the columns of `fields` that the file has, in the file's types and order.
 
-    Arrow files are memory images, whose offsets and indices are used unchecked. So that a damaged file cannot make a
-    later step read outside its buffers, everything is validated here (0.35 ms for a batch of 65,536 rows and seven
+    Arrow files are memory images, and their offsets and indices are used unchecked. Everything is validated here, so
+    that a damaged file cannot make a later step read outside its buffers (0.35 ms for a batch of 65,536 rows and seven
     columns). A remote batch is fetched whole.
 
     Raises:
-        SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
+        SchemaError, UnsupportedFeatureError, FileChangedError; and every error of pyarrow.
     """
     task = source.task
     with source.open(lambda: _spans(source)) as file:
@@ -153,7 +153,7 @@ def decode_arrow(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBat
         wanted = [schema.get_field_index(name) for name in names] or [0][: len(schema)]
         batch = _of_file(source, file, wanted) if stream is None else stream.batch(source, file)
     check_all_decoded(task, names, batch)
-    # Before its bytes are counted, which uses the offsets.
+    # First of all: the count of bytes uses the offsets.
     batch.validate(full=True)
     check_decoded_size(task, batch.nbytes, source.max_row_group_bytes)
     return batch if names else rows_only(batch.num_rows)

@@ -1,4 +1,4 @@
-"""The format of Arrow IPC files and streams, which Feather version 2 is too."""
+"""`ARROW`: the format of Arrow IPC files and streams. Feather version 2 is the file format too."""
 
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils.formats.arrow.decode import decode_arrow

@@ -1,8 +1,8 @@
-"""Messages of Arrow IPC streams and files: kind and place of each, from its head, without reading bodies.
+"""Messages of Arrow IPC streams and files: kind and place of each message, from its head, without reading bodies.
 
 Source: the Arrow columnar format specification, "Encapsulated message format" and "IPC Streaming Format", and
-format/File.fbs, Message.fbs. pyarrow gives row counts and dictionary ids only for loaded messages, so this reads the
-few flatbuffer fields that are needed.
+format/File.fbs, Message.fbs. pyarrow gives row counts and dictionary ids only for loaded messages, so this module reads
+the few needed flatbuffer fields.
 """
 
 import struct
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-# Bytes read at once for the head of a message; only tables of many hundred columns have longer ones.
+# Bytes read at once for the head of a message; only tables of many hundred columns have longer heads.
 _HEAD_BYTES = 64 << 10
 
 _CONTINUATION = 0xFFFF_FFFF
@@ -28,9 +28,9 @@ _KIND_SCHEMA, _KIND_DICTIONARY, _KIND_RECORD_BATCH = 1, 2, 3
 class Message:
     """One encapsulated message, the bytes [start, stop) of a file.
 
-    kind: what it holds, as Message.fbs numbers it. num_rows: of a record batch, else None. dictionary: the id of a
-    dictionary batch's dictionary, else None. is_delta: whether a dictionary batch adds values; else it replaces them.
-    is_big_endian: of a schema, whether the numbers in the bodies that follow are.
+    kind: Kind of content, as Message.fbs numbers it. num_rows: Rows of a record batch, else None. dictionary: Id of a
+    dictionary batch's dictionary, else None. is_delta: Whether a dictionary batch adds values; else it replaces them.
+    is_big_endian: Whether a schema says that the numbers in the following bodies are big-endian.
     """
 
     start: int
@@ -43,13 +43,13 @@ class Message:
 
 
 def stream_messages(read: Callable[[int, int], bytes | memoryview], start: int, stop: int) -> Iterator[Message]:
-    """The messages of a stream in its bytes [start, stop), up to its end mark, which may be missing.
+    """Yield the messages of a stream in its bytes [start, stop), up to its end mark, which may be missing.
 
-    `read(offset, length)` gives bytes of the stream: 64 KiB at once, so that many small messages take one read.
+    `read(offset, length)` returns bytes of the stream: 64 KiB at once, so that many small messages take one read.
 
     Raises:
-        ArrowInvalid: these are not messages, one ends after `stop`, the stream's first is not a schema, a later one is
-            neither a dictionary nor a record batch, or bytes follow the end mark.
+        ArrowInvalid: the bytes are not messages, a message ends after `stop`, the stream's first message is not a
+            schema, a later message is neither a dictionary nor a record batch, or bytes follow the end mark.
     """
     window = _Window(read, stop)
     while start < stop:
@@ -70,7 +70,7 @@ def stream_messages(read: Callable[[int, int], bytes | memoryview], start: int, 
 
 
 class _Window:
-    """The bytes of a file before `stop`, from front to back; read ahead."""
+    """Bytes of a file before `stop`, from front to back; read ahead."""
 
     def __init__(self, read: Callable[[int, int], bytes | memoryview], stop: int) -> None:
         self._read = read
@@ -86,10 +86,10 @@ class _Window:
 
 
 def read_head(head: bytes | memoryview, start: int) -> Message:
-    """The message that begins at byte `start` of its file; head: its bytes before the body.
+    """Return the message that begins at byte `start` of its file; head: Bytes of the message before its body.
 
     Raises:
-        ArrowInvalid: these bytes are not a message.
+        ArrowInvalid: the bytes are not a message.
     """
     try:
         length, prefix = metadata_length(head)
@@ -113,7 +113,7 @@ def read_head(head: bytes | memoryview, start: int) -> Message:
 
 
 def _batch_rows(header: "FlatTable") -> int:
-    """The rows of a record batch; raises ValueError unless its first column has as many, if it has columns."""
+    """Return the rows of a record batch; raise ValueError unless its first column, if any, has as many rows."""
     num_rows = header.number(_BATCH_ROWS, "<q")
     for column_rows, _ in header.structs(_BATCH_COLUMNS, "<qq"):
         if column_rows != num_rows:
@@ -123,7 +123,7 @@ def _batch_rows(header: "FlatTable") -> int:
 
 
 def metadata_length(message: bytes | memoryview) -> tuple[int, int]:
-    """The lengths of a message's metadata and of the prefix before it (shorter before Arrow 0.15).
+    """Return the lengths of a message's metadata and of the prefix before it (shorter before Arrow 0.15).
 
     Raises:
         ArrowInvalid: the prefix is cut.
@@ -139,28 +139,28 @@ def metadata_length(message: bytes | memoryview) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatTable:
-    """A flatbuffer table: fields by slot, 0 where absent. Reads outside the buffer raise struct.error."""
+    """Flatbuffer table: fields by slot, 0 where absent. Reads outside the buffer raise struct.error."""
 
     data: memoryview
     position: int
 
     @classmethod
     def root(cls, data: memoryview) -> "FlatTable":
-        """The table that a buffer begins with."""
+        """Return the table at the start of a buffer."""
         return cls(data=data, position=struct.unpack_from("<I", data)[0])
 
     def number(self, slot: int, layout: str) -> int:
-        """A number, which `layout` is the struct format of."""
+        """Return a number; layout: Struct format of the number."""
         place = self._place(slot)
         return int(struct.unpack_from(layout, self.data, place)[0]) if place else 0
 
     def table(self, slot: int) -> "FlatTable":
-        """A table that this one refers to."""
+        """Return a table that this table refers to."""
         place = self._place(slot)
         return FlatTable(data=self.data, position=place + struct.unpack_from("<I", self.data, place)[0])
 
     def structs(self, slot: int, layout: str) -> Iterator[tuple[int, ...]]:
-        """The entries of a vector of structs."""
+        """Yield the entries of a vector of structs."""
         place = self._place(slot)
         if place:
             place += struct.unpack_from("<I", self.data, place)[0]

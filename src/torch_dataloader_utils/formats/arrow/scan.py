@@ -1,4 +1,4 @@
-"""Scans Arrow IPC files: their record batches are row groups, found by block headers without reading bodies.
+"""Scan of Arrow IPC files: their record batches are row groups, found by block headers without reading bodies.
 
 Source: the Arrow columnar format specification, "IPC File Format" and "IPC Streaming Format", and format/File.fbs.
 """
@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileStat, Span, SparseFile, Store, Tail, redact
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.formats.arrow.messages import FlatTable, metadata_length, read_head, stream_messages
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.schemas import projected_part
 
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """The record batches of a file in the file format (also called Feather v2) or the stream format.
+    """Return the scan of the record batches of a file in the file format (also called Feather v2) or the stream format.
 
     projected_bytes is an estimate: stored bytes times the share of columns that is projected. The stream format has no
-    footer, so each batch costs one more read (small ones share it).
+    footer, so each batch costs one more read (small batches share a read).
 
     Raises:
         CorruptFileError: neither of the two formats, or messages that are cut, missing or outside the file.
@@ -59,7 +59,7 @@ def scan_arrow(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
 
 
 def footer_bytes(tail: Buffer) -> int:
-    """Bytes of the footer and of what is behind it, as the end of a file says; 0 in the stream format."""
+    """Return the bytes from the footer to the end of the file, as the end of the file says; 0 in the stream format."""
     if bytes(tail[-len(_MAGIC) :]) != _MAGIC:
         return 0
     (length,) = struct.unpack_from("<i", tail, len(tail) - len(_MAGIC) - 4)
@@ -67,7 +67,7 @@ def footer_bytes(tail: Buffer) -> int:
 
 
 def _from_footer(store: Store, path: str, tail: Tail) -> Buffer:
-    """The end of a file in the file format, with at least all of its footer."""
+    """Return the end of a file in the file format, with at least the whole footer."""
     need = footer_bytes(tail.data)
     if not 0 < need <= tail.size:
         raise corrupt(path, f"the footer claims {need - 4 - len(_MAGIC)} bytes of a file of {tail.size}")
@@ -77,7 +77,7 @@ def _from_footer(store: Store, path: str, tail: Tail) -> Buffer:
 
 
 def _file_schema(end: Buffer, size: int) -> pa.Schema:
-    """The footer's schema; not the one at the start of the file, which polars writes without its length."""
+    """Return the footer's schema. polars writes the schema at the start of the file without its length."""
     return pa.ipc.open_file(SparseFile([(size - len(end), len(end))], [end], size)).schema
 
 
@@ -99,7 +99,7 @@ def _file_batches(store: Store, path: str, tail: Tail, end: Buffer) -> tuple[lis
 
 
 def _reader(store: Store, path: str, tail: Tail) -> Read:
-    """`read(offset, length)` of a stream whose end is fetched already; its start is fetched once."""
+    """Return `read(offset, length)` of a stream. Its end is fetched already; its start is fetched once."""
 
     def fetch(offset: int, length: int) -> Buffer:
         start = offset - (tail.size - len(tail.data))

@@ -1,4 +1,4 @@
-"""Decodes one Parquet row group, a few columns at a time.
+"""Decoding of one Parquet row group, a few columns at a time.
 
     footer (once a file) → column chunks of the asked columns → RecordBatches of some columns each
 
@@ -21,25 +21,21 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, 
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
-from torch_dataloader_utils.formats.checks import (
-    check_all_decoded,
-    check_decoded_size,
-    check_stored_rows,
-    check_unique,
-)
+from torch_dataloader_utils.formats.checks import check_all_decoded, check_decoded_size, check_stored_rows, check_unique
 from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, parquet_footer
 from torch_dataloader_utils.formats.parquet.numbers import read_numbers
 from torch_dataloader_utils.formats.parquet.trailer import chunk_start
+from torch_dataloader_utils.formats.statistics import counts_contradict
 from torch_dataloader_utils.formats.task_source import TaskSource
 
 _log = logging.getLogger(__name__)
 
-# Decoded bytes of the columns of one call. pyarrow holds the pages of all of them, stored and decompressed, until it
-# returns: those of a few columns stay in a core's cache, and the next call uses their memory again (51 columns of
+# Decoded bytes of the columns of one call. pyarrow holds the pages of all columns, stored and decompressed, until it
+# returns. The pages of a few columns stay in a core's cache, and the next call uses their memory again (51 columns of
 # 65,536 rows: 1.2 times as fast as by one call).
 _BYTES_AT_ONCE = 1 << 20
 
-# Of rows before the needed ones, which pyarrow decodes too, so many are held at once, or as many as are needed.
+# pyarrow decodes the rows before the needed rows too. So many rows are held at once, or as many as are needed.
 _LEAST_ROWS_AT_ONCE = 1 << 16
 
 # The unit for INT96 timestamps that nanoseconds cannot hold.
@@ -47,13 +43,14 @@ _WIDE_UNIT = "us"
 
 
 def decode_parquet(source: TaskSource, schema: pa.Schema, needed: GroupRows = ALL_ROWS) -> pa.RecordBatch:
-    """These rows of one row group, columns of `schema` as far as the file has them, in the file's types.
+    """Return rows of one row group, with the columns of `schema` that the file has, in the file's types.
 
-    What is decoded beside them is less work, but the same bytes are fetched. Pages before the first row are not decoded
-    of columns that the compiled decoder reads, those after the last row of none.
+    needed: Rows to return. Rows beside them cost less work, but the same bytes are fetched. Pages before the first
+    needed row are not decoded in columns that the compiled decoder reads; pages after the last needed row are never
+    decoded.
 
     Raises:
-        CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
+        CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and every error of pyarrow.
     """
     parts = [list(parquet_columns(part, schema, rows)) for part, rows in _of_one_group_each(source, needed)]
     if len(parts) > 1 and not any(batch.num_columns for part in parts for batch in part):
@@ -62,9 +59,10 @@ def decode_parquet(source: TaskSource, schema: pa.Schema, needed: GroupRows = AL
 
 
 def _of_one_group_each(source: TaskSource, needed: GroupRows) -> list[tuple[TaskSource, GroupRows]]:
-    """The row groups that hold the needed rows, and which of their rows these are; at least one.
+    """Return the row groups that hold the needed rows, each with its needed rows; at least one row group.
 
-    More than one where a manifest names one split offset for a file of several, so that the plan took it for one.
+    Several row groups come from a manifest that names one split offset for a file of several, so that the plan took the
+    file for one row group.
     """
     task, footer = source.task, parquet_footer(source)
     if not _is_whole_file(source, footer):
@@ -74,7 +72,7 @@ def _of_one_group_each(source: TaskSource, needed: GroupRows) -> list[tuple[Task
     first = 0
     for ordinal in range(footer.num_row_groups):
         rows = footer.metadata.row_group(ordinal).num_rows
-        # Reading says what is wrong with less than no rows.
+        # A negative number of rows is kept: reading raises the error.
         if rows < 0 or (first < stop and first + rows > start) or (start == stop and not parts):
             part = replace(task, ordinal=ordinal, first_row=first, physical_rows=rows)
             span = GroupRows(max(start - first, 0), min(stop - first, rows))
@@ -84,21 +82,22 @@ def _of_one_group_each(source: TaskSource, needed: GroupRows) -> list[tuple[Task
 
 
 def _is_whole_file(source: TaskSource, footer: Footer) -> bool:
-    """Whether the task is of all row groups of a file, which are several."""
+    """Return whether the task stands for all row groups of a file that has several."""
     task = source.task
     may_be = source.is_of_table and task.ordinal == 0
     return may_be and footer.num_row_groups > 1 and task.physical_rows == footer.metadata.num_rows
 
 
 def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = ALL_ROWS) -> Iterator[pa.RecordBatch]:
-    """The same, a few columns at a time, as soon as they are decoded; one batch without columns if there are none.
+    """Yield rows of one row group, a few columns at a time, as soon as they are decoded; see `decode_parquet`.
 
-    Rows are valid only once the iterator has ended: then the file is known to have stayed the same.
+    One batch without columns comes if the file has none of the columns. Rows are valid only once the iterator has
+    ended: then the file is known to have stayed the same.
     """
     task = source.task
     footer = parquet_footer(source)
     group = footer.row_group(task)
-    # The plan may not be from this footer (a stale _metadata file), and rows after the last needed one are not read.
+    # The plan may be from another footer (a stale _metadata file), and rows after the last needed row are not read.
     check_stored_rows(task, group.num_rows)
     columns = [name for name in schema.names if name in footer.columns.leaves]
     check_unique(task, footer.columns.repeated, columns)
@@ -132,7 +131,7 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
 
 
 def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], num_numbers: int) -> None:
-    """Count the chunks that the compiled decoder is not asked for; it counts those of numbers itself."""
+    """Count the chunks that the compiled decoder is not asked for. The decoder counts chunks of numbers itself."""
     foreign = "type" if _decoder.IS_BUILT else "not_built"
     count_chunks(foreign if source.is_compiled else "turned_off", len(footer.columns.leaves_of(columns)) - num_numbers)
     if num_numbers and footer.numbers is None:
@@ -140,7 +139,7 @@ def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], nu
 
 
 def _is_wide(source: TaskSource, footer: Footer, schema: pa.Schema, columns: Sequence[str]) -> bool:
-    """Whether INT96 timestamps are wanted as microseconds: by the schema, or by a table."""
+    """Return whether the schema or a table wants INT96 timestamps as microseconds."""
     if source.is_of_table:
         return True
     wanted = [schema.field(name).type for name in columns if name in footer.columns.int96]
@@ -152,7 +151,7 @@ def _is_nanoseconds(data_type: pa.DataType) -> bool:
 
 
 class StoredRows(NamedTuple):
-    """Row groups of a reader, one after the other, how many rows they have, and which of these are needed."""
+    """Row groups of a reader, one after the other, their number of rows, and the range of needed rows."""
 
     groups: Sequence[int]
     rows: int
@@ -160,7 +159,7 @@ class StoredRows(NamedTuple):
 
     @property
     def num_needed(self) -> int:
-        """How many are needed."""
+        """Number of needed rows."""
         start, stop = self.needed.of(self.rows)
         return stop - start
 
@@ -168,11 +167,11 @@ class StoredRows(NamedTuple):
 def open_parquet(
     source: TaskSource, file: pa.NativeFile, metadata: pq.FileMetaData | None = None, int96_unit: str | None = None
 ) -> pq.ParquetReader:
-    """A pyarrow.parquet.ParquetReader of a file; metadata: its footer, if that is parsed already.
+    """Return a pyarrow.parquet.ParquetReader of a file; metadata: The file's footer, if it is parsed already.
 
-    int96_unit: the unit of INT96 timestamps; None for nanoseconds.
+    int96_unit: Unit of INT96 timestamps; None for nanoseconds.
     """
-    # Not a ParquetFile, which first looks at every column of the file: 5,000 of them take 20 ms.
+    # A ParquetFile would first look at every column of the file: 5,000 columns take 20 ms.
     reader = pq.ParquetReader()
     reader.open(
         file,
@@ -193,12 +192,15 @@ def decode_columns(
     stored: StoredRows,
     num_rows: int | None = None,
 ) -> Generator[pa.RecordBatch, None, int]:
-    """The needed rows of a reader, a few columns at a time; returns where they end, or before that its last row.
+    """Yield the needed rows of a reader, a few columns at a time. Return the end of the rows that were found.
 
-    task: for messages. num_rows: the same number for columns that were decoded before these; None if there are none.
+    The end is the stop of the needed rows, or less if the row groups end before it.
+
+    task: Task, for messages. num_rows: End of the rows in columns that were decoded before; None if there are no such
+    columns.
 
     Raises:
-        CorruptFileError, UnsupportedFeatureError; and whatever pyarrow raises.
+        CorruptFileError, UnsupportedFeatureError; and every error of pyarrow.
     """
     for few in _few_at_once(file_columns, columns, stored.num_needed):
         leaves = [leaf for name in few for leaf in file_columns.leaves[name]]
@@ -215,7 +217,7 @@ def decode_columns(
 
 
 def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
-    """The columns in groups of `_BYTES_AT_ONCE`, a larger one alone; one empty group if there are none."""
+    """Yield the columns in groups of `_BYTES_AT_ONCE`. A larger column comes alone; no column gives one empty group."""
     few: list[str] = []
     room = _BYTES_AT_ONCE
     for name in columns:
@@ -229,9 +231,9 @@ def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -
 
 
 def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows) -> tuple[pa.RecordBatch, int]:
-    """Some columns, as one batch: pyarrow splits more than 2 GiB of text into batches that differ by column.
+    """Return some columns as one batch, and the end of their rows: the last needed row, or an earlier one.
 
-    Also where their rows end: at the last needed one, or before that.
+    pyarrow splits more than 2 GiB of text into batches that differ by column.
     """
     start, stop = stored.needed.of(stored.rows)
     if (start, stop) == (0, stored.rows):
@@ -263,7 +265,10 @@ def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], ro
 def _check_int96(
     source: TaskSource, file: pa.NativeFile, footer: Footer, columns: Sequence[str], stored: StoredRows
 ) -> None:
-    """Refuse INT96 timestamps that nanoseconds cannot hold, for which pyarrow gives wrong ones; decodes them twice."""
+    """Raise SchemaError for INT96 timestamps that nanoseconds cannot hold: pyarrow would give wrong times.
+
+    The columns are decoded twice.
+    """
     names = [name for name in columns if name in footer.columns.int96]
     if not names:
         return
@@ -286,15 +291,15 @@ def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[S
 
 
 def _chunk_span(task: RowGroupTask, chunk: pq.ColumnChunkMetaData) -> Span:
-    """The bytes of a chunk, all its pages.
+    """Return the span of a chunk with all its pages.
 
     Raises:
-        CorruptFileError: they are not in the file.
+        CorruptFileError: the span is not in the file.
     """
     start, length = chunk_start(chunk.data_page_offset, chunk.dictionary_page_offset), chunk.total_compressed_size
     if start < 0 or length < 0 or start + length > task.file_size:
         raise CorruptFileError(
-            f"{task.where}: column {chunk.path_in_schema} is said to lie at bytes {start} to {start + length} of "
+            f"{task.where}: the footer places column {chunk.path_in_schema} at bytes {start} to {start + length} of "
             f"{task.file_size}. The footer is damaged; write the file again."
         )
     return start, length
@@ -303,9 +308,9 @@ def _chunk_span(task: RowGroupTask, chunk: pq.ColumnChunkMetaData) -> Span:
 def list_items(source: TaskSource, name: str) -> Int64s | None:
     """Return (rows, level entries, entries without a value) of a column in each row group of its file.
 
-    name: Name of the column in the file. Returns int64 [groups, 3].
-    Entries without a value are empty lists, null lists and null items; 0 where the footer does not count them. None
-    if the footer cannot tell: the file lacks the column, it is more than one leaf, or counts contradict themselves.
+    name: Name of the column in the file. Returns int64 [groups, 3]. Entries without a value are empty lists, null lists
+    and null items; 0 where the footer does not count them. None if the footer cannot tell: the file lacks the column,
+    the column is more than one leaf, or counts contradict each other.
     """
     footer = parquet_footer(source)
     leaves = footer.columns.leaves.get(name, ())
@@ -317,7 +322,7 @@ def list_items(source: TaskSource, name: str) -> Int64s | None:
         chunk = group.column(leaves[0])
         statistics = chunk.statistics
         nulls: int = statistics.null_count if statistics is not None and statistics.has_null_count else 0
-        if not 0 <= nulls <= chunk.num_values or chunk.num_values < group.num_rows:
+        if counts_contradict(chunk.num_values, nulls) or chunk.num_values < group.num_rows:
             _log.warning("%s: the counts of column %s contradict themselves and are not used", source.task.where, name)
             return None
         items[ordinal] = (group.num_rows, chunk.num_values, nulls)

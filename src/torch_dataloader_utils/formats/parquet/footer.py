@@ -1,4 +1,4 @@
-"""Footers of Parquet files, with their columns and row groups; parsed once in each process.
+"""Footers of Parquet files, with their columns and row groups. A process parses each footer once.
 
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
@@ -27,19 +27,19 @@ from torch_dataloader_utils.formats.parquet.trailer import (
 )
 from torch_dataloader_utils.formats.task_source import TaskSource
 
-# Tables with other columns.
+# Number of tables, each with other columns.
 _MOST_KNOWN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumns:
-    """The columns of a file.
+    """Columns of a file.
 
-    schema: the file's Arrow schema. repeated: names that several columns have.
-    leaves: by top-level column, the numbers of its leaf columns. num_leaves: of all columns.
-    row_bits: by top-level column, the bits of a decoded row (of an offset, if values have no fixed width).
-    int96: the top-level columns with timestamps of the type INT96.
-    numbers: the top-level columns that the compiled decoder reads.
+    schema: Arrow schema of the file. repeated: Names that several columns have.
+    leaves: Numbers of the leaf columns, by top-level column. num_leaves: Number of leaf columns of the file.
+    row_bits: Bits of a decoded row, by top-level column (of an offset, if values have no fixed width).
+    int96: Top-level columns with timestamps of the type INT96.
+    numbers: Top-level columns that the compiled decoder reads.
     """
 
     schema: pa.Schema
@@ -52,7 +52,7 @@ class FileColumns:
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData, schema: pa.Schema) -> Self:
-        """The columns that a parsed footer describes; schema: its Arrow schema."""
+        """Return the columns that a parsed footer describes; schema: Arrow schema of the footer."""
         kinds = [metadata.schema.column(leaf).physical_type for leaf in range(metadata.num_columns)]
         leaves = {name: tuple(each) for name, each in zip(schema.names, leaf_ranges(schema), strict=True)}
         int96 = (name for name, each in leaves.items() if any(kinds[leaf] == "INT96" for leaf in each))
@@ -67,12 +67,12 @@ class FileColumns:
         )
 
     def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:
-        """The leaf columns of these, each once, in the file's order."""
+        """Return the leaf columns of these columns, each once, in the file's order."""
         return tuple(sorted({leaf for name in columns for leaf in self.leaves[name]}))
 
 
 class KnownColumns:
-    """The columns of the last few small footers, so that files of one kind are parsed once and share one object.
+    """Columns of the last few small footers, so that files of one kind are parsed once and share one object.
 
     To parse the footer of a small file and to look at its columns takes longer than to decode it. Thread-safe.
     """
@@ -82,17 +82,17 @@ class KnownColumns:
         self._of_heads: Recent[bytes, FileColumns] = Recent(_MOST_KNOWN)
 
     def find(self, numbers: FooterNumbers) -> FileColumns | None:
-        """The columns of an earlier footer that differs in numbers alone."""
+        """Return the columns of an earlier footer that differs in numbers alone; None if no footer does."""
         columns = self._of_footers.find((numbers.head, numbers.tail))
         fits = columns is not None and (not len(numbers.chunks) or numbers.chunks.shape[1] == columns.num_leaves)
         return columns if fits else None
 
     def of(self, metadata: pq.FileMetaData, numbers: FooterNumbers | None) -> FileColumns:
-        """The columns that a parsed footer describes; numbers: if it is a small one that was understood."""
+        """Return the columns that a parsed footer describes; numbers: Numbers of a small footer that was understood."""
         schema = metadata.schema.to_arrow_schema()
         if numbers is None:
             return FileColumns.of(metadata, schema)
-        # The tail also has what pandas writes about the rows, such as the end of the index, which is not compared.
+        # The tail also has pandas' facts about the rows, such as the end of the index. They are not compared.
         known = self._of_heads.find(numbers.head)
         if known is None or not _are_same(known.schema, schema):
             known = FileColumns.of(metadata, schema)
@@ -112,10 +112,10 @@ def _row_bits(data_type: pa.DataType) -> int:
 
 
 class Footer:
-    """The footer of a file: its columns and row groups.
+    """Footer of a file: its columns and row groups.
 
-    encoded: its bytes, trailer included; numbers: what the compiled decoder understood of them; metadata: what pyarrow
-    parsed of them, once that is asked for.
+    encoded: Bytes of the footer, trailer included. numbers: Numbers that the compiled decoder understood. metadata:
+    Footer as pyarrow parsed it; None until somebody asks for it.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Footer:
 
     @property
     def metadata(self) -> pq.FileMetaData:
-        """The footer as pyarrow parses it, which takes ten times its bytes: 20 kB for ten columns."""
+        """Footer as pyarrow parses it. It takes ten times the footer's bytes: 20 kB for ten columns."""
         metadata = self._metadata
         if metadata is None:
             metadata = self._metadata = _parsed(self._encoded)
@@ -141,16 +141,16 @@ class Footer:
 
     @property
     def num_row_groups(self) -> int:
-        """Row groups of the file."""
+        """Number of row groups of the file."""
         return self.metadata.num_row_groups if self.numbers is None else len(self.numbers.groups)
 
     def row_group(self, task: RowGroupTask) -> pq.RowGroupMetaData:
-        """The metadata of a task's row group; raises as `check_has`."""
+        """Return the metadata of a task's row group; raise as `check_has`."""
         self.check_has(task)
         return self.metadata.row_group(task.ordinal)
 
     def check_has(self, task: RowGroupTask) -> None:
-        """Raises CorruptFileError if the file does not have a task's row group."""
+        """Raise CorruptFileError if the file does not have a task's row group."""
         if task.ordinal >= self.num_row_groups:
             raise no_such_group(task, self.num_row_groups)
 
@@ -161,12 +161,12 @@ _known_columns = KnownColumns()
 
 
 def parquet_footer(source: TaskSource) -> Footer:
-    """The file's footer, read once a process."""
+    """Return the file's footer, read once a process."""
     return _footers.get(source.key, lambda: _load(source))
 
 
 def parquet_schema(source: TaskSource) -> pa.Schema:
-    """The file's own Arrow schema, with field ids as metadata where the file has them."""
+    """Return the file's own Arrow schema, with field ids as metadata where the file has them."""
     return parquet_footer(source).columns.schema
 
 
@@ -189,10 +189,10 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
 
 
 def _fetched(source: TaskSource) -> bytes:
-    """The end of the file, from where the footer begins.
+    """Return the end of the file, from the first byte of the footer on.
 
     Raises:
-        CorruptFileError, UnsupportedFeatureError: as `checked_footer_length`.
+        CorruptFileError, UnsupportedFeatureError: see `checked_footer_length`.
     """
     task = source.task
     tail = source.tail()
@@ -203,7 +203,7 @@ def _fetched(source: TaskSource) -> bytes:
 
 
 def _parsed(tail: bytes) -> pq.FileMetaData:
-    # As pq.read_metadata, without its look at every column, which takes a fifth of the time of small files.
+    # pq.read_metadata also looks at every column, which takes a fifth of the time of small files.
     reader = pq.ParquetReader()
     reader.open(pa.BufferReader(tail))
     return reader.metadata

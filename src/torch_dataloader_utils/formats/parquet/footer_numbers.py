@@ -1,6 +1,6 @@
-"""The numbers of a Parquet footer, by one pass of the compiled decoder over its bytes.
+"""Numbers of a Parquet footer, by one pass of the compiled decoder over its bytes.
 
-pyarrow gives them too: a Python object and some microseconds a column chunk.
+pyarrow gives them too, at a Python object and some microseconds a column chunk.
 """
 
 from enum import IntEnum
@@ -16,7 +16,7 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class OfChunk(IntEnum):
-    """The numbers of a column chunk; -1 where the footer has none."""
+    """Numbers of a column chunk; -1 where the footer has no number."""
 
     CODEC = 0
     VALUES = 1
@@ -28,11 +28,11 @@ class OfChunk(IntEnum):
 
 
 class FooterNumbers(NamedTuple):
-    """What a footer says of its row groups, not checked.
+    """Numbers of a footer about its row groups, not checked.
 
-    head: the bytes of version and schema. tail: those after the row groups, about the file: its writer, what that says
-        of the schema. Footers with the same head and tail differ in these numbers alone, and in statistics.
-    rows: of the whole file. groups: rows and decompressed bytes, int64 [row groups, 2].
+    head: Bytes of version and schema. tail: Bytes after the row groups, about the file: its writer, and the writer's
+        notes on the schema. Footers with the same head and tail differ in these numbers and in statistics alone.
+    rows: Number of rows of the file. groups: Rows and decompressed bytes, int64 [row groups, 2].
     chunks: int64 [row groups, leaves, len(OfChunk)].
     """
 
@@ -44,21 +44,21 @@ class FooterNumbers(NamedTuple):
 
     @property
     def starts(self) -> _Int64s:
-        """The start of each chunk's first page, int64 [row groups, leaves]; see `chunk_start`."""
+        """Start of each chunk's first page, int64 [row groups, leaves]; see `chunk_start`."""
         return chunk_starts(self.chunks)
 
 
 def chunk_starts(chunks: _Int64s) -> _Int64s:
-    """The start of the first page of chunks, int64 [...]; see `chunk_start`. chunks: int64 [..., len(OfChunk)]."""
+    """Return the start of each chunk's first page, int64 [...]; see `chunk_start`. chunks: [..., len(OfChunk)]."""
     data, dictionary = chunks[..., OfChunk.DATA_START], chunks[..., OfChunk.DICTIONARY_START]
     return np.where((dictionary > 0) & (dictionary < data), dictionary, data)
 
 
 def footer_numbers(tail: bytes | memoryview) -> FooterNumbers | None:
-    """The numbers of a footer; tail: the last bytes of the file, with all of it.
+    """Return the numbers of a footer; tail: Last bytes of the file, with the whole footer.
 
-    None where the compiled decoder is not there or does not understand the footer wholly: encrypted columns, chunks in
-    other files, a field missing that pyarrow demands.
+    None if the compiled decoder is not built or does not fully understand the footer: encrypted columns, chunks in
+    other files, or a missing field that pyarrow demands.
     """
     encoded = memoryview(tail)[-footer_length(tail) : -TRAILER_BYTES]
     found = _decoder.read_footer(encoded) if _decoder.IS_BUILT else None

@@ -1,4 +1,4 @@
-"""The format of Parquet files."""
+"""`PARQUET`: the format of Parquet files."""
 
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils.formats.file_format import Format

@@ -1,9 +1,9 @@
-"""Columns of numbers, or of lists of them, which the compiled decoder reads into memory that is used again.
+"""Columns of numbers, or of lists of numbers, which the compiled decoder reads into memory that is used again.
 
     row group → bytes of its chunks of numbers → one call of the decoder → one RecordBatch over one piece of memory
 
-Whatever it does not understand wholly (an encoding, a codec, a damaged page) is pyarrow's, column by column, so that
-rows, errors and verdicts do not depend on who decodes.
+Columns that the decoder does not fully understand (an encoding, a codec, a damaged page) are left to pyarrow, column by
+column. Rows, errors and verdicts do not depend on the decoder.
 
 Source: parquet-format, "Types" and "Logical Types".
 """
@@ -30,24 +30,23 @@ from torch_dataloader_utils.formats.task_source import TaskSource
 
 _UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 
-# Columns begin at multiples of this, as Arrow wants it.
+# Arrow wants columns to begin at multiples of this.
 _ALIGNED_BYTES = 64
 
-# A footer may claim any number of values: as much memory, or so many times the stored bytes, is taken before pages are
-# looked at.
+# A footer may claim any number of values. Before pages are looked at, no more memory is taken than this, or than so
+# many times the stored bytes.
 _UNSEEN_BYTES = 32 << 20
 _UNSEEN_RATIO = 16
 
 PAGES = ProcessMemory()
-"""The memory of stored pages, which nobody but this process sees."""
+"""Memory of stored pages. Only this process sees it."""
 
 
 class NumberColumn(NamedTuple):
-    """A top-level column of one number a row, or of one list of numbers.
+    """Top-level column of one number a row, or of one list of numbers a row.
 
-    leaf: its number among the leaf columns.
-    stored, width: bytes of a value in the file, and in memory; a bit: 0, 1.
-    is_optional: whether values, or items of lists, may be null; the field says whether lists may.
+    leaf: Number of the column among the leaf columns. stored, width: Bytes of a value in the file, and in memory; a
+    bit: 0, 1. is_optional: Whether values, or items of lists, may be null. Whether lists may be null is in `field`.
     """
 
     leaf: int
@@ -59,25 +58,25 @@ class NumberColumn(NamedTuple):
     is_list: bool
 
     def kind(self) -> tuple[bool, int, int, bool]:
-        """Columns are sorted by this: side by side, at even distances, those of one kind are a matrix as they lie."""
+        """Return the sort key of columns: columns of one kind lie side by side at even distances, as a matrix."""
         return self.is_list, self.stored, self.width, self.is_integer
 
     @property
     def layout(self) -> tuple[int, int, bool, bool, bool, int]:
-        """What the decoder has to know of the column; whether it has lists that may be null; the bits of a value."""
+        """Facts for the decoder: stored, width, is_integer, is_optional, whether lists may be null, bits of a value."""
         may_be_null = self.is_list and self.field.nullable
         return self.stored, self.width, self.is_integer, self.is_optional, may_be_null, self.value_bits
 
     @property
     def value_bits(self) -> int:
-        """Bits of a decoded value."""
+        """Number of bits of a decoded value."""
         return 8 * self.width if self.stored else 1
 
 
 def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
-    """The columns of numbers of a file that the decoder knows, by name.
+    """Return the columns of numbers that the decoder can read, by name.
 
-    metadata: its footer (pyarrow.parquet.FileMetaData). schema: its Arrow schema.
+    metadata: Footer of the file (pyarrow.parquet.FileMetaData). schema: Arrow schema of the file.
     """
     if not _decoder.IS_BUILT:
         return {}
@@ -102,9 +101,9 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
 
 
 def _is_plain(column: Any, field: pa.Field) -> bool:
-    """Whether the leaf of a field holds one value a row, or one list of values that are no lists or structs.
+    """Return whether the leaf of a field holds one value a row, or one list of values that are no lists or structs.
 
-    Levels say which: of lists one for each of what may be null, and one more.
+    Levels tell: a list has one level for each part that may be null, and one more.
     """
     of_values = 1 + _value_field(field).nullable if _is_list(field.type) else 0
     levels = (int(_is_list(field.type)), field.nullable + of_values)
@@ -120,7 +119,7 @@ def _value_field(field: pa.Field) -> pa.Field:
 
 
 def _stored_type(column: Any) -> pa.DataType | None:
-    """The Arrow type that a column's values have without a conversion; None if they need one."""
+    """Return the Arrow type that a column's values have without a conversion; None if they need a conversion."""
     logical = json.loads(column.logical_type.to_json())
     kind, unit = logical["Type"], _UNITS.get(logical.get("timeUnit", ""))
     match column.physical_type, kind:
@@ -160,12 +159,12 @@ def _is_same(stored: pa.DataType, wanted: pa.DataType) -> bool:
 def read_numbers(
     source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int, rows: GroupRows
 ) -> pa.RecordBatch | None:
-    """Rows of a row group of `group_rows` rows, of those columns that the decoder reads; None if it reads none.
+    """Return rows of a row group of `group_rows` rows, with the columns that the decoder reads; None without any.
 
-    chunks: of the row group, see `FooterNumbers`.
+    chunks: Chunks of the row group; see `FooterNumbers`.
 
     Raises:
-        FileChangedError, StoreError: the bytes of the chunks are not those that were planned.
+        FileChangedError, StoreError: the bytes of the chunks are not the planned bytes.
     """
     start, stop = rows.of(group_rows)
     num_rows = stop - start
@@ -193,16 +192,16 @@ def read_numbers(
             pages.file,
         )
     if "not read" in reasons:
-        _read_pages(source, taken)  # raises why not; if it does not, pyarrow reads them
+        _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
     for reason, number in Counter(reasons).items():
         count_chunks(reason or "compiled", number)
     return places.batch(memory, results, reasons)
 
 
 class _Chunks(NamedTuple):
-    """The chunks of one row group that are decoded: one number a column of each.
+    """Chunks of one row group that are decoded: one number for each column.
 
-    values: by the footer, of lists levels. starts: in the file.
+    values: Number of values by the footer; for lists, number of levels. starts: Offsets in the file.
     """
 
     columns: list[NumberColumn]
@@ -213,7 +212,7 @@ class _Chunks(NamedTuple):
 
     @classmethod
     def known(cls, source: TaskSource, chunks: Int64s, columns: Sequence[NumberColumn], group_rows: int) -> "_Chunks":
-        """Those of these columns that the decoder may read, by what the footer says; the others are counted."""
+        """Return the columns that the decoder may read by the footer, with their chunks. Other columns are counted."""
         columns = sorted(columns, key=NumberColumn.kind)
         numbers = chunks[[column.leaf for column in columns]]
         codecs, values, lengths = (numbers[:, each] for each in (OfChunk.CODEC, OfChunk.VALUES, OfChunk.COMPRESSED))
@@ -225,7 +224,7 @@ class _Chunks(NamedTuple):
         kept, room_bytes = [], source.max_row_group_bytes
         facts = zip(columns, codecs.tolist(), values.tolist(), fit.tolist(), strict=True)
         for index, (column, codec, count, fits) in enumerate(facts):
-            # Lists that are larger than the plan allows are pyarrow's, which takes memory as it goes.
+            # Lists that are larger than the plan allows are left to pyarrow, which takes memory as it goes.
             num_bytes = count * column.value_bits // 8
             if not fits:
                 count_chunks("damaged")
@@ -240,7 +239,10 @@ class _Chunks(NamedTuple):
 
 
 class _Pages(NamedTuple):
-    """The pages of chunks: where they begin in `buffer`, or in `file`, which they are read from one after the other."""
+    """Pages of chunks.
+
+    starts: First byte of each chunk in `buffer`, or in `file`, which is read one chunk after the other.
+    """
 
     buffer: Buffer
     starts: Int64s
@@ -249,10 +251,10 @@ class _Pages(NamedTuple):
 
 @contextmanager
 def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pages | None]:
-    """The pages of these chunks; None if they have fewer values than a footer claims.
+    """Yield the pages of these chunks; None if they have fewer values than the footer claims.
 
-    num_bytes: the memory that will be taken. Much of it is taken only for values that pages say they have, which are
-    read before; else pages of a local file are read as they are decoded, while a core's cache holds them.
+    num_bytes: Memory that will be taken. A large amount is taken only for values that the pages say they have, so the
+    pages are read first. Otherwise pages of a local file are read as they are decoded, while a core's cache holds them.
     """
     reads_later = num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
     with source.local_file() if reads_later else nullcontext() as file:
@@ -267,10 +269,10 @@ def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pag
 
 
 class Places(NamedTuple):
-    """Where columns lie in one piece of memory: values one column after the other, all else behind all values.
+    """Places of columns in one piece of memory: values one column after the other, everything else behind all values.
 
-    numbers: what the decoder is given, int64 [columns, 9]. lengths: bytes of values, their validity, offsets, and
-    validity of lists, int64 [columns, 4].
+    numbers: Places as the decoder takes them, int64 [columns, 9]. lengths: Bytes of values, their validity, offsets,
+    and validity of lists, int64 [columns, 4].
     """
 
     columns: Sequence[NumberColumn]
@@ -281,7 +283,10 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, columns: Sequence[NumberColumn], rooms: Sequence[int], num_rows: int) -> "Places":
-        """rooms: the values that each column has room for. How many items lists have is known once they are decoded."""
+        """Return places for columns. rooms: Number of values that each column has room for.
+
+        Only decoding counts the items of lists.
+        """
         layouts = np.array([column.layout for column in columns], np.int64)
         are_lists = np.array([column.is_list for column in columns])
         room, (are_optional, lists_are_optional, bits) = np.array(rooms, np.int64), layouts[:, 3:].T
@@ -304,9 +309,10 @@ class Places(NamedTuple):
         return cls(columns, numbers, lengths, num_rows, int(sizes.sum()))
 
     def batch(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> pa.RecordBatch | None:
-        """The columns that were decoded, over what the decoder wrote; None if there are none.
+        """Return the decoded columns, over the memory that the decoder wrote; None if no column was decoded.
 
-        results: nulls and null lists, int64 [columns, 2]. reasons: why a column was refused; "" if it was not.
+        results: Nulls and null lists, int64 [columns, 2]. reasons: Reason why each column was refused; "" for a decoded
+        column.
         """
         buffer, arrays, fields = pa.py_buffer(memory), [], []
         rows = zip(
@@ -322,7 +328,7 @@ class Places(NamedTuple):
 
 
 def _array(column: NumberColumn, content: Sequence[pa.Buffer], num_rows: int, nulls: int, null_lists: int) -> pa.Array:
-    """content: values, their validity, and of lists their offsets and the validity of lists."""
+    """Return a column; content: Buffers of values, their validity, and for lists offsets and validity of lists."""
     values, validity = content[0], content[1] if nulls else None
     data_type = column.field.type
     if not column.is_list:
@@ -335,7 +341,7 @@ def _array(column: NumberColumn, content: Sequence[pa.Buffer], num_rows: int, nu
 
 
 def _read_pages(source: TaskSource, chunks: _Chunks) -> _Pages:
-    """The pages of chunks, in memory that is used again; neighbours come by one read."""
+    """Return the pages of chunks, in memory that is used again. Neighbours come by one read."""
     whole = source.whole()
     if whole is not None:
         return _Pages(whole, chunks.starts)

@@ -1,4 +1,4 @@
-"""Scans Parquet files: row groups from the footer, with one read of each file's tail."""
+"""Scan of Parquet files: row groups from the footer, with one read of each file's tail."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.schema import all_nullable, leaf_ranges
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, kept_nulls
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, OfChunk, footer_numbers
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups
@@ -30,16 +30,16 @@ _UUID = b"\xec\x00\x00"
 
 _NULLS_AND_VALUES = [OfChunk.NULLS, OfChunk.VALUES]
 
-# Sums of as many as there are leaves fit into 64 bits.
+# A sum over all leaves fits into 64 bits.
 _MOST_SANE = 1 << 40
 
 _log = logging.getLogger(__name__)
 
 
 def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """The row groups that the footer lists, with the filter judged by their statistics.
+    """Return the scan of the row groups that the footer lists, with the filter judged by their statistics.
 
-    projected_bytes is uncompressed.
+    projected_bytes are uncompressed.
 
     Raises:
         CorruptFileError: no footer, or counts that do not add up.
@@ -50,11 +50,11 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
     with decoding(path, "Parquet footer"):
         fragment = None
         if request.row_filter is not None:
-            # The fragment gives the statistics too, without another parse.
+            # The fragment parses the statistics too.
             fragment = _fragment(tail, request, item.partition)
             metadata, schema = fragment.metadata, fragment.physical_schema
         else:
-            # Not a ParquetFile, which looks at every column: that takes half of the time of small files.
+            # A ParquetFile would look at every column, which takes half of the time of small files.
             reader = pq.ParquetReader()
             reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
             metadata, schema = reader.metadata, reader.schema_arrow
@@ -77,9 +77,10 @@ def _fragment(tail: Tail, request: ScanRequest, known: Sequence[tuple[pa.Field, 
 
 
 def _known_values(schema: pa.Schema, item: ScanItem, request: ScanRequest) -> tuple[tuple[pa.Field, Any], ...] | None:
-    """What is known of the filter's columns without statistics: partition values, and nulls where the file lacks one.
+    """Return values of the filter's columns that are known without statistics; None if statistics do not compare.
 
-    None if the file has one of them in another type than the data set, which its statistics are not compared with.
+    Known values are partition values, and nulls for columns that the file lacks. Statistics do not compare if the file
+    has a column in another type than the data set.
     """
     of_path = {field.name for field, _ in item.partition}
     known = list(item.partition)
@@ -95,7 +96,7 @@ def _known_values(schema: pa.Schema, item: ScanItem, request: ScanRequest) -> tu
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:
-    """The end of the file with the whole footer: one read, and a second one if the footer is larger than that.
+    """Return the end of the file with the whole footer, by one read; a second read fetches a larger footer.
 
     If this host has kept the footer, nothing is read, and the result is the footer alone.
     """
@@ -113,9 +114,10 @@ def read_footer(store: Store, entry: FileEntry) -> Tail:
 
 
 def with_uuids(schema: pa.Schema, footer: Buffer, int96_unit: Int96Unit) -> pa.Schema:
-    """The schema of a footer with its UUIDs as `arrow.uuid`, which pyarrow gives only of files that pyarrow wrote.
+    """Return the schema of a footer with its UUIDs as `arrow.uuid`.
 
-    Other extension types stay as pyarrow gives them by itself: most compute functions refuse extension types.
+    By default pyarrow gives this type only for files that pyarrow wrote. Other extension types stay as pyarrow gives
+    them by default: most compute functions refuse extension types.
     """
     if _UUID not in bytes(footer):
         return schema
@@ -137,7 +139,7 @@ def _projected_leaves(
 ) -> list[int]:
     """Return the numbers of the leaf columns of the projected fields; names that the file lacks are left out.
 
-    fields: leaf columns of each field.
+    fields: Leaf columns of each field.
     """
     if columns is None:
         return list(range(metadata.num_columns))
@@ -207,11 +209,12 @@ def _counted_rows(
 
 
 def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, fields: Sequence[range]) -> Int64s:
-    """Nulls of each field, int64 [row groups, fields]; a count that cannot be is none.
+    """Return the nulls of each field, int64 [row groups, fields]; an impossible count becomes 0.
 
-    counted: gives the nulls and values of leaf columns, int64 [row groups, leaves, 2]. fields: leaves of each field.
+    counted: Returns the nulls and values of leaf columns, int64 [row groups, leaves, 2]. fields: Leaf columns of each
+    field.
     """
-    # In lists of any length, writers count empty ones as nulls.
+    # Writers count empty lists as nulls, except in lists of a fixed size.
     places = [
         place
         for place, (field, leaves) in enumerate(zip(schema, fields, strict=True))
@@ -235,7 +238,7 @@ def _null_count(statistics: pq.Statistics | None) -> int:
 
 
 def _has_own_nulls(data_type: pa.DataType) -> bool:
-    """Whether each null of the only leaf is a null row, or a number missing in a row of fixed size."""
+    """Return whether each null of the only leaf is a null row, or a missing number in a row of fixed size."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _has_own_nulls(data_type.storage_type)
     if not pa.types.is_fixed_size_list(data_type):
@@ -246,7 +249,7 @@ def _has_own_nulls(data_type: pa.DataType) -> bool:
 
 
 def _are_sane(numbers: FooterNumbers) -> bool:
-    """Whether no sum of them is too large for 64 bits."""
+    """Return whether no sum of the numbers is too large for 64 bits."""
     arrays = (numbers.groups, numbers.chunks)
     return all(bool(((each > -_MOST_SANE) & (each < _MOST_SANE)).all()) for each in arrays)
 
@@ -265,9 +268,9 @@ def _rows_by_pyarrow(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
 
 
 def check_total(path: str, group_rows: int, file_rows: int) -> None:
-    """Raises CorruptFileError unless the row groups add up to the file's own count.
+    """Raise CorruptFileError unless the rows of the row groups add up to the file's own count.
 
-    A file-level count of 0 beside row groups with rows is only logged: some writers make it in good files.
+    A file count of 0 beside row groups with rows is only logged: some writers make it in good files.
     """
     if file_rows == 0 and group_rows:
         _log.warning("%s: the footer says 0 rows, its row groups %d; the groups count", redact(path), group_rows)
@@ -280,6 +283,6 @@ def _span(chunk: pq.ColumnChunkMetaData) -> Span:
 
 
 def _around(spans: Sequence[Span]) -> Span:
-    """The smallest span that holds all of them."""
+    """Return the smallest span that holds all spans."""
     start = min((start for start, _ in spans), default=0)
     return start, max(map(sum, spans), default=0) - start

@@ -1,4 +1,4 @@
-"""Scans all files of a directory by its `_metadata` file, which holds the footers of all files.
+"""Scan of all files of a directory by its `_metadata` file, which holds the footers of all files.
 
 Source: parquet-format, "Metadata"; a `_metadata` file as Spark, Dask and pyarrow write it.
 """
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.errors import DataError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanRequest, kept_nulls
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, with_uuids
 from torch_dataloader_utils.formats.parquet.trailer import check_footer
@@ -24,9 +24,10 @@ _log = logging.getLogger(__name__)
 def scan_sidecar(
     store: Store, sidecar: FileEntry, root: str, entries: Sequence[FileEntry], request: ScanRequest
 ) -> list[FileScan] | None:
-    """The scan of each data file, in the order of `entries`.
+    """Return the scan of each data file, in the order of `entries`; None if the sidecar cannot be used.
 
-    None, with a line in the log, if the sidecar is damaged, contradicts itself, or does not describe the present files.
+    A sidecar is not used, and the log says so, if it is damaged, contradicts itself, or does not describe the present
+    files.
     """
     written = sidecar.stat.modified_ns
     if written is not None and any((entry.stat.modified_ns or 0) > written for entry in entries):
@@ -43,7 +44,7 @@ def scan_sidecar(
     sizes = {entry.path: entry.stat.size for entry in entries}
     stops = rows[:, 2] + rows[:, 3]
     if set(places) != set(sizes) or any(stops[indices].max() > sizes[path] for path, indices in places.items()):
-        _log.warning("%s is not of the files that are there and is not used", redact(sidecar.path))
+        _log.warning("%s does not describe the present files and is not used", redact(sidecar.path))
         return None
     _log.debug("%s serves the footers of %d files", redact(sidecar.path), len(entries))
     return [
@@ -76,7 +77,7 @@ def _read_sidecar(
 
 
 def _check_values(path: str, metadata: pq.FileMetaData) -> None:
-    """Raises CorruptFileError unless the first column without lists has a value for each row of its row group."""
+    """Raise CorruptFileError unless the first column without lists has a value for each row of its row group."""
     leaves = range(metadata.num_columns)
     leaf = next((leaf for leaf in leaves if not metadata.schema.column(leaf).max_repetition_level), None)
     for group in map(metadata.row_group, range(metadata.num_row_groups if leaf is not None else 0)):

@@ -1,4 +1,4 @@
-"""Decides by the statistics in a Parquet footer which row groups a filter keeps."""
+"""Filters against the statistics in a Parquet footer: row groups are ruled out, or kept whole, before they are read."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.formats.file_scan import Verdict
 from torch_dataloader_utils.formats.parquet.trailer import has_sound_bounds
-from torch_dataloader_utils.formats.statistics import has_exact_statistics, may_be_true_for_nan
+from torch_dataloader_utils.formats.statistics import counts_contradict, has_exact_statistics, may_be_true_for_nan
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ def judge_groups(
     tail: Buffer,
     where: str,
 ) -> Int64s:
-    """One Verdict a row group of a Parquet file, from the statistics in its footer and the file's partition values.
+    """Return one Verdict for each row group, from the statistics in the footer and the file's partition values.
 
-    tail: the end of the file, with the footer. where: the file, for the log, which says when statistics contradict
+    tail: End of the file, with the footer. where: File, for the log. The log says when statistics contradict
         themselves; their row groups are MAYBE.
 
     Arrow's pruning decides, except where it is wrong or does not work; then all groups are MAYBE:
@@ -46,7 +46,7 @@ def judge_groups(
     - Decimals of parquet-mr before 1.10 (Spark 2), which ordered them by signed bytes: of 1.00 (0x64) and 2.00 (0xC8)
       it wrote 2.00 as the least.
     - Filters for which Arrow raises: on statistics of another type than the column (timestamps with a zone, durations),
-      or with a cast that they do not fit.
+      or with a cast that the statistics do not fit.
 
     IN is given only for integers, bools and times without nulls, since statistics of strings may be shortened.
     """
@@ -87,7 +87,7 @@ def _surviving(fragment: ds.ParquetFileFragment, row_filter: pc.Expression, sche
 
 
 class _Leaf(NamedTuple):
-    """Leaf column of a file. logical: Its logical type as Parquet's JSON."""
+    """Leaf column of a file. logical: Logical type as Parquet's JSON."""
 
     repetitions: int
     definitions: int
@@ -116,7 +116,7 @@ def _groups_without_nulls(metadata: pq.FileMetaData, leaves: Iterable[int]) -> s
 
 
 def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, _Leaf]) -> bool:
-    """Whether the statistics of one of these leaf columns cannot be right."""
+    """Return whether the statistics of one of these leaf columns cannot be right."""
     for number, leaf in leaves.items():
         chunk = group.column(number)
         if leaf.repetitions == 0 and chunk.num_values != group.num_rows:
@@ -125,11 +125,11 @@ def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, _Leaf]) -> boo
         if found is None:
             continue
         nulls = found.null_count if found.has_null_count else 0
+        if counts_contradict(chunk.num_values, nulls, has_bounds=found.has_min_max):
+            return True
+        if (nulls and leaf.definitions == 0) or (found.has_min_max and not _are_bounds(found, leaf.logical)):
+            return True
         values = chunk.num_values - nulls
-        if nulls < 0 or values < 0 or (nulls and leaf.definitions == 0):
-            return True
-        if found.has_min_max and (values == 0 or not _are_bounds(found, leaf.logical)):
-            return True
         least = min(values, 1 + (found.has_min_max and found.min_raw != found.max_raw))
         if found.has_distinct_count and not least <= found.distinct_count <= values:
             return True
@@ -137,7 +137,7 @@ def _contradicts(group: pq.RowGroupMetaData, leaves: Mapping[int, _Leaf]) -> boo
 
 
 def _are_bounds(statistics: pq.Statistics, logical: Mapping[str, Any]) -> bool:
-    """Whether min and max are values of the logical type, and in its order."""
+    """Return whether min and max are values of the logical type, and in its order."""
     least, most = statistics.min_raw, statistics.max_raw
     match logical["Type"], least:
         case "Int", _:
@@ -150,11 +150,11 @@ def _are_bounds(statistics: pq.Statistics, logical: Mapping[str, Any]) -> bool:
             least, most = (int.from_bytes(number, "big", signed=True) for number in (least, most))
         case "Float16", _:
             least, most = (struct.unpack("<e", number)[0] for number in (least, most))
-    return bool(least <= most)  # false for NaN
+    return bool(least <= most)  # False for NaN
 
 
 def _misleads(metadata: pq.FileMetaData, read: dict[str, pa.DataType], row_filter: pc.Expression) -> bool:
-    """Whether Arrow's pruning could drop rows that the filter keeps, for these columns of this file."""
+    """Return whether Arrow's pruning could drop rows that the filter keeps, for these columns of this file."""
     kinds = read.values()
     if any(type_holds(kind, pa.types.is_floating) for kind in kinds) and may_be_true_for_nan(row_filter):
         return True

@@ -1,8 +1,8 @@
-"""Decodes the columns of numbers of several small Parquet row groups by one call, one row group after the other.
+"""Decoding of the numbers of several small Parquet row groups by one call of the compiled decoder.
 
     bytes of their chunks, one after the other in memory → one call of the compiled decoder → one RecordBatch
 
-A file of 500 rows of 10 columns takes 20 us to decode, and many times that for the work around each call.
+A file of 500 rows of 10 columns takes 20 us to decode, and many times as long for the work around each call.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, chunk
 from torch_dataloader_utils.formats.parquet.numbers import PAGES, NumberColumn, Places
 from torch_dataloader_utils.formats.task_source import TaskSource
 
-# Everything between the first and the last chunk of a row group is read; for more than this it is not worth it.
+# Everything between the first and the last chunk of a row group is read. A longer span is not worth it.
 _MOST_SPAN_BYTES = 64 << 10
 
-# Decoded bytes of a call. A footer may claim any number of rows, and here memory is taken before pages are looked at.
+# Decoded bytes of a call. A footer may claim any number of rows, and memory is taken before pages are looked at.
 _MOST_DECODED_BYTES = 32 << 20
 
 
 class NumberGroups(NamedTuple):
-    """Row groups (at least one) whose columns of numbers (at least one) one call decodes.
+    """Row groups (at least one) with columns of numbers (at least one) that one call decodes.
 
-    others: the names of their other columns, lists of numbers among them.
-    rows: of each row group, int64 [groups]. codecs, starts, lengths: of each chunk, int64 [groups, columns].
+    others: Names of their other columns, lists of numbers among them. rows: Rows of each row group, int64 [groups].
+    codecs, starts, lengths: Numbers of each chunk, int64 [groups, columns].
     """
 
     sources: Sequence[TaskSource]
@@ -46,10 +46,10 @@ class NumberGroups(NamedTuple):
 
     @classmethod
     def of(cls, sources: Sequence[TaskSource], schema: pa.Schema) -> Self | None:
-        """The columns of `schema` that the decoder reads in the files of all these row groups.
+        """Return the columns of `schema` that the decoder reads in the files of all these row groups.
 
-        None if there is none, or if they are not to be decoded together: files whose columns differ, codecs that are
-        not known here, chunks that are not where footers say, more bytes than are worth it.
+        None if the decoder reads no column, or if the row groups should not be decoded together: files with different
+        columns, unknown codecs, chunks outside of their file, or more bytes than are worth it.
 
         Raises:
             DataError, StoreError: a file, or its footer, is not as planned.
@@ -86,7 +86,7 @@ class NumberGroups(NamedTuple):
         return cls(sources, numbers, others, rows, codecs, starts, lengths)
 
     def decode(self) -> pa.RecordBatch | None:
-        """All rows of these columns; None if a chunk is refused, or there are too many bytes.
+        """Return all rows of these columns; None if the decoder refuses a chunk, or if the rows have too many bytes.
 
         Raises:
             RowCountError, FileChangedError, StoreError: a row group is not as planned.
@@ -98,7 +98,7 @@ class NumberGroups(NamedTuple):
         most = self.sources[0].max_row_group_bytes
         if places.num_bytes > min(_MOST_DECODED_BYTES, most):
             return None
-        if self.others:  # small files are read once
+        if self.others:  # reads small files once
             for source in self.sources:
                 source.whole()
         pages, begins = self._pages()
@@ -120,7 +120,7 @@ class NumberGroups(NamedTuple):
         return places.batch(memory, results, reasons)
 
     def _pages(self) -> tuple[memoryview, Int64s]:
-        """The bytes of all row groups, and where in them the chunks begin, int64 [groups, columns]."""
+        """Return the bytes of all row groups, and the start of each chunk in the bytes, int64 [groups, columns]."""
         firsts, stops = self.starts.min(axis=1), (self.starts + self.lengths).max(axis=1)
         ends = np.cumsum(stops - firsts)
         places = ends - (stops - firsts)
@@ -132,7 +132,7 @@ class NumberGroups(NamedTuple):
 
 
 def _read_run(run: Sequence[tuple[TaskSource, int, int, int]], pages: memoryview) -> None:
-    """Row groups of one file, each (source, start, stop, place in `pages`); neighbours come by one read."""
+    """Read row groups of one file, each (source, start, stop, place in `pages`). Neighbours come by one read."""
     merged: list[tuple[int, int, int]] = []
     for _, start, stop, place in run:
         if merged and merged[-1][1] == start:
@@ -145,7 +145,7 @@ def _read_run(run: Sequence[tuple[TaskSource, int, int, int]], pages: memoryview
 
 
 def _numbers_of(footers: Sequence[Footer], sources: Sequence[TaskSource]) -> tuple[Int64s, Int64s] | None:
-    """Rows [groups] and numbers of chunks [groups, leaves, ...]; None if a footer was not understood."""
+    """Return rows [groups] and numbers of chunks [groups, leaves, ...]; None if a footer was not understood."""
     rows, chunks = [], []
     for footer, run in groupby(zip(footers, sources, strict=True), key=lambda pair: pair[0]):
         if footer.numbers is None:

@@ -1,4 +1,4 @@
-"""The trailer of a Parquet file (footer length as uint32, magic), and checks of the footer before it.
+"""Trailer of a Parquet file (footer length as uint32, magic), and checks of the footer before it.
 
 Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext footer mode".
 """
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 TRAILER_BYTES = 8
 MAGIC = b"PAR1"
 
-# The magic if the footer is encrypted.
+# Magic of a file with an encrypted footer.
 _ENCRYPTED_MAGIC = b"PARE"
 
-# A nonce and a tag after the footer: the columns are encrypted, and the footer is not.
+# Bytes of a nonce and a tag after the footer: the columns are encrypted, and the footer is not.
 _SIGNATURE_BYTES = 28
 
-# More than any table needs; hostile files may have more. To decode a footer takes about 30 times its bytes in memory,
-# and some Python objects for each column and row group.
+# Limits above the need of any table; hostile files may exceed them. To decode a footer takes about 30 times its bytes
+# in memory, and some Python objects for each column and row group.
 _MOST_FOOTER_BYTES = 64 << 20
 _MOST_COLUMNS = 100_000
 _MOST_ROW_GROUPS = 100_000
 
 
 def footer_length(tail: bytes | memoryview) -> int:
-    """The length of the footer, trailer included; tail: the last bytes of the file."""
+    """Return the length of the footer, trailer included; tail: Last bytes of the file."""
     return int.from_bytes(tail[-TRAILER_BYTES:][:4], "little") + TRAILER_BYTES
 
 
 def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) -> int:
-    """The same for bytes that were not checked yet; it may be more than `tail` has.
+    """Return the length of the footer, trailer included, for bytes that were not checked yet. May exceed `tail`.
 
-    where: the file, for messages.
+    where: File, for messages.
 
     Raises:
         CorruptFileError: the file does not end with a footer (it was cut, or is not a Parquet file), or the footer is
             larger than the file.
-        UnsupportedFeatureError: the footer is encrypted, or of too many bytes.
+        UnsupportedFeatureError: the footer is encrypted, or has too many bytes.
     """
     if len(tail) < len(MAGIC) + TRAILER_BYTES:
         raise _corrupt(where, f"{file_size:,} bytes are too few for a Parquet file")
@@ -51,7 +51,7 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
             f"{where}: the footer is encrypted, which is not supported. Write the file again unencrypted."
         )
     if magic != MAGIC:
-        raise _corrupt(where, "this is no Parquet file, or it was cut (it does not end with PAR1)")
+        raise _corrupt(where, "this is not a Parquet file, or it was cut (it does not end with PAR1)")
     length = footer_length(tail)
     if length > file_size:
         raise _corrupt(where, f"the footer claims {length:,} bytes of a file of {file_size:,}")
@@ -60,9 +60,9 @@ def checked_footer_length(tail: bytes | memoryview, file_size: int, where: str) 
 
 
 def check_structure(tail: bytes | memoryview, where: str) -> None:
-    """Refuse a footer that contradicts itself; arguments as for `check_unsigned`.
+    """Raise an error for a footer that contradicts itself; arguments as for `check_unsigned`.
 
-    Call it before pyarrow parses the footer. pyarrow ends the process where levels, counts or types do not fit. Without
+    Call it before pyarrow parses the footer: pyarrow ends the process where levels, counts or types do not fit. Without
     the compiled decoder nothing is checked.
 
     Raises:
@@ -84,7 +84,7 @@ def check_structure(tail: bytes | memoryview, where: str) -> None:
 
 
 def has_sound_bounds(tail: bytes | memoryview) -> bool:
-    """Whether the bounds in statistics are values of their columns; pyarrow ends the process where they are not."""
+    """Return whether bounds in statistics are values of their columns. pyarrow ends the process where they are not."""
     return _structure(tail)[3]
 
 
@@ -94,21 +94,21 @@ def _structure(tail: bytes | memoryview) -> tuple[str, int, int, bool]:
 
 
 def check_unsigned(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
-    """Refuse a file with encrypted columns and a plain footer, which is signed then.
+    """Raise an error for a file with encrypted columns and a plain footer. Such a footer is signed.
 
-    Call it before any chunk is asked for: pyarrow ends the process if that is encrypted.
+    Call it before any chunk is asked for: pyarrow ends the process if the chunk is encrypted.
 
-    tail: the end of the file. metadata: its footer. where: the file, for messages.
+    tail: End of the file. metadata: Footer of the file. where: File, for messages.
 
     Raises:
-        UnsupportedFeatureError: whichever columns are encrypted.
+        UnsupportedFeatureError: columns are encrypted.
     """
     if footer_length(tail) - TRAILER_BYTES - metadata.serialized_size == _SIGNATURE_BYTES:
         raise _encrypted(where)
 
 
 def check_footer(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
-    """Refuse a parsed footer; arguments as for `check_unsigned`.
+    """Raise an error for a parsed footer that cannot be used; arguments as for `check_unsigned`.
 
     Raises:
         UnsupportedFeatureError: encrypted columns, or more columns or row groups than any table needs.
@@ -119,7 +119,11 @@ def check_footer(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: s
 
 
 def check_metadata(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:
-    """The same for a data file; refuses also a footer whose column chunks lie in other files."""
+    """Raise an error for the footer of a data file that cannot be used; arguments as for `check_unsigned`.
+
+    Raises:
+        UnsupportedFeatureError: see `check_footer`, or column chunks lie in other files.
+    """
     check_footer(tail, metadata, where)
     if metadata.num_row_groups and metadata.num_columns and metadata.row_group(0).column(0).file_path:
         raise UnsupportedFeatureError(
@@ -128,17 +132,17 @@ def check_metadata(tail: bytes | memoryview, metadata: "pq.FileMetaData", where:
 
 
 def chunk_start(data_start: int, dictionary_start: int | None) -> int:
-    """The start of a chunk's first page; some writers store 0 for "no dictionary page"."""
+    """Return the start of a chunk's first page. Some writers store 0 for "no dictionary page"."""
     return dictionary_start if dictionary_start and 0 < dictionary_start < data_start else data_start
 
 
 def open_checked(data: bytes | memoryview, where: str, open_file: Callable[[], "pq.ParquetFile"]) -> "pq.ParquetFile":
-    """The file that `open_file` makes of a whole file's bytes, checked before and after.
+    """Return the file that `open_file` makes of a whole file's bytes, checked before and after.
 
-    Before, so that the error names a file that is not a Parquet file; after, so that encrypted columns are never used.
+    The check before names a file that is not a Parquet file. The check after keeps encrypted columns from being used.
 
     Raises:
-        CorruptFileError, UnsupportedFeatureError: as `checked_footer_length` and `check_unsigned`.
+        CorruptFileError, UnsupportedFeatureError: see `checked_footer_length` and `check_unsigned`.
     """
     checked_footer_length(data, len(data), where)
     check_structure(data, where)

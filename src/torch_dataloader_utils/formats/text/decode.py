@@ -1,9 +1,9 @@
-"""Decodes one block of whole lines of a CSV or JSON-lines file.
+"""Decoding of one block of whole lines of a CSV or JSON-lines file.
 
     a,b⏎1,2⏎3,4⏎5,6⏎      a,b⏎ | 1,2⏎3,4⏎ | 5,6⏎      header, block 0, block 1
 
-Discovery cuts blocks between rows. A CSV block that starts at byte 0 has the header in it. A compressed file is one
-block. Values are parsed to the types of the data set's schema, which are never inferred from the block.
+Discovery cuts blocks between rows. A CSV block that starts at byte 0 includes the header. A compressed file is one
+block. Values are parsed to the types of the data set's schema. Types are never inferred from the block.
 """
 
 import csv
@@ -32,14 +32,14 @@ _headers: FileCache[tuple[str, ...]] = FileCache()
 
 
 def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
-    """The rows of one block, columns `fields` as far as the file has them, in the fields' types.
+    """Return the rows of one block, with the columns of `fields` that the file has, in the fields' types.
 
-    Names come from the header of the file itself, read once and kept: two files of a data set may have their
-    columns in different orders. Empty text is an empty string in a text column and null in any other, as in
-    pyarrow.dataset; values may hold quoted line ends.
+    Names come from the file's own header, read once and kept: two files of a data set may have their columns in
+    different orders. Empty text is an empty string in a text column and null in any other column, as in
+    pyarrow.dataset. Values may hold quoted line ends.
 
     Raises:
-        CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
+        CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and every error of pyarrow.
     """
     data = _block(source)
     if len(data) == 0:
@@ -60,7 +60,7 @@ def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch
             use_threads=False, block_size=len(data) + 1, column_names=None if has_header else list(header)
         ),
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
-        # Without a column there are no rows to count; bytes are the cheapest to parse.
+        # To count rows, the parser needs a column; bytes are the cheapest type to parse.
         convert_options=pa_csv.ConvertOptions(
             include_columns=names or list(header[:1]), column_types=types if names else {header[0]: pa.binary()}
         ),
@@ -69,12 +69,13 @@ def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch
 
 
 def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
-    """The rows of one block of JSON lines, columns `fields`, in the fields' types; what a line lacks is null.
+    """Return the rows of one block of JSON lines, with the columns `fields`, in the fields' types.
 
-    Where lines were not counted, keys are looked for here: a key that the fields lack is an error.
+    A missing key is null. If the scan did not count lines, keys are checked here: a key that the fields lack is an
+    error.
 
     Raises:
-        SchemaError, UnsupportedFeatureError, FileChangedError; and whatever pyarrow raises.
+        SchemaError, UnsupportedFeatureError, FileChangedError; and every error of pyarrow.
     """
     data = _block(source)
     if len(data) == 0:
@@ -95,12 +96,12 @@ def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatc
 def _check_keys(source: TaskSource, data: bytes, fields: pa.Schema) -> None:
     where, names = source.task.where, set(fields.names)
     seen = learn_schema(data, where, None if source.known is not None else fields.names)
-    # Of all columns, those that are no fields come from the names of directories.
+    # Columns of the data set that are no fields come from the names of directories.
     check_keys(seen, fields, where, names if source.known is None else set(seen.names) - (source.known - names))
 
 
 def _block(source: TaskSource) -> Buffer:
-    """The block's text, decompressed under the memory budget."""
+    """Return the block's text, decompressed under the memory budget."""
     task, budget = source.task, source.max_row_group_bytes
     check_decoded_size(task, task.byte_length, budget)
     data = source.span((task.byte_offset, task.byte_length))
@@ -117,14 +118,14 @@ def _block(source: TaskSource) -> Buffer:
 
 
 def _read_header(source: TaskSource) -> tuple[tuple[str, ...], int]:
-    """The column names of the file, for a task that is not its first block, and their size in the cache."""
+    """Return the column names of the file, for a task after its first block, and their size in the cache."""
     size = source.task.file_size
     names = _find_header(source, size, lambda length: source.span((0, length)))
     return names, sum(map(len, names))
 
 
 def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer]) -> tuple[str, ...]:
-    """The first row of a text of `size` bytes; () if all of it is blank. head(n): the first n bytes."""
+    """Return the first row of a text of `size` bytes; () if the text is blank. head(n): Returns the first n bytes."""
     length = 0
     while length < min(size, _MAX_HEADER_BYTES):
         length = min(size, max(_HEADER_BYTES, length * 8))
@@ -137,7 +138,7 @@ def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer]) -
 
 
 def _first_row(head: Buffer, *, is_all: bool) -> tuple[str, ...] | None:
-    # A header may hold quoted line ends: it is whole if another row follows it, or the text ends.
+    # A header may hold quoted line ends. It is whole if another row follows, or if the text ends.
     lines = io.StringIO(bytes(head).decode("utf-8-sig", "replace"), newline="")
     rows = (row for row in csv.reader(lines) if row)
     try:

@@ -1,4 +1,4 @@
-"""The formats of text: CSV, and JSON lines (one object a line)."""
+"""`CSV` and `JSON`: the formats of text files. JSON means JSON lines, one object a line."""
 
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils.formats.file_format import Format

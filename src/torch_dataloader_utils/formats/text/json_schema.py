@@ -1,10 +1,10 @@
-"""The schema of JSON lines, from all lines: every key, also nested ones, in the type that holds all its values.
+"""Schema of JSON lines, from all lines: every key, also nested keys, in the type that holds all its values.
 
     pieces of the text  ─►  lines that show a new key, or a new kind of value  ─►  pyarrow infers  ─►  pa.Schema
                             compiled
 
 A line that shows nothing new cannot change the schema: pyarrow's types follow from the kinds of values alone. Without
-the compiled module all lines count as new: the schema is the same, and takes many times as long.
+the compiled module all lines count as new. The schema is the same, and takes many times as long.
 """
 
 import io
@@ -27,16 +27,17 @@ from torch_dataloader_utils.errors import SchemaError
 
 _SLOTS = 1 << 15
 _LINES_AT_ONCE = 256
-# Above this, keys are values: ids or words. Each becomes a column that takes memory in every row.
+# More keys than this are values: ids or words. Each key becomes a column that takes memory in every row.
 _MOST_KEYS = 10_000
 _CONFLICT = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)", re.DOTALL)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _NewLine(NamedTuple):
-    """A line that shows something new.
+    """Line that shows a new key, or a new kind of value.
 
-    at: where it begins in the text; None for a line that stands for a file. is_noted: what it shows is new no more.
+    at: First byte of the line in the text; None for a line that stands for a file. is_noted: Whether its keys and kinds
+    count as seen.
     """
 
     at: int | None
@@ -45,13 +46,13 @@ class _NewLine(NamedTuple):
 
 
 class JsonSchema:
-    """Learns the columns of JSON lines: of a text that is fed piece by piece in file order, or of several files.
+    """Learner of the columns of JSON lines: of a text that is fed piece by piece in file order, or of several files.
 
     Types are pyarrow's: null and x is x, integers and floats are float64, times and other texts are text, and objects
-    are structs with all their keys. A line that does not decode teaches nothing, and is an error where it is read.
+    are structs with all their keys. A line that does not decode teaches nothing; it is an error when it is read.
 
-    where: File, for messages. columns: Names of the columns that are needed, None for all. left_out: Other keys, whose
-    values have no common type or too many keys.
+    where: File, for messages. columns: Names of the needed columns, None for all. left_out: Other keys, with values of
+    no common type or with too many keys.
 
         {"a": 1}   {"a": 2.5, "b": [{}]}   {"b": [{"c": "x"}]}      a: double, b: list<struct<c: string>>
     """
@@ -71,7 +72,7 @@ class JsonSchema:
         """Learn from the lines that end in the next piece of the text.
 
         Raises:
-            SchemaError: a needed key has values of no one type, or there are too many keys.
+            SchemaError: the values of a needed key have no common type, or there are too many keys.
         """
         stop = piece.rfind(b"\n") + 1
         if stop:
@@ -84,7 +85,7 @@ class JsonSchema:
             self._open.append(piece[stop:])
 
     def finish(self) -> None:
-        """Learn from the last line, if it has no line end; otherwise as `feed`."""
+        """Learn from the last line, if it has no line end; raise as `feed`."""
         self._learn_text(b"".join(self._open))
         self._open = []
 
@@ -94,7 +95,8 @@ class JsonSchema:
         while start < len(lines) and (new := self._find(lines, start)):
             damaged = self._learn(new)
             if damaged is not None:
-                # Its keys count as seen. After this, no line is noted before the one before it was learned from.
+                # The keys of the damaged line count as seen. From here on, each line is learned from before the next
+                # line is noted.
                 self._seen[:] = 0
                 self._most = 1
             last = damaged or new[-1]
@@ -102,7 +104,7 @@ class JsonSchema:
         self._position += len(lines)
 
     def _find(self, lines: bytes | memoryview, start: int) -> list[_NewLine]:
-        """The first lines from `start` on that show something new."""
+        """Return the first lines from `start` on that show a new key or kind of value."""
         if not isinstance(lines, bytes) or _decoder.IS_BUILT:
             news = _decoder.find_news(memoryview(lines)[start:], self._seen, self._root, self._most)
             found = [
@@ -127,7 +129,7 @@ class JsonSchema:
             self._learn([_NewLine(None, _encoded(_example(schema)), False)])
 
     def _learn(self, lines: Sequence[_NewLine]) -> _NewLine | None:
-        """Learn from lines up to the first one that is noted and does not decode, and return that one."""
+        """Learn from lines up to the first noted line that does not decode, and return that line."""
         try:
             schema = infer_schema([_encoded(_example(self.schema)), *map(self._wanted, lines)])
         except pa.ArrowInvalid as error:
@@ -139,7 +141,7 @@ class JsonSchema:
         return None
 
     def _wanted(self, line: _NewLine) -> bytes:
-        """The line without the keys that are left out."""
+        """Return the line without the keys that are left out."""
         text = line.text.removeprefix(_BYTE_ORDER_MARK)
         value = _object(text) if self.left_out else None
         if value is None:
@@ -170,9 +172,9 @@ class JsonSchema:
             largest = max(self.schema, key=lambda field: _keys(field.type)).name
             if self._columns is None or largest in self._columns:
                 raise SchemaError(
-                    f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, so that "
-                    "they are values. Write them as values of one key, or leave the column out: columns= with the "
-                    "names of the others."
+                    f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, and "
+                    "so they look like values. Write them as values of one key, or leave the column out: columns= with "
+                    "the names of the others."
                 )
             self._leave_out({largest})
 
@@ -187,7 +189,7 @@ def join_schemas(schemas: Mapping[pa.Schema, str], columns: Sequence[str] | None
     schemas: Schemas of the files, each with the path of one file that has it. columns: See `JsonSchema`.
 
     Raises:
-        SchemaError: A needed key has values of no one type in these files.
+        SchemaError: the values of a needed key have no common type in these files.
     """
     learned = JsonSchema("", columns)
     for schema, path in schemas.items():
@@ -196,10 +198,10 @@ def join_schemas(schemas: Mapping[pa.Schema, str], columns: Sequence[str] | None
 
 
 def infer_schema(lines: Iterable[bytes]) -> pa.Schema:
-    """The columns that pyarrow finds in JSON lines.
+    """Return the columns that pyarrow finds in JSON lines.
 
     Raises:
-        pyarrow.ArrowInvalid: a line does not decode, or a key has values of no one type.
+        pyarrow.ArrowInvalid: a line does not decode, or the values of a key have no common type.
     """
     text = b"\n".join(lines)
     options = pa_json.ReadOptions(use_threads=False, block_size=len(text) + 1)
@@ -207,7 +209,7 @@ def infer_schema(lines: Iterable[bytes]) -> pa.Schema:
 
 
 def learn_schema(text: bytes, where: str, columns: Sequence[str] | None = None) -> pa.Schema:
-    """The columns of a text of JSON lines; see `JsonSchema`."""
+    """Return the columns of a text of JSON lines; see `JsonSchema`."""
     learned = JsonSchema(where, columns)
     learned.feed(text)
     learned.finish()
@@ -215,9 +217,9 @@ def learn_schema(text: bytes, where: str, columns: Sequence[str] | None = None) 
 
 
 def check_keys(seen: pa.Schema, wanted: pa.Schema, where: str, columns: Collection[str] | None = None) -> None:
-    """Raise SchemaError if JSON lines have a key that `wanted` lacks, also a nested one.
+    """Raise SchemaError if JSON lines have a key that `wanted` lacks, also a nested key.
 
-    columns: the names that are read, None for all; other keys may be there.
+    columns: Names that are read, None for all. Other keys are not checked.
     """
     types = dict(zip(wanted.names, wanted.types, strict=True))
     for field in seen:
@@ -232,7 +234,7 @@ def check_keys(seen: pa.Schema, wanted: pa.Schema, where: str, columns: Collecti
 
 
 def _missing(seen: pa.DataType, wanted: pa.DataType, path: str) -> str:
-    """The path of the first key of `seen` that `wanted` lacks; "" if it has all."""
+    """Return the path of the first key of `seen` that `wanted` lacks; "" if no key is missing."""
     if is_list(seen) and is_list(wanted):
         return _missing(seen.value_type, wanted.value_type, f"{path}[]")
     if not (pa.types.is_struct(seen) and pa.types.is_struct(wanted)):
@@ -280,7 +282,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _conflict(key: str, *objects: Mapping[str, Any]) -> bool:
-    """Whether the values of a key in these objects have no one type."""
+    """Return whether the values of a key in these objects have no common type."""
     try:
         infer_schema(_encoded({key: each[key]}) for each in objects if key in each)
     except pa.ArrowInvalid:
@@ -289,11 +291,11 @@ def _conflict(key: str, *objects: Mapping[str, Any]) -> bool:
 
 
 def _keys(data_type: pa.DataType) -> int:
-    """The number of keys that a column takes, itself included."""
+    """Return the number of keys that a column takes, itself included."""
     inner = (data_type.field(i).type for i in range(data_type.num_fields))
     return sum(map(_keys, inner)) + (not pa.types.is_list(data_type))
 
 
 def _shown(path: str) -> str:
-    """A path as users write it: a/b/[]/c is a.b[].c."""
+    """Return a path as users write it: a/b/[]/c is a.b[].c."""
     return path.replace("/[]", "[]").replace("/", ".")

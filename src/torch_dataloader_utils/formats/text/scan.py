@@ -1,8 +1,8 @@
-"""JSON lines and CSV: blocks of whole lines, whose rows are counted, and keys of JSON found, by one scan of the file.
+"""Scan of JSON lines and CSV: blocks of whole lines, their row counts, and the keys of JSON, by one read of the file.
 
-A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its
-header still in it. Compressed files (.gz, .zst, .bz2, .lz4) are one group each, and so are CSV files with quoted
-values, which may hold line ends, unless the caller knows better, and those with carriage returns for line ends.
+A CSV header belongs to the file and is in no block: a CSV group that starts at byte 0 is a whole file with its header.
+A file is one group if it is compressed (.gz, .zst, .bz2, .lz4), and a CSV file also if its lines end in carriage
+returns, or if it has quoted values, which may hold line ends, unless the caller rules them out.
 """
 
 import io
@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.text.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
 from torch_dataloader_utils.formats.whole_reads import KEPT_DIGEST, ContentDigest, keep_result, load_result
@@ -30,11 +30,11 @@ _LAST_SPACE = 32
 
 
 class LineCounter:
-    """Counts the rows and blocks of a text, which is fed piece by piece in file order.
+    """Counter of the rows and blocks of a text, which is fed piece by piece in file order.
 
-    A row is a line that is not blank; a block ends at the first line end after `block_bytes`. The last line needs no
-    line end. blank: bytes that a blank line may have beside its line end. has_quotes, has_lone_returns: whether the
-    text has quotes, or returns that are not before a newline, so that a CSV parser may find other rows.
+    A row is a line that is not blank. A block ends at the first line end after `block_bytes`. The last line needs no
+    line end. blank: Bytes that a blank line may have beside its line end. has_quotes, has_lone_returns: Whether the
+    text has quotes, or returns that are not before a newline. With either, a CSV parser may find other rows.
 
         b'{"a":1}\\n\\n{"a":2}', any block size      one block of 2 rows, offset 0, length 16
     """
@@ -47,11 +47,11 @@ class LineCounter:
         self._position = self._block_start = start
         self._block_rows = 0
         self._ends_with_return = False
-        self._open_line = b""  # the first byte that is not blank of the unfinished line, if it has one
+        self._open_line = b""  # the first byte of the unfinished line that is not blank
         self._blocks: list[tuple[int, int, int]] = []
 
     def feed(self, piece: bytes) -> None:
-        """Counts the next piece of the file."""
+        """Count the next piece of the file."""
         text = np.frombuffer(piece, dtype=np.uint8)
         self.has_quotes = self.has_quotes or b'"' in piece
         if self._ends_with_return or b"\r" in piece:
@@ -76,7 +76,7 @@ class LineCounter:
         self.has_lone_returns = self.has_lone_returns or bool((text[returns + 1] != _NEWLINE).any())
 
     def blocks(self) -> Int64s:
-        """int64 [blocks, 3]: rows, offset, length; closes the last block."""
+        """Close the last block and return all blocks, int64 [blocks, 3]: rows, offset, length."""
         if self._position > self._block_start:
             rows = self._block_rows + bool(self._open_line)
             self._blocks.append((rows, self._block_start, self._position - self._block_start))
@@ -127,24 +127,24 @@ _CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
 
 
 def scan_csv(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """See `_scan_text`."""
+    """Return the scan of a CSV file; see `_scan_text`."""
     return _scan_text(store, item, request, is_csv=True)
 
 
 def scan_json(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
-    """See `_scan_text`."""
+    """Return the scan of a file of JSON lines; see `_scan_text`."""
     return _scan_text(store, item, request, is_csv=False)
 
 
 def _scan_text(store: Store, item: ScanItem, request: ScanRequest, *, is_csv: bool) -> FileScan:
-    """The blocks of a text file; physical_rows is UNKNOWN without `count_rows`. projected_bytes = stored bytes.
+    """Return the scan of a text file in blocks. Without `count_rows`, physical_rows is UNKNOWN.
 
-    The schema is the request's, or that of the file where the request has none: of all its lines if JSON lines are
-    counted, else inferred from the first MiB. A file of blank lines has no blocks.
+    projected_bytes are the stored bytes. The schema is the request's schema or, without one, the file's schema: from
+    all lines if JSON lines are counted, else inferred from the first MiB. A file of blank lines has no blocks.
 
     Raises:
-        SchemaError: a CSV header that differs from the schema's names; only the order may, and with missing="null" some
-        may be missing. Or columns of JSON lines that have no one type, or that the schema lacks.
+        SchemaError: the names of a CSV header differ from the schema's names (the order may differ, and with
+            missing="null" names may be missing), or columns of JSON lines have no common type or are not in the schema.
         UnsupportedFeatureError: a JSON array.
     """
     entry = item.entry
@@ -173,8 +173,8 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
 
 
 def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[pa.Schema, Int64s]:
-    """The columns and blocks of a file; of a large one they are kept on the host, as they take a read of all of it."""
-    # Which columns are left out depends on those that are needed.
+    """Return the columns and blocks of a file. The host keeps the result for a large file: it took a whole read."""
+    # The needed columns decide which other columns are left out.
     kept_as = f"JSON {request.text}"
     for_columns = f"{kept_as} {request.columns}"
     for what in (kept_as, for_columns):
@@ -211,7 +211,7 @@ def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: 
 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
-    """The blocks of a file; of a large one they are kept on the host."""
+    """Return the blocks of a file. The host keeps them for a large file."""
     kept_as = f"CSV {request.text}"
     kept = load_result(store, entry.path, entry.stat, kept_as)
     if kept is not None:
@@ -240,7 +240,7 @@ def _counted(
     blank: bytes,
     hear: Callable[[bytes], None] = lambda _: None,
 ) -> LineCounter:
-    """The lines from byte `start` of the text on, of which `hear` gets each piece too."""
+    """Return the counted lines from byte `start` of the text on; `hear` gets each piece too."""
     counter = LineCounter(start=start, block_bytes=request.text.block_bytes, blank=blank)
     content = ContentDigest(entry.stat.size) if request.identity == "content" else None
     stream = _stream(store, entry, content)
@@ -254,7 +254,7 @@ def _counted(
 
 
 def _counted_groups(entry: FileEntry, counter: LineCounter) -> Int64s:
-    """A row group a block; one for the whole of a compressed file, which can only be read from its start."""
+    """Return a row group for each block; one row group for a compressed file, which can only be read from its start."""
     rows, offsets, lengths = counter.blocks().T
     if codec_of(entry.path):
         return _whole(entry, int(rows.sum()))
@@ -266,8 +266,8 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
 
 
 def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
-    # Where a quoted value may hold line ends, or lines do not end in a newline, only the parser knows what a row is.
-    # Its blocks must be as long as a row. As it reads many blocks ahead, only files that need large blocks get them.
+    # Where a quoted value may hold line ends, or lines do not end in a newline, only the parser can find rows. Its
+    # blocks must be as long as a row. It reads many blocks ahead, so only files that need large blocks get them.
     parse_bytes = _CSV_PARSE_BYTES
     while True:
         try:
@@ -325,10 +325,10 @@ def _json_schema(path: str, head: bytes, columns: tuple[str, ...] | None) -> pa.
 
 
 def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
-    """The types of the rows of `text`; without the last row, which may not be whole, if more text follows."""
+    """Return the types of the rows of `text`. If more text follows, the last row is left out: it may not be whole."""
     options = pa_csv.ParseOptions(newlines_in_values=True)
     if is_cut:
-        # The types are those of the first block, which the parser ends where its last row ends.
+        # The types come from the first block. The parser ends the block with the block's last row.
         cut = pa_csv.ReadOptions(use_threads=False, block_size=len(text) - 1)
         return pa_csv.open_csv(pa.BufferReader(text), read_options=cut, parse_options=options).schema
     text = text.rstrip(b"\r\n") + b"\n"
@@ -337,12 +337,12 @@ def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
 
 
 def _closes(header: bytes) -> bool:
-    # Quotes in pairs on the header's line close on it. Most writers quote the names.
+    # Quotes in pairs close on the header's own line. Most writers quote the names.
     return header.count(b'"') % 2 == 0
 
 
 def _header(head: bytes) -> bytes:
-    """The first line that is not blank, with the mark and the blank lines that come before it, and its line end."""
+    """Return the first line that is not blank, with its line end and the mark and blank lines before it."""
     text = _after_blanks(head, _CSV_BLANKS)
     stop = text.find(b"\n") + 1
     return head[: len(head) - len(text) + stop] if stop else head
@@ -354,13 +354,13 @@ def _whole_lines(head: bytes) -> bytes:
 
 
 def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
-    """The first MiB of text, and whether more follows; empty if all lines are blank.
+    """Return the first MiB of text, and whether more follows; no text if all lines are blank.
 
-    Longer if its first line ends later, or the first row after a CSV header: a type needs a value.
+    The text is longer if its first line ends later, or the first row after a CSV header: a type needs a value.
     """
     blanks, start = (_CSV_BLANKS, _CSV_HEADER_AND_ROW) if is_csv else (_JSON_BLANKS, _LINE)
     stream = _stream(store, entry)
-    # One byte more shows whether there is more.
+    # One byte more shows whether more text follows.
     size, head = _HEAD_BYTES, stream.read(_HEAD_BYTES + 1)
     while len(head) > size and size < _MOST_HEAD_BYTES and not start.match(_after_blanks(head, blanks)):
         head += stream.read(size)
@@ -373,19 +373,19 @@ def _head(store: Store, entry: FileEntry, is_csv: bool) -> tuple[bytes, bool]:
 
 
 def _after_blanks(head: bytes, blanks: bytes) -> bytes:
-    """The text without the mark and the blank lines that it begins with."""
+    """Return the text without the byte order mark and blank lines at its start."""
     return head.removeprefix(_BYTE_ORDER_MARK).lstrip(blanks + b"\n")
 
 
 def _stream(store: Store, entry: FileEntry, content: ContentDigest | None = None) -> pa.NativeFile:
-    """The text, decompressed; `content` gets the stored bytes."""
+    """Return the text, decompressed; `content` gets the stored bytes."""
     file = pa.PythonFile(_SequentialFile(store, entry, content), mode="r")
     codec = codec_of(entry.path)
     return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
 class _SequentialFile:
-    """Reads a stored file from its start to its end, in the pieces that are asked for."""
+    """Stored file that is read from its start to its end, in pieces of the asked lengths."""
 
     def __init__(self, store: Store, entry: FileEntry, content: ContentDigest | None) -> None:
         self._store = store
@@ -395,7 +395,7 @@ class _SequentialFile:
         self.closed = False
 
     def read(self, length: int = -1) -> bytes | memoryview:
-        """The next bytes, empty at the end."""
+        """Return the next bytes, empty at the end."""
         left = self._entry.stat.size - self._position
         length = left if length < 0 else min(length, left)
         if length == 0:
@@ -407,9 +407,9 @@ class _SequentialFile:
         return data
 
     def tell(self) -> int:
-        """The position in the stored file."""
+        """Return the position in the stored file."""
         return self._position
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Mark the file as closed. No resource is held."""
         self.closed = True

@@ -1,7 +1,8 @@
-"""The actions of a Delta log, from commits (JSON lines) and checkpoints (Parquet or JSON), and the state they make.
+"""Actions of a Delta log, from commits (JSON lines) and checkpoints (Parquet or JSON), and the state that they make.
 
-Both kinds of files give the same dicts, one a action: {"add": {"path": ...}}. Of checkpoints only what is needed is
-decoded. Source: Delta protocol, "Actions", "Action Reconciliation", "Checkpoints", "V2 Checkpoint Table Feature".
+Both kinds of files give the same dicts, one for each action: {"add": {"path": ...}}. Only the needed columns of
+checkpoints are decoded. Source: Delta protocol, "Actions", "Action Reconciliation", "Checkpoints", "V2 Checkpoint Table
+Feature".
 """
 
 import json
@@ -14,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._store import Buffer, redact
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.tables.delta.paths import FileKey, VectorPlace, file_identity, vector_identity
 
 Action = Mapping[str, Any]
 
-# Fields of an add that are decoded from Parquet; statistics only where a filter can use them.
+# Fields of an add that are decoded from Parquet; statistics only if a filter can use them.
 _ADD = ("add.path", "add.partitionValues", "add.deletionVector")
 _STATISTICS = ("add.stats", "add.stats_parsed")
 _REMOVE = ("remove.path", "remove.deletionVector")
@@ -31,9 +32,10 @@ _OTHERS = ("protocol", "metaData", "sidecar", "checkpointMetadata")
 class AddedFile:
     """One data file of a version.
 
-    path: as the log has it. key: the same for every spelling of its path and of the place of its vector.
-    partition: texts by physical column name, None for null. statistics: JSON or a mapping;
-    None where there are none, or nobody asked. changes_data: False for files that only hold rows that others held.
+    path: Path as the log has it. key: The same for every spelling of its path and of the place of its vector.
+    partition: Texts by physical column name, None for null. statistics: JSON or a mapping; None if the log has none, or
+        if they were not asked for.
+    changes_data: False for files that only hold rows of other files.
     """
 
     path: str
@@ -46,7 +48,10 @@ class AddedFile:
 
 @dataclass(slots=True, kw_only=True)
 class TableState:
-    """What actions, applied in their order, leave. root: of the table, against which paths are resolved."""
+    """State of a table after its actions, applied in order.
+
+    root: Directory of the table, against which paths are resolved.
+    """
 
     root: str
     protocol: Mapping[str, Any] | None = None
@@ -55,12 +60,12 @@ class TableState:
     _removed: set[FileKey] = field(default_factory=set)
 
     def apply(self, where: str, actions: Sequence[Action]) -> None:
-        """Apply the actions of a commit, in which order does not matter, or of a compacted log.
+        """Apply the actions of a commit, in any order, or of a compacted log.
 
-        where: the file, for messages.
+        where: File of the log, for messages.
 
         Raises:
-            CorruptFileError: an action that is not of the protocol's form, or as `load` for a compacted log.
+            CorruptFileError: an action is not of the protocol's form, or see `load` for a compacted log.
         """
         if where.endswith(".compacted.json"):
             TableState(root=self.root).load(where, actions)
@@ -71,11 +76,11 @@ class TableState:
             self._keep_last(actions)
 
     def load(self, where: str, actions: Sequence[Action]) -> None:
-        """Take the actions of one file of a checkpoint; no commit has been applied yet.
+        """Take the actions of one file of a checkpoint. No commit has been applied yet.
 
         Raises:
-            CorruptFileError: an action that is not of the protocol's form, a checkpoint of another version, or a file
-                that is added and removed, of which only the last action may be there.
+            CorruptFileError: an action is not of the protocol's form, the checkpoint is of another version, or a file
+                is added and removed, while only its last action may be in a checkpoint.
         """
         with decoding(where, "log"):
             for action in actions:
@@ -98,9 +103,9 @@ class TableState:
 
 
 def check_distinct(name: str, version: str, files: Iterable[AddedFile]) -> None:
-    """Raises CorruptFileError if a data file is there twice, with two deletion vectors.
+    """Raise CorruptFileError if a data file is in the version twice, with two deletion vectors.
 
-    name, version: of the table, for messages.
+    name, version: Name and version of the table, for messages.
     """
     seen = set()
     for file in files:
@@ -110,10 +115,10 @@ def check_distinct(name: str, version: str, files: Iterable[AddedFile]) -> None:
 
 
 def read_commit(path: str, data: Buffer) -> list[Action]:
-    """The actions of a commit, or of a checkpoint in JSON.
+    """Return the actions of a commit, or of a checkpoint in JSON.
 
     Raises:
-        CorruptFileError: a line that is not a JSON object.
+        CorruptFileError: a line is not a JSON object.
     """
     actions: list[Action] = []
     with decoding(path, "log"):
@@ -131,10 +136,10 @@ def read_commit(path: str, data: Buffer) -> list[Action]:
 
 
 def read_checkpoint(path: str, data: Buffer, *, with_statistics: bool) -> list[Action]:
-    """The actions of one file of a checkpoint, or of a sidecar: files, protocol, metadata, sidecars.
+    """Return the actions of one file of a checkpoint, or of a sidecar: files, protocol, metadata, sidecars.
 
     Raises:
-        CorruptFileError: it does not decode, or has fewer rows than it says.
+        CorruptFileError: the file does not decode, or has fewer rows than it says.
     """
     if path.endswith(".json"):
         return read_commit(path, data)
@@ -154,7 +159,7 @@ def read_checkpoint(path: str, data: Buffer, *, with_statistics: bool) -> list[A
 
 
 def sidecars(where: str, actions: Iterable[Action]) -> Iterator[str]:
-    """The names of the sidecar files of a checkpoint, as it has them."""
+    """Yield the names of the sidecar files of a checkpoint, as the checkpoint has them."""
     with decoding(where, "checkpoint"):
         for action in actions:
             if (part := _part(action, "sidecar")) is not None:
@@ -162,7 +167,7 @@ def sidecars(where: str, actions: Iterable[Action]) -> Iterator[str]:
 
 
 def commit_time(actions: Iterable[Action]) -> int | None:
-    """The in-commit timestamp of a commit, milliseconds since 1970, if it has one."""
+    """Return the in-commit timestamp of a commit, milliseconds since 1970; None if the commit has none."""
     for action in actions:
         time = (_part(action, "commitInfo") or {}).get("inCommitTimestamp")
         if isinstance(time, int):
@@ -171,9 +176,9 @@ def commit_time(actions: Iterable[Action]) -> int | None:
 
 
 def added_by(root: str, where: str, actions: Sequence[Action]) -> tuple[list[AddedFile], bool]:
-    """The files that one commit added rows with, and whether it removed rows. A compaction does neither.
+    """Return the files that one commit added rows with, and whether it removed rows. A compaction does neither.
 
-    root: of the table.
+    root: Directory of the table.
     """
     with decoding(where, "log"):
         removed, added = list(_files(root, actions, "remove")), list(_files(root, actions, "add"))
@@ -188,7 +193,7 @@ def _part(action: Action, name: str) -> Mapping[str, Any] | None:
 
 
 def _files(root: str, actions: Iterable[Action], name: str) -> Iterator[AddedFile]:
-    """The files that the adds, or the removes, name."""
+    """Yield the files that the adds, or the removes, name."""
     for action in actions:
         if (part := _part(action, name)) is not None:
             yield _file_of(root, part)
@@ -222,7 +227,7 @@ def _vector(part: Any) -> VectorPlace:
     return VectorPlace(
         storage=_text(part, "storageType"),
         place=_text(part, "pathOrInlineDv"),
-        offset=_number(part, "offset", 0),  # of an inline vector it is not there
+        offset=_number(part, "offset", 0),  # an inline vector has none
         size=_number(part, "sizeInBytes"),
         cardinality=_number(part, "cardinality"),
     )

@@ -1,4 +1,4 @@
-"""The row groups of the data files of a Delta table, from their footers."""
+"""Row groups of the data files of a Delta table, from their footers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.errors import NoDataError
 from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.formats.decode_errors import checked, decoding
+from torch_dataloader_utils.formats.checks import checked
+from torch_dataloader_utils.formats.errors import decoding
 from torch_dataloader_utils.formats.file_scan import FileScan
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, scan_of_footer
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups
@@ -22,16 +23,16 @@ from torch_dataloader_utils.formats.parquet.trailer import check_metadata
 from torch_dataloader_utils.tables.delta.schema import DeltaSchema
 from torch_dataloader_utils.tables.table_files import TableFiles
 
-# Delta has no finer times; what is finer is cut.
+# Delta has no finer times; finer times are cut.
 _PARQUET = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataScanRequest:
-    """The part of a scan that is the same for all data files.
+    """Part of a scan that is the same for all data files.
 
-    projected: names of the columns that are read, None for all.
-    row_filter: None, or a filter over `filter_columns` that partition values do not decide.
+    projected: Names of the columns that are read, None for all. row_filter: None, or a filter over `filter_columns`
+    that partition values do not decide.
     """
 
     table: DeltaSchema
@@ -42,17 +43,17 @@ class DataScanRequest:
 
 
 def is_plain(file_schema: pa.Schema, table: DeltaSchema) -> bool:
-    """Whether a file's columns are the table's as they are: of the same name and type, or missing (then null)."""
+    """Return whether a file's columns are the table's: of the same name and type, or missing (then null)."""
     return table.mode == "none" and all(_fits(file_schema, field) for field in table.stored)
 
 
 def scan_data_files(
     paths: Sequence[str], request: DataScanRequest, files: TableFiles, on_progress: OnProgress | None = None
 ) -> list[FileScan | BadFile]:
-    """The row groups of every file, in the order of the paths.
+    """Return the scan of every file, in the order of the paths.
 
     Raises:
-        NoDataError: a file is gone. DataError, StoreError: it cannot be read.
+        NoDataError: a file is gone. DataError, StoreError: a file cannot be read.
     """
 
     def scan(path: str) -> FileScan | BadFile:
@@ -85,7 +86,7 @@ def _scan(path: str, request: DataScanRequest, files: TableFiles) -> FileScan:
 
 
 def _can_judge(request: DataScanRequest, file_schema: pa.Schema) -> bool:
-    """Whether the statistics of the file are of the filter's columns: Arrow judges by names and types."""
+    """Return whether the statistics of the file describe the filter's columns. Arrow judges by names and types."""
     table = request.table
     return table.mode == "none" and all(
         name in file_schema.names and name not in table.partitions and _fits(file_schema, table.schema.field(name))
@@ -96,7 +97,7 @@ def _can_judge(request: DataScanRequest, file_schema: pa.Schema) -> bool:
 def _fits(file_schema: pa.Schema, field: pa.Field) -> bool:
     index = file_schema.get_field_index(field.name)
     if index < 0:
-        return field.name not in file_schema.names  # not there at all, or twice
+        return field.name not in file_schema.names  # False if the file has the name twice
     return bool(all_nullable(file_schema.field(index).type) == field.type)
 
 

@@ -1,4 +1,4 @@
-"""The files of a Delta log: which versions there are, and which files of the log make one of them.
+"""Files of a Delta log: the versions of the table, and the log files that make one version.
 
     00000000000000000010.json                                  a commit: the actions of version 10
     00000000000000000010.checkpoint.parquet                    all of versions 0 to 10, in one file
@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.arguments import hold_integers
 from torch_dataloader_utils._core.table_snapshot import milliseconds_of, time_text
 from torch_dataloader_utils._store import FileEntry, redact
 from torch_dataloader_utils.errors import ConfigError, NoDataError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.tables.delta.actions import commit_time, read_commit
 from torch_dataloader_utils.tables.table_files import TableFiles
 
@@ -37,8 +37,9 @@ _MANY_COMMITS = 100
 class VersionChoice:
     """The user's choice of a version.
 
-    version: None for the newest. timestamp: the version of that time, milliseconds since 1970 or a datetime (a naive
-    one counts as UTC); kept as milliseconds. from_version: only what was added after that version.
+    version: Number of the version, None for the newest. timestamp: Time of the version, milliseconds since 1970 or a
+    datetime (a naive datetime counts as UTC); kept as milliseconds. from_version: Read only files that were added after
+    this version.
 
     Raises:
         ConfigError: both a version and a time, or a version below 0. ConfigTypeError: another type.
@@ -58,9 +59,9 @@ class VersionChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSteps:
-    """The files that make one version: those of a checkpoint (none: from version 0 on), then commits in their order.
+    """Files that make one version: the files of a checkpoint (none: from version 0 on), then commits in their order.
 
-    start: the version of the checkpoint, -1 for none. A compacted log takes the place of several commits.
+    start: Version of the checkpoint, -1 for none. A compacted log takes the place of several commits.
     """
 
     start: int
@@ -70,10 +71,10 @@ class LogSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeltaLog:
-    """The files of a log.
+    """Files of a log.
 
-    name: of the table, for messages. commits: by version. compacted: by first and last version.
-    checkpoints: (version, files) of each complete one, the newest first.
+    name: Name of the table, for messages. commits: Files by version. compacted: Files by first and last version.
+    checkpoints: (version, files) of each complete checkpoint, the newest first.
     """
 
     name: str
@@ -83,17 +84,17 @@ class DeltaLog:
 
     @property
     def newest(self) -> int:
-        """The present version of the table."""
+        """Present version of the table."""
         return max((*self.commits, *(version for version, _ in self.checkpoints)))
 
     def ways(self, version: int) -> Iterator[LogSteps]:
-        """The ways to make a version, the best first: each gives the same files, unless one of its own is wrong.
+        """Yield the ways to make a version, the best first. All give the same files, unless a file of a way is wrong.
 
-        Commits are what a table is; checkpoints and compacted logs save requests. So commits alone come first, unless
-        there are many, and compacted logs only take the place of commits that are gone.
+        Commits define a table; checkpoints and compacted logs save requests. So commits alone come first unless the log
+        has many, and a compacted log only takes the place of commits that are gone.
 
         Raises:
-            ConfigError: its log was cleaned up. CorruptFileError: a commit in the middle is missing.
+            ConfigError: the log of the version was cleaned up. CorruptFileError: a commit in the middle is missing.
         """
         starts = [each for each in self.checkpoints if each[0] <= version]
         starts.insert(0 if version < _MANY_COMMITS else len(starts), (-1, ()))
@@ -107,7 +108,7 @@ class DeltaLog:
             raise self._missing(version, max(start for start, _ in starts))
 
     def _commits(self, first: int, last: int) -> tuple[FileEntry, ...] | None:
-        """The files that hold the versions first to last; None where one is missing."""
+        """Return the files that hold the versions first to last; None if a version is missing."""
         found: dict[int, FileEntry] = {}
         at = first
         while at <= last:
@@ -135,10 +136,10 @@ class DeltaLog:
 
 
 def list_log(root: str, files: TableFiles) -> DeltaLog:
-    """The log of the table at a resolved path, by one listing.
+    """Return the log of the table at a resolved path, by one listing.
 
     Raises:
-        NoDataError: there is no log.
+        NoDataError: the table has no log.
     """
     directory, name = f"{root}/{LOG}", redact(root)
     try:
@@ -171,13 +172,13 @@ def list_log(root: str, files: TableFiles) -> DeltaLog:
 
 
 def choose_version(log: DeltaLog, choice: VersionChoice, files: TableFiles) -> int:
-    """The version that `choice` means.
+    """Return the version that `choice` means.
 
-    The time of a commit is the one in it (in-commit timestamps) or, where the newest has none, that of its file. Times
-    ascend: a commit counts as written a millisecond after the one before it at least, as for Spark.
+    The time of a commit is its in-commit timestamp or, if the newest commit has none, the time of its file. Times
+    ascend: a commit counts as written at least a millisecond after the commit before it, as for Spark.
 
     Raises:
-        ConfigError: no such version, or a store that does not say when its files were written.
+        ConfigError: no such version, or the store does not say when its files were written.
         NoDataError: the table had no version at that time.
     """
     version = choice.version
@@ -220,7 +221,7 @@ def _own_time(log: DeltaLog, version: int, files: TableFiles) -> int | None:
 def _time_of_file(log: DeltaLog, version: int, files: TableFiles) -> int:
     entry = log.commits[version]
     modified = entry.stat.modified_ns
-    if modified is None:  # listings leave the time out where looking a file up gives it (obstore)
+    if modified is None:  # some listings leave the time out, while looking a file up gives it (obstore)
         modified = files.store(entry.path).stat(entry.path).modified_ns
     if modified is None:
         raise ConfigError(f"{log.name}: its store does not say when commits were written. Pass version=.")
@@ -234,10 +235,10 @@ def _no_table(name: str) -> NoDataError:
 
 
 def commits_between(log: DeltaLog, first: int, last: int) -> Sequence[FileEntry]:
-    """The commits of versions first to last.
+    """Return the commits of versions first to last.
 
     Raises:
-        ConfigError: one is not there any more.
+        ConfigError: a commit was cleaned up.
     """
     for version in range(first, last + 1):
         if version not in log.commits:

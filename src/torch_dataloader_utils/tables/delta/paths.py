@@ -1,4 +1,4 @@
-"""The paths in a Delta log: which file each of them names, however it is spelled, and the path to open.
+"""Paths in a Delta log: the file that each path names, in any spelling, and the path to open.
 
 Source: Delta protocol, "Add File and Remove File", "Deletion Vector Descriptor Schema"; RFC 2396.
 """
@@ -14,7 +14,7 @@ from uuid import UUID
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.roots import PathRules, canonical, split
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 
 VectorKey = tuple[str, int]
 FileKey = tuple[str, VectorKey | None]
@@ -37,10 +37,10 @@ _canonical = lru_cache(maxsize=8)(canonical)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorPlace:
-    """Where a deletion vector lies.
+    """Place of a deletion vector.
 
-    storage: "u" (a file named by UUID), "p" (an absolute path) or "i" (inline). place: path, name or the vector itself.
-    offset: in the file. size: bytes of the vector. cardinality: how many rows it deletes.
+    storage: "u" (a file named by UUID), "p" (an absolute path) or "i" (inline). place: Path, name or the vector itself.
+    offset: First byte in the file. size: Bytes of the vector. cardinality: Number of rows that the vector deletes.
     """
 
     storage: str
@@ -51,7 +51,7 @@ class VectorPlace:
 
 
 def file_identity(root: str, path: str) -> str:
-    """Return the same text for all paths that name one file; it may be a file that `path_to_open` refuses.
+    """Return the same text for all paths that name one file. `path_to_open` may refuse the file.
 
     Names are decoded once. Dots and slashes are folded in local paths only: d//x and d/x are two objects of a store.
     The directory of a local table may have several paths, by links.
@@ -61,7 +61,7 @@ def file_identity(root: str, path: str) -> str:
         root s3a://b/t     x.p   /t/x.p   s3://b/t/x.p                                  one file
     """
     decoded = _decoded(path)
-    if _PLAIN.fullmatch(decoded):  # as nearly all are: a log has millions
+    if _PLAIN.fullmatch(decoded):  # nearly all of a log's millions of paths
         return f"{_canonical(root)}/{decoded}"
     found = _resolved(root, path)
     return canonical(found if split(found)[0] else _below(root, found))
@@ -71,22 +71,22 @@ def vector_identity(root: str, vector: VectorPlace) -> VectorKey:
     """Return the same value for all places that name one deletion vector."""
     try:
         return file_identity(root, _named(vector)), vector.offset
-    except ValueError:  # inline, or a name that is refused where the vector is read
+    except ValueError:  # inline, or a name that `vector_path` refuses
         return f"{vector.storage}:{vector.place}", vector.offset
 
 
 def path_to_open(root: str, path: str) -> str:
-    """Return the path to open of a path in the log, which is a URI: percent-encoded, relative to the table or absolute.
+    """Return the path to open for a path in the log: a URI, percent-encoded, relative to the table or absolute.
 
         root /t, path x=a%20b/p.parquet            /t/x=a b/p.parquet
         root s3://b/t, path s3://c/p.parquet       s3://c/p.parquet, as shallow clones have
         root s3://b/t, path /u/p.parquet           s3://b/u/p.parquet
         root /t, path ../p.parquet                 UnsupportedFeatureError
 
-    Whether a file may lie there is for `TableFiles.store` to say.
+    `TableFiles.store` decides whether a file may lie at the path.
 
     Raises:
-        UnsupportedFeatureError: a relative path that leaves the table, or one that is not UTF-8.
+        UnsupportedFeatureError: a relative path leaves the table, or the path is not UTF-8.
     """
     found, decoded = _resolved(root, path), _decoded(path)
     try:
@@ -105,9 +105,9 @@ def path_to_open(root: str, path: str) -> str:
 
 
 def vector_path(root: str, where: str, vector: VectorPlace) -> str:
-    """Return the path to open of a deletion vector that lies in a file.
+    """Return the path to open for a deletion vector that lies in a file.
 
-    where: the data file, for messages.
+    where: Data file, for messages.
 
     Raises:
         CorruptFileError: a name that is no UUID. UnsupportedFeatureError: a place of another kind; see `path_to_open`.
@@ -145,7 +145,7 @@ def _resolved(root: str, path: str) -> str:
 
 
 def _below(root: str, path: str) -> str:
-    """Return a local path with the root's own name for its part up to the root, if the path leads there."""
+    """Return a local path with the root's own spelling for its part up to the root, if it leads there."""
     if split(root)[0]:
         return path
     end = path.find("/", 1)
@@ -173,10 +173,10 @@ def _decoded(path: str) -> str:
 
 
 def _named(vector: VectorPlace) -> str:
-    """The path, as the log would have it, of a vector that lies in a file.
+    """Return the path, as the log would write it, of a vector that lies in a file.
 
     Raises:
-        ValueError: it does not, or its name is no UUID.
+        ValueError: the vector lies in no file, or its name is no UUID.
     """
     if vector.storage == "p":
         return vector.place

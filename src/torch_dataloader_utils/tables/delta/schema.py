@@ -1,8 +1,8 @@
-"""The schema of a Delta table as Arrow's, and which column of a file is which.
+"""Schema of a Delta table as Arrow's, and the columns of files that belong to its fields.
 
-Every field gets a number, as Iceberg's have: the one of its column mapping, or its place in the schema. Files are read
-by these numbers (mapping "id", which files carry too) or by the physical names of fields (all others).
-Source: Delta protocol, "Schema Serialization Format", "Column Mapping", "Partition Value Serialization".
+Every field gets a number, as Iceberg's fields have: the number of its column mapping, or its place in the schema. Files
+are read by these numbers (mapping "id", with the numbers in the files too) or by the physical names of fields (all
+others). Source: Delta protocol, "Schema Serialization Format", "Column Mapping", "Partition Value Serialization".
 """
 
 import json
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.table_file import FIELD_ID
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.schemas import refused_types
 
 _PLAIN = {
@@ -33,7 +33,7 @@ _PLAIN = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
-    # Only nulls: not in the protocol, but written for columns of nothing else, by Spark 2 as "null".
+    # Not in the protocol, but written for columns of nulls alone, by Spark 2 as "null".
     "void": pa.null(),
     "null": pa.null(),
 }
@@ -45,14 +45,14 @@ _MOST_LEVELS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeltaSchema:
-    """The columns of a version.
+    """Columns of a version.
 
-    schema: with the number of every field, nested ones too, as metadata FIELD_ID. All are nullable: that a column has
-        no nulls is a promise of writers.
+    schema: Arrow schema with the number of every field, nested fields too, as metadata FIELD_ID. All fields are
+        nullable: only the writers promise that a column has no nulls.
     names: (physical path, number) of all fields; list elements are called "element", map entries "key" and "value".
-    physical: the physical name of each column. partitions: names of the partition columns, in the table's order.
-    mode: of the column mapping: none, name or id.
-    unreadable: columns of types that are not read, with the types; they are not in `schema`.
+    physical: Physical name of each column. partitions: Names of the partition columns, in the table's order.
+    mode: Mode of the column mapping: none, name or id.
+    unreadable: Columns of types that are not read, with the types; they are not in `schema`.
     """
 
     schema: pa.Schema
@@ -64,18 +64,18 @@ class DeltaSchema:
 
     @property
     def stored(self) -> pa.Schema:
-        """The columns that files hold."""
+        """Columns that files hold."""
         return pa.schema([field for field in self.schema if field.name not in self.partitions])
 
 
 def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] | None) -> DeltaSchema:
-    """The schema in a metaData action.
+    """Return the schema in a metaData action.
 
-    wanted: names of the columns that are read, None for all.
+    wanted: Names of the columns that are read, None for all.
 
     Raises:
         CorruptFileError: no schema of the protocol's form.
-        UnsupportedFeatureError: a wanted column of a type that is not read, or a column mapping that nobody knows.
+        UnsupportedFeatureError: a wanted column has a type that is not read, or the column mapping is unknown.
     """
     with decoding(where, "schema of the table"):
         try:
@@ -123,11 +123,11 @@ def _items(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 class _UnknownTypeError(Exception):
-    """A type that is not read; its text is the type."""
+    """Type that is not read. The text of the error is the type."""
 
 
 class _SchemaReader:
-    """Makes Arrow fields of Delta's, and keeps their physical paths and numbers."""
+    """Reader of Delta's fields as Arrow fields. It keeps their physical paths and numbers."""
 
     def __init__(self, *, is_mapped: bool) -> None:
         self.names: list[tuple[tuple[str, ...], int]] = []
@@ -135,14 +135,14 @@ class _SchemaReader:
         self._numbers = count(1)
 
     def column(self, each: Mapping[str, Any]) -> tuple[pa.Field | None, str]:
-        """The field of a column, or None and its type if that is not read."""
+        """Return the field of a column and "", or None and the type if the type is not read."""
         try:
             return self._field(each, ()), ""
         except _UnknownTypeError as error:
             return None, str(error)
 
     def physical(self, each: Mapping[str, Any]) -> str:
-        """The name of a field in files."""
+        """Return the name of a field in files."""
         name = each["metadata"]["delta.columnMapping.physicalName"] if self._is_mapped else each["name"]
         if not isinstance(name, str):
             raise TypeError(f"a field is called {name!r}")
@@ -180,10 +180,10 @@ def _scalar(kind: str) -> pa.DataType:
 
 
 def partition_scalars(where: str, field: pa.Field, texts: Sequence[str | None]) -> list[Any]:
-    """Values of a partition column from their texts in the log; an empty text is null, for strings and bytes too.
+    """Return values of a partition column from texts of the log. An empty text is null, for strings and bytes too.
 
     Raises:
-        CorruptFileError: a text that is not a value of the column's type.
+        CorruptFileError: a text is not a value of the column's type.
     """
     try:
         return [scalar(text or None, field.type).as_py() for text in texts]
@@ -192,12 +192,12 @@ def partition_scalars(where: str, field: pa.Field, texts: Sequence[str | None]) 
 
 
 def scalar(text: str | None, data_type: pa.DataType) -> pa.Scalar:
-    """The value of a text of the log, as partition values and statistics have them.
+    """Return the value of a text of the log, as partition values and statistics have it.
 
-    Times without a zone are UTC where the type has one.
+    Times without a zone are UTC if the type has a zone.
 
     Raises:
-        ArrowException, ValueError: it is not a value of the type.
+        ArrowException, ValueError: the text is not a value of the type.
     """
     if text is None:
         return pa.scalar(None, data_type)

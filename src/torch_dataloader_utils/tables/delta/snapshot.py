@@ -1,4 +1,4 @@
-"""One version of a Delta table: its files, its metadata, and whether all its features are supported."""
+"""One version of a Delta table: its files, its metadata, and a check that all its features are supported."""
 
 import logging
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._store import FileEntry, StoreAccess
 from torch_dataloader_utils.discover.roots import PathRules, Roots
 from torch_dataloader_utils.errors import ConfigError, DataError, InternalError, NoDataError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.tables.delta.actions import (
     Action,
     AddedFile,
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _WIDENING = frozenset(["typeWidening", "typeWidening-preview"])
 
-# Features that readers have to know. Variants: their columns are refused where they are read.
+# Features that readers have to know. Columns of variants are refused when they are read.
 _SUPPORTED = _WIDENING | {
     "columnMapping",
     "deletionVectors",
@@ -53,27 +53,30 @@ _MOST_READER_VERSION = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeltaTable:
-    """The place of a table. root: its directory, resolved. files: reads its files; holds the credentials."""
+    """Place of a table. root: Resolved directory of the table. files: Reader of its files; holds the credentials."""
 
     root: str
     files: TableFiles
 
     @classmethod
     def at(cls, path: str, access: StoreAccess, allowed_roots: Roots | None) -> "DeltaTable":
-        """The table at a path; allowed_roots: None for anywhere in its bucket, or on this machine."""
+        """Return the table at a path; allowed_roots: None for anywhere in its bucket, or on this machine."""
         rules = PathRules()
         root = rules.resolve(path).rstrip("/")
         roots = Roots.near(root) if allowed_roots is None else allowed_roots
         return cls(root=root, files=TableFiles(rules=rules, access=access, roots=roots))
 
     def version(self, choice: VersionChoice) -> int:
-        """The version that a choice means now; see `choose_version`."""
+        """Return the version that a choice means now; see `choose_version`."""
         return choose_version(list_log(self.root, self.files), choice, self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """One version. files: all data files of it or, with `from_version`, those that were added after that one."""
+    """One version of a table.
+
+    files: All data files of the version or, with `from_version`, the files that were added after that version.
+    """
 
     name: str
     version: int
@@ -84,12 +87,12 @@ class Snapshot:
 
     @property
     def described(self) -> str:
-        """The version, for messages."""
+        """Version, for messages."""
         return f"version {self.version}" + ("" if self.from_version is None else f" from {self.from_version}")
 
     @property
     def identity(self) -> TableSnapshot:
-        """It binds a state to this version: the same files of another one may have other deletes."""
+        """Snapshot that binds a state to this version: the same files of another version may have other deletes."""
         return TableSnapshot(
             table=str(self.metadata.get("id")),
             snapshot_id=self.version,
@@ -99,11 +102,11 @@ class Snapshot:
 
 
 def read_snapshot(table: DeltaTable, choice: VersionChoice, *, with_statistics: bool) -> Snapshot:
-    """The version that `choice` means.
+    """Return the version that `choice` means.
 
     Raises:
         NoDataError: no table. ConfigError: no such version, or an increment over a version that removed rows.
-        CorruptFileError: a log that is damaged.
+        CorruptFileError: the log is damaged.
         UnsupportedFeatureError: the table needs a feature that is not supported.
     """
     log = list_log(table.root, table.files)
@@ -129,10 +132,10 @@ _State = tuple[Mapping[str, Any], Mapping[str, Any], tuple[AddedFile, ...]]
 
 
 def _read_state(table: DeltaTable, log: DeltaLog, version: int, *, with_statistics: bool) -> _State:
-    """The protocol, metadata and files that the first way to a version gives which is not seen to be wrong.
+    """Return the protocol, metadata and files of a version, by the first way that gives no error.
 
     Raises:
-        DataError, NoDataError: the error of the first way, if all are wrong.
+        DataError, NoDataError: the error of the first way, if all ways fail.
     """
     failed: DataError | NoDataError | None = None
     for steps in log.ways(version):
@@ -170,15 +173,15 @@ def _read_commit(entry: FileEntry, files: TableFiles) -> tuple[str, list[Action]
 
 
 def _sidecar(table: DeltaTable, name: str) -> str:
-    """The path of a sidecar, which lies in one directory; its name alone counts."""
+    """Return the path of a sidecar. All sidecars lie in one directory, and only the name counts."""
     return f"{table.root}/{LOG}/_sidecars/{unquote(name).rpartition('/')[2]}"
 
 
 def _check_protocol(name: str, protocol: Mapping[str, Any]) -> frozenset[str]:
-    """The features that readers have to know.
+    """Return the features that readers have to know.
 
     Raises:
-        UnsupportedFeatureError: one that is not supported. CorruptFileError: no protocol of the protocol's form.
+        UnsupportedFeatureError: a feature is not supported. CorruptFileError: the protocol action is malformed.
     """
     needed, features = protocol.get("minReaderVersion"), protocol.get("readerFeatures") or ()
     if not isinstance(needed, int) or not isinstance(features, list | tuple):
@@ -199,7 +202,7 @@ def _check_protocol(name: str, protocol: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _added_since(table: DeltaTable, log: DeltaLog, start: int, version: int) -> tuple[AddedFile, ...]:
-    """The files that the versions after `start` added."""
+    """Return the files that the versions after `start` added."""
     if start > version:
         raise ConfigError(f"from_version={start} is after version {version} of {log.name}; choose an earlier one.")
     added: dict[Any, AddedFile] = {}

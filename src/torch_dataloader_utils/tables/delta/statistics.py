@@ -1,4 +1,4 @@
-"""What the statistics of a Delta log say of the rows of each file. Source: Delta protocol, "Per-file Statistics"."""
+"""Statistics of a Delta log against a filter: files are ruled out. Source: Delta protocol, "Per-file Statistics"."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.formats.file_scan import Verdict
-from torch_dataloader_utils.formats.statistics import judge_guarantees, may_be_true_for_nan
+from torch_dataloader_utils.formats.statistics import counts_contradict, judge_guarantees, may_be_true_for_nan
 from torch_dataloader_utils.tables.delta.actions import AddedFile
 from torch_dataloader_utils.tables.delta.schema import scalar
 
@@ -34,10 +34,10 @@ def judge_statistics(
     *,
     is_widened: bool,
 ) -> Int64s:
-    """OUT for each file that by its statistics has no row that the filter keeps, else MAYBE.
+    """Return one Verdict for each file: OUT if its statistics rule out every row that the filter keeps, else MAYBE.
 
-    fields: the columns of the filter. physical: their names in the log. is_widened: whether types of columns may have
-        been widened: a double that was a float32 has bounds that were rounded.
+    fields: Columns of the filter. physical: Names of the columns in the log. is_widened: Whether types of columns may
+    have been widened: a double that was a float32 has bounds that were rounded.
 
     Only statistics of numbers, texts, days and times are used, and only if they fit the type of the column and do not
     contradict each other. To leave statistics out costs pruning, never rows.
@@ -56,7 +56,7 @@ def judge_statistics(
             "statistics of %d files contradict themselves and are not used; the first: %s", len(wrong), wrong[0]
         )
     if any(each is not None for each in guarantees):
-        with suppress(pa.ArrowException):  # a filter that does not compare with them
+        with suppress(pa.ArrowException):  # a filter that does not compare with the statistics
             return judge_guarantees(row_filter, pa.schema(fields), guarantees)
     return np.full(len(files), Verdict.MAYBE, dtype=np.int64)
 
@@ -69,14 +69,14 @@ def _has_bounds(data_type: pa.DataType, *, uses_doubles: bool) -> bool:
 
 
 class _ContradictionError(Exception):
-    """Statistics that cannot all be right; its text says which."""
+    """Statistics that cannot all be right. The text of the error names them."""
 
 
 def _guarantee(file: AddedFile, fields: Sequence[pa.Field], physical: Mapping[str, str]) -> pc.Expression | None:
-    """What holds for all rows of the file.
+    """Return an expression that is true for all rows of the file; None if nothing is known.
 
     Raises:
-        _ContradictionError: there can be no such rows.
+        _ContradictionError: no rows can have these statistics.
     """
     statistics = _parsed(file.statistics)
     rows = statistics.get("numRecords")
@@ -97,11 +97,14 @@ def _parsed(statistics: Any) -> Mapping[str, Any]:
 
 
 def _bounds(statistics: Mapping[str, Any], field: pa.Field, name: str) -> pc.Expression | None:
-    """What holds for a column in all rows. Bounds may be wide: rows were deleted since, or texts cut."""
+    """Return an expression that is true for a column in all rows; None if nothing is known.
+
+    Bounds may be wide: rows were deleted since, or texts cut.
+    """
     nulls, rows = _entry(statistics, "nullCount", name), statistics.get("numRecords")
     low, high = (_value(_entry(statistics, kind, name), field.type) for kind in ("minValues", "maxValues"))
     has_bounds = low is not None or high is not None
-    if _is_count(nulls) and _is_count(rows) and (nulls > rows or nulls < 0 or (nulls == rows and has_bounds)):
+    if _is_count(nulls) and _is_count(rows) and counts_contradict(rows, nulls, has_bounds=has_bounds):
         raise _ContradictionError(f"{field.name} has {nulls} nulls in {rows} rows{' and bounds' if has_bounds else ''}")
     column = pc.field(field.name)
     if nulls is not None and nulls == rows:
@@ -130,7 +133,7 @@ def _entry(statistics: Mapping[str, Any], kind: str, name: str) -> Any:
 
 
 def _value(value: Any, data_type: pa.DataType) -> pa.Scalar | None:
-    """A bound as a value of the column; None for none, and for one of another type."""
+    """Return a bound as a value of the column; None if it is missing or of another type."""
     types = pa.types
     try:
         if isinstance(value, str) and not types.is_string(data_type):

@@ -45,11 +45,11 @@ _NO_ROWS = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaScanOptions:
-    """The part of a table to read.
+    """Part of a table to read.
 
-    columns: names, None for all. filters: a pyarrow expression, for pruning here; rows are filtered when they are read.
-    allow_empty: an empty inventory instead of an error if there is nothing to read.
-    on_error: "skip" leaves out data files whose metadata does not decode.
+    columns: Names of columns, None for all. filters: A pyarrow expression, for pruning here; rows are filtered when
+    they are read. allow_empty: Whether nothing to read gives an empty inventory instead of an error. on_error: "skip"
+    leaves out data files whose metadata does not decode.
     """
 
     columns: tuple[str, ...] | None = None
@@ -63,17 +63,17 @@ class DeltaScanOptions:
 
 
 def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProgress | None = None) -> Inventory:
-    """The inventory of the data files of one version, sorted by path.
+    """Return the inventory of the data files of one version, sorted by path.
 
-    on_progress: called in the caller's thread after each data file with (files done, files to scan).
+    on_progress: Called in the caller's thread after each data file with (files done, files to scan).
 
-    Live rows are without rows that deletion vectors delete. They are UNKNOWN, until they are counted, where statistics
-    do not decide the filter.
+    Live rows exclude rows that deletion vectors delete. They are UNKNOWN, until they are counted, if statistics do not
+    decide the filter.
 
     Raises:
         NoDataError: no such table, or nothing to read (unless allow_empty).
-        ConfigError: a version, column or filter that does not fit.
-        DataError: files that are corrupt or use what is not supported. StoreError: the storage failed.
+        ConfigError: a version, column or filter does not fit.
+        DataError: files are corrupt or use an unsupported feature. StoreError: the storage failed.
     """
     found = read_snapshot(table, options.version, with_statistics=options.filters is not None)
     schema = read_schema(found.name, found.metadata, options.columns)
@@ -88,15 +88,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
     request = _request(schema, options, used, is_decided=bool(used) and set(used) <= set(schema.partitions))
     paths = [list(files)[number] for number in chosen.tolist()]
     scans = scan_data_files(paths, request, table.files, on_progress)
-    bad = [(path, scan) for path, scan in zip(paths, scans, strict=True) if isinstance(scan, BadFile)]
-    notes = report_bad_files(bad, len(paths), found.name)
-    good = np.array([not isinstance(scan, BadFile) for scan in scans], dtype=np.bool_)
-    scanned = _Scanned(
-        paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
-        scans=[scan for scan in scans if isinstance(scan, FileScan)],
-        verdicts=verdicts[chosen][good],
-        partitions=tuple(replace(column, codes=column.codes[chosen[good]]) for column in partitions),
-    )
+    scanned = _without_bad(found.name, paths, scans, verdicts, chosen, partitions)
     _check_case(schema, request, scanned)
     positions = _deleted(table, scanned, files)
     deleted = sum(map(len, positions))
@@ -116,7 +108,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
         row_filter=filter_text(options.filters),
         projection=options.columns,
         snapshot=found.identity,
-        notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *notes),
+        notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *scanned.notes),
         nulls=_nulls(schema, scanned, positions),
     )
     _log.debug("%s: %d files, %d row groups to read", inventory.source, inventory.num_files, inventory.num_groups)
@@ -125,16 +117,43 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Scanned:
-    """The data files that are read, sorted by path, with the verdict of each as a whole."""
+    """Data files that are read, sorted by path, without bad files.
+
+    verdicts: One Verdict for each file as a whole. notes: Notes about the bad files.
+    """
 
     paths: list[str]
     scans: list[FileScan]
     verdicts: Int64s
     partitions: tuple[PartitionColumn, ...]
+    notes: tuple[str, ...]
+
+
+def _without_bad(
+    name: str,
+    paths: Sequence[str],
+    scans: Sequence[FileScan | BadFile],
+    verdicts: Int64s,
+    chosen: Int64s,
+    partitions: Sequence[PartitionColumn],
+) -> _Scanned:
+    """Return the good files among the chosen files.
+
+    name: Name of the table, for messages. chosen: Number of each path among the files of `verdicts` and `partitions`.
+    """
+    bad = [(path, scan) for path, scan in zip(paths, scans, strict=True) if isinstance(scan, BadFile)]
+    good = np.array([isinstance(scan, FileScan) for scan in scans], dtype=np.bool_)
+    return _Scanned(
+        paths=[path for path, is_good in zip(paths, good, strict=True) if is_good],
+        scans=[scan for scan in scans if isinstance(scan, FileScan)],
+        verdicts=verdicts[chosen][good],
+        partitions=tuple(replace(column, codes=column.codes[chosen[good]]) for column in partitions),
+        notes=report_bad_files(bad, len(paths), name),
+    )
 
 
 def _resolved(table: DeltaTable, found: Snapshot) -> dict[str, AddedFile]:
-    """The files of a version by the path to open, sorted."""
+    """Return the files of a version by the path to open, sorted."""
     files: dict[str, AddedFile] = {}
     for file in found.files:
         path = path_to_open(table.root, file.path)
@@ -173,7 +192,7 @@ def _judged(
     files: Sequence[AddedFile],
     partitions: Sequence[PartitionColumn],
 ) -> Int64s:
-    """One Verdict for each file, by the log alone."""
+    """Return one Verdict for each file, by the log alone."""
     if options.filters is None or not files:
         return np.full(len(files), Verdict.IN, dtype=np.int64)
     by_partition = judge_partitions(options.filters, used, schema.schema, partitions, len(files))
@@ -200,7 +219,7 @@ def _nothing_to_read(found: Snapshot, num_files: int) -> NoDataError:
 def _request(
     schema: DeltaSchema, options: DeltaScanOptions, used: Sequence[str], *, is_decided: bool
 ) -> DataScanRequest:
-    """is_decided: whether the filter uses partition columns only, which decide it."""
+    """Return the request for all data files. is_decided: Whether partition columns alone decide the filter."""
     return DataScanRequest(
         table=schema,
         projected=data_columns(options.columns, frozenset(schema.schema.names)),
@@ -211,7 +230,7 @@ def _request(
 
 
 def _check_case(schema: DeltaSchema, request: DataScanRequest, scanned: _Scanned) -> None:
-    """Raises SchemaError if a file has a column that is read in another case: it would be null."""
+    """Raise SchemaError if a file has a wanted column in another case: it would be null."""
     if schema.mode == "id":
         return
     is_read = schema.stored.names if request.projected is None else (*request.projected, *request.filter_columns)
@@ -226,7 +245,7 @@ def _check_case(schema: DeltaSchema, request: DataScanRequest, scanned: _Scanned
 
 
 def _deleted(table: DeltaTable, scanned: _Scanned, files: Mapping[str, AddedFile]) -> list[Int64s]:
-    """The rows of each file that its deletion vector deletes."""
+    """Return the rows of each file that its deletion vector deletes."""
 
     def read(path: str) -> Int64s:
         vector = files[path].vector
@@ -250,7 +269,7 @@ def _nulls(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) 
 
 
 def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> tuple[IcebergFile | None, ...]:
-    """What a reader needs of each data file beside its path; () if all are plain."""
+    """Return the facts that a reader needs about each data file beside its path; () if all files are plain."""
     fields = TableFields(
         schema=schema.stored.serialize().to_pybytes(),
         keys=pa.schema([]).serialize().to_pybytes(),

@@ -1,7 +1,7 @@
-"""The deletion vectors of a Delta table. Source: Delta protocol, "Deletion Vectors"."""
+"""Deletion vectors of a Delta table. Source: Delta protocol, "Deletion Vectors"."""
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.tables.deleted_rows import decode_framed, decode_vector
 from torch_dataloader_utils.tables.delta.paths import VectorPlace, vector_path, z85
 from torch_dataloader_utils.tables.table_files import TableFiles
@@ -10,13 +10,13 @@ _FRAME_BYTES = 8  # length and CRC around a vector in a file
 
 
 def read_vector(root: str, where: str, vector: VectorPlace, files: TableFiles) -> Int64s:
-    """The rows that a vector deletes, ascending, each once.
+    """Return the rows that a vector deletes, ascending, each once.
 
-    root: of the table. where: the data file, for messages.
+    root: Directory of the table. where: Data file, for messages.
 
     Raises:
-        CorruptFileError: it does not lie where the log says, does not decode, or deletes another number of rows.
-        UnsupportedFeatureError: a place of another kind, or outside of where the table's files may lie.
+        CorruptFileError: the vector is not at its place in the log, does not decode, or deletes another number of rows.
+        UnsupportedFeatureError: a place of another kind, or outside of the table's roots.
     """
     if vector.storage == "i":
         with decoding(where, "inline deletion vector"):

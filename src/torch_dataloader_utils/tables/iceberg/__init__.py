@@ -3,9 +3,8 @@
     catalog → metadata → snapshot → manifests → files and their deletes → row groups
 
 In: a table name with catalog properties, or the place of a metadata file. Out: an `Inventory` of the live data files,
-sorted by path, whose `extras` (`IcebergFile`) say how a reader maps columns by field id and which rows are deleted.
-Deletes are read here only where positions count (position deletes, deletion vectors); equality deletes travel as
-references.
+sorted by path. Its `extras` (`IcebergFile`) tell a reader how to map columns by field id, and which rows are deleted.
+Only deletes with positions are read here (position deletes, deletion vectors); equality deletes travel as references.
 
 pyiceberg parses metadata, manifests and partition transforms; it is imported on first use. Files are read through
 `_store`, like all others. Sources: Iceberg table spec v1 to v3, Puffin spec.

@@ -1,4 +1,4 @@
-"""Opens a table, by its name in a catalog or by the path of its metadata, in bounded time."""
+"""Opening of a table, by its name in a catalog or by the path of its metadata, in bounded time."""
 
 import gzip
 import queue
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install "pyiceberg[sql-sqlite]" pyroaring'
 
-# Catalogs that answer do so in seconds; boto3 gives up on a dead Glue after five times 60.
+# A working catalog answers in seconds; boto3 gives up on a dead Glue after five times 60.
 _PATIENCE_SECONDS = 300.0
 
 
 def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = _PATIENCE_SECONDS) -> Any:
-    """pyiceberg's Table of this name, from the catalog that `properties` make.
+    """Return pyiceberg's Table of this name, from the catalog that `properties` make.
 
-    patience_seconds: how long the catalog may take. Clients of catalogs wait without end for a server that has
-        accepted a connection and says nothing.
+    patience_seconds: Time limit for the catalog. Clients of catalogs wait without end for a server that has accepted a
+    connection and says nothing.
 
     Raises:
         NoDataError: no such table. ConfigError: no catalog, or no name of a table. StoreError: the catalog failed, or
-        did not answer. MissingDependencyError: its client is not installed.
-        UnsupportedFeatureError, CorruptFileError: it answered with metadata that pyiceberg does not parse.
+            did not answer. MissingDependencyError: the catalog's client is not installed.
+        UnsupportedFeatureError, CorruptFileError: the catalog answered with metadata that pyiceberg does not parse.
     """
     properties = with_present_names(properties)
     handled = sys.exception()
@@ -50,24 +50,24 @@ def look_up(name: str, properties: Mapping[str, Any], patience_seconds: float = 
             f"the catalog did not answer within {patience_seconds:g} seconds when asked for {redact(name)}. Check "
             "that it is up and can be reached with this catalog_config, then try again."
         ) from None
-    except Exception as error:  # noqa: BLE001 - catalogs are plug-ins; it is raised again as one of ours
+    except Exception as error:  # noqa: BLE001 - catalogs are plug-ins; raised again as an error of this package
         censor(error, properties, handled=handled)
-        # pydantic's errors quote what the catalog sent, with the credentials of the table.
+        # pydantic's errors quote the catalog's answer, with the credentials of the table.
         raise _lookup_error(redact(name), error) from (None if _is_invalid(error) else error)
 
 
 class _NoAnswerError(Exception):
-    """The catalog took too long."""
+    """Catalog that took too long."""
 
 
 def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
-    """The result of `ask`, or its error; after `seconds`, raises _NoAnswerError and leaves the daemon thread alone."""
+    """Return the result of `ask`, or raise its error. After `seconds`, raise _NoAnswerError and abandon the thread."""
     answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             answers.put((ask(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             answers.put((None, error))
 
     Thread(target=run, name="tdu-catalog", daemon=True).start()
@@ -81,7 +81,7 @@ def _in_time(ask: Callable[[], Any], seconds: float) -> Any:
 
 
 def _ask(properties: Mapping[str, Any], name: str) -> Any:
-    """The table; the catalog's connections are closed. Nothing asks a table's own catalog again."""
+    """Return the table, and close the catalog's connections. Nothing asks a table's own catalog again."""
     from torch_dataloader_utils.tables.iceberg.metadata_io import accept_metadata_of
 
     catalog = _catalog(properties)
@@ -89,7 +89,7 @@ def _ask(properties: Mapping[str, Any], name: str) -> Any:
         accept_metadata_of(catalog)
         return _find(catalog, name)
     finally:
-        with suppress(Exception):  # a plug-in may have no close, and what it answered counts
+        with suppress(Exception):  # a plug-in may have no close, and its answer counts
             catalog.close()
 
 
@@ -128,7 +128,7 @@ def _lookup_error(name: str, error: Exception) -> LoaderError:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, NotInstalledError
     from pyiceberg.exceptions import ValidationError as MetadataError
 
-    text = censored_text(str(error))  # of an error that shows another one, too
+    text = censored_text(str(error))  # also if the error quotes another error
     if isinstance(error, (NotInstalledError, ImportError)):
         return MissingDependencyError(
             f"this catalog needs a client that is not installed ({text}). Run: {INSTALL} and the client."
@@ -144,7 +144,7 @@ def _lookup_error(name: str, error: Exception) -> LoaderError:
         )
     if _is_invalid(error) or isinstance(error, MetadataError) or unknown_feature(error):
         return unparsed(name, "metadata that the catalog gave", error)
-    # Catalogs are plug-ins and raise whatever their clients do.
+    # Catalogs are plug-ins and raise any error of their clients.
     return StoreError(
         f"the catalog could not load {name} ({type(error).__name__}: {text}). Check that it can be reached with this "
         "catalog_config."
@@ -156,10 +156,11 @@ _VERSION = re.compile(r"^v?(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlace:
-    """The place of a table, and the access to its files.
+    """Place of a table, and the access to its files.
 
-    table: its name in the catalog or, without one, a metadata file (*.metadata.json) or the table's directory.
-    access: the user's own; its options win over what the catalog says. allowed_roots: None for the stores (buckets)
+    table: Name in the catalog or, without a catalog, path of a metadata file (*.metadata.json) or of the table's
+        directory.
+    access: Access of the user; its options win over the catalog's options. allowed_roots: None for the stores (buckets)
         that hold the table's metadata.
     """
 
@@ -171,21 +172,21 @@ class TablePlace:
 
     @property
     def rules(self) -> PathRules:
-        """The rewrites of paths in metadata."""
+        """Rewrites of paths in metadata."""
         return PathRules.of(dict(self.path_rewrites))
 
     def files(self, access: StoreAccess, *locations: str) -> TableFiles:
-        """The table's files, which lie near `locations` unless the user says where."""
+        """Return the table's files, which lie near `locations` unless the user names roots."""
         roots = Roots.near(*locations) if self.allowed_roots is None else self.allowed_roots
         return TableFiles(rules=self.rules, access=access, roots=roots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenTable:
-    """The state of a table at one moment.
+    """State of a table at one moment.
 
-    name: for messages. beside: what its metadata say and pyiceberg's do not. files: reads its files; holds the
-        credentials.
+    name: Name for messages. beside: Metadata that pyiceberg does not keep. files: Reader of the table's files; holds
+    the credentials.
     """
 
     name: str
@@ -196,16 +197,16 @@ class OpenTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogCredentials:
-    """Asks the catalog for a table's credentials again, in the process where they have expired.
+    """Renewal of a table's credentials: asks the catalog again, in the process where they have expired.
 
-    own: names of options that the user gave, which the catalog does not replace.
+    own: Names of options that the user gave. The catalog does not replace them.
     """
 
     place: TablePlace
     own: tuple[str, ...] = ()
 
     def __call__(self) -> dict[str, Any]:
-        """Options for the storage client.
+        """Return options for the storage client.
 
         Raises:
             StoreError: the catalog failed, or has the table no more.
@@ -213,7 +214,7 @@ class CatalogCredentials:
         try:
             loaded = _load_table(self.place)
         except LoaderError as error:
-            # Not as NoDataError, which readers would take for a missing file.
+            # Readers would take a NoDataError for a missing file.
             raise StoreError(
                 f"the credentials of {self.place.table} have expired, and its catalog gives no new ones: {error}"
             ) from error
@@ -222,12 +223,12 @@ class CatalogCredentials:
 
 
 def open_table(place: TablePlace) -> OpenTable:
-    """The table's present metadata.
+    """Return the table's present metadata.
 
     Raises:
-        MissingDependencyError: pyiceberg, or what this catalog needs, is not installed.
-        NoDataError: no such table. ConfigError: a catalog that cannot be configured. StoreError: it failed.
-        UnsupportedFeatureError: metadata outside of where the table's files may lie.
+        MissingDependencyError: pyiceberg, or a client for this catalog, is not installed.
+        NoDataError: no such table. ConfigError: the catalog cannot be configured. StoreError: the catalog failed.
+        UnsupportedFeatureError: metadata lie outside of the table's roots.
     """
     _require_pyiceberg()
     if place.catalog_config is None:
@@ -247,7 +248,7 @@ def _catalog_options(loaded: Any, place: TablePlace) -> dict[str, Any]:
 
 
 def _access(vended: Mapping[str, Any], place: TablePlace) -> StoreAccess:
-    """The user's access with the catalog's options added; once those expire, the catalog is asked again."""
+    """Return the user's access with the catalog's options added. Once they expire, the catalog is asked again."""
     access = replace(place.access, vended=Secret(dict(vended)))
     properties = place.catalog_config.reveal() if place.catalog_config is not None else {}
     # Only plain values of a catalog's configuration can be sent to workers.
@@ -286,12 +287,12 @@ def _from_location(place: TablePlace) -> OpenTable:
 
 
 def _latest_metadata(directory: str, files: TableFiles) -> str:
-    """The newest metadata file of a table directory: what version-hint.text says, else the highest version.
+    """Return the newest metadata file of a table directory, by version-hint.text or by the highest version.
 
-    v3.metadata.json and 00003-<uuid>.metadata.json are both version 3; of two, the one written last.
+    v3.metadata.json and 00003-<uuid>.metadata.json are both version 3. The file that was written last is newer.
 
     Raises:
-        NoDataError: none. ConfigError: several are the newest, and which was written last cannot be said.
+        NoDataError: no metadata file. ConfigError: several files are the newest, and the store does not tell the last.
     """
     root = directory.rstrip("/") + "/metadata"
     try:
@@ -314,7 +315,7 @@ def _latest_metadata(directory: str, files: TableFiles) -> str:
 def _written_last(directory: str, paths: Sequence[str], files: TableFiles) -> str:
     if len(paths) == 1:
         return paths[0]
-    # Listings leave the time out where looking a file up gives it (obstore).
+    # Some listings leave the time out, while looking a file up gives it (obstore).
     times = [files.store(path).stat(path).modified_ns for path in paths]
     known = [time for time in times if time is not None]
     if len(known) < len(times) or times.count(max(known)) > 1:

@@ -1,4 +1,4 @@
-"""The data files of a snapshot, and their row groups: from footers or, where that is enough, from the manifest alone.
+"""Data files of a snapshot, and their row groups: from footers or, where that is enough, from the manifest alone.
 
 manifest list → manifests → entries → DataFile → FileScan
 """
@@ -22,7 +22,8 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._store import FileEntry, FileStat, redact
 from torch_dataloader_utils.errors import ConfigError, StoreError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.bad_files import BadFile, unless_bad
-from torch_dataloader_utils.formats.decode_errors import checked, corrupt, decoding
+from torch_dataloader_utils.formats.checks import checked
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest, Verdict, kept_nulls
 from torch_dataloader_utils.formats.orc import ORC, scan_orc
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, scan_of_footer
@@ -44,18 +45,18 @@ from torch_dataloader_utils.tables.iceberg.snapshots import ScanTarget
 from torch_dataloader_utils.tables.table_files import TableFiles
 
 _PARQUET = ds.ParquetFileFormat()
-# From so many files in one directory on, listing it beats looking up each.
+# From so many files in one directory on, one listing beats looking up each file.
 _LIST_FROM_FILES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataScanRequest:
-    """The part of a scan that is the same for all data files.
+    """Part of a scan that is the same for all data files.
 
-    fields: those of the table's schema, with ids. projected: names of the columns that are read, None for all.
+    fields: Fields of the table's schema, with ids. projected: Names of the columns that are read, None for all.
     row_filter: None, or a filter over `filter_columns` of `fields`.
     on_error: "skip" gives a BadFile for a file whose metadata does not decode.
-    judge: judges files by the manifest, for the row filter.
+    judge: Judge of files by the manifest, for the row filter.
     """
 
     fields: pa.Schema
@@ -80,10 +81,10 @@ class DataFile:
 
 
 def format_of(entry: ManifestEntry) -> FileFormat:
-    """The format the manifest says; names of data files need no extension.
+    """Return the format that the manifest names; names of data files need no ending.
 
     Raises:
-        UnsupportedFeatureError: another one than Parquet or ORC.
+        UnsupportedFeatureError: a format other than Parquet or ORC.
     """
     if entry.file_format not in FORMATS:
         raise UnsupportedFeatureError(
@@ -99,11 +100,11 @@ def scan_data_files(
     files: TableFiles,
     on_progress: OnProgress | None = None,
 ) -> list[FileScan | BadFile]:
-    """The row groups of every file, in the order of `data`."""
+    """Return the scan of every file, in the order of `data`."""
     listed = _listed(data, files)
 
     def scan(file: DataFile) -> FileScan | BadFile:
-        # Checked here, since manifests and footers may be wrong.
+        # Manifests and footers may be wrong.
         found = partial(_scan, file, listed.get(file.path), request, files)
         return unless_bad(lambda: checked(file.path, found()), request.on_error)
 
@@ -112,9 +113,9 @@ def scan_data_files(
 
 
 def _listed(data: Sequence[DataFile], files: TableFiles) -> dict[str, FileStat]:
-    """Identities of files in remote directories that hold many of them, by listings: one request for a thousand files.
+    """Return the versions of files in large remote directories, by listings: one request for a thousand files.
 
-    Files of directories that cannot be listed are left out and looked up one by one: a reader may have no right to
+    A directory that cannot be listed is left out, and its files are looked up one by one: a reader may have no right to
     list, some stores have no listings (S3 Tables, most web servers), and a name may be a pattern ("t[1]").
     """
     counts = Counter(file.path.rpartition("/")[0] for file in data if not files.store(file.path).is_local)
@@ -144,7 +145,7 @@ def _scan(file: DataFile, stat: FileStat | None, request: DataScanRequest, files
 
 
 def _has_one_group(entry: ManifestEntry) -> bool:
-    # One split offset: one row group, whose rows are the file's. Reading verifies the count.
+    # One split offset means one row group with all rows of the file. Reading verifies the count.
     return len(entry.split_offsets) == 1 and entry.record_count > 0 and entry.file_format == "parquet"
 
 
@@ -164,7 +165,7 @@ def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanReques
 
 
 def _null_counts(entry: ManifestEntry, fields: pa.Schema) -> Int64s:
-    """Nulls of each field in a file of one row group, int64 [1, fields]; a count that cannot be is none."""
+    """Return the nulls of each field in a file of one row group, int64 [1, fields]; an impossible count becomes 0."""
     counts = entry.null_value_counts or {}
     found = np.array([[counts.get(field_id(field), 0) for field in fields]], dtype=np.int64)
     return np.where(found <= entry.record_count, found, 0)
@@ -193,10 +194,10 @@ def _scan_parquet(file: DataFile, item: ScanItem, request: DataScanRequest, file
 def _judged_columns(
     file: DataFile, request: DataScanRequest, schema: pa.Schema, ids: Mapping[int, str]
 ) -> tuple[tuple[pa.Field, Any], ...] | None:
-    """The filter's columns that are known by the partition, if all others can be judged by statistics; else None.
+    """Return the filter's columns that the partition gives; None if statistics cannot judge all other columns.
 
     Arrow judges by name, so a column and every field inside it must have the same name and type in the file as in the
-    table; and the same id, since a field of that name may have been dropped and another one added.
+    table; and the same id, since a field of that name may have been dropped and another field added.
     """
     known = []
     for name in request.filter_columns:
@@ -217,7 +218,7 @@ def _are_same(stored: pa.Field, field: pa.Field) -> bool:
 
 
 def _ids_within(field: pa.Field) -> Iterator[int | None]:
-    """The ids of a field and of all inside it, depth first; None where it has none."""
+    """Yield the ids of a field and of all fields inside it, depth first; None for a field without an id."""
     yield stored_field_id(field)
     for index in range(field.type.num_fields):
         yield from _ids_within(field.type.field(index))
@@ -247,10 +248,11 @@ def _weighed(scan: FileScan, part: float) -> FileScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SnapshotFiles:
-    """The files of a snapshot.
+    """Files of a snapshot.
 
-    data: every data file of the manifests that were read, sorted by path. is_read: bool, whether filters keep it.
-    deletes: delete files of any kind. is_complete: whether all data manifests were read.
+    data: Every data file of the manifests that were read, sorted by path. is_read: bool, whether filters keep each
+        file.
+    deletes: Delete files of any kind. is_complete: Whether all data manifests were read.
     """
 
     data: tuple[DataFile, ...]
@@ -260,10 +262,12 @@ class SnapshotFiles:
 
 
 def list_snapshot(table: OpenTable, target: ScanTarget, pruner: FilePruner) -> SnapshotFiles:
-    """The live files of the target's snapshot; for an increment, the files that its appends added, without deletes.
+    """Return the live files of the target's snapshot.
+
+    An increment has the files that its appends added, without deletes.
 
     Raises:
-        CorruptFileError: manifests that do not decode, or a data file that is listed twice.
+        CorruptFileError: a manifest does not decode, or a data file is listed twice.
     """
     manifests = _manifests(table, target)
     wanted = [each for each in manifests if each.holds_deletes or pruner.may_hold(each)]
@@ -310,7 +314,7 @@ def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[Dat
         spec_id: {part.field_id: part.source_id for part in spec.fields if str(part.transform) == "identity"}
         for spec_id, spec in table.metadata.specs().items()
     }
-    # By spec: old tables give the same field ids to the parts of several specs.
+    # Names are kept by spec: old tables give the same field ids to the parts of several specs.
     names = {
         spec_id: {part.field_id: part.name for part in spec.fields} for spec_id, spec in table.metadata.specs().items()
     }
@@ -320,7 +324,9 @@ def _data_files(table: OpenTable, entries: Sequence[ManifestEntry]) -> tuple[Dat
         if path in found:
             raise corrupt(table.name, f"data file {redact(path)} is in the snapshot twice")
         if entry.partition and entry.spec_id not in identity:
-            raise corrupt(table.name, f"data file {redact(path)} is of partition spec {entry.spec_id}, which it lacks")
+            raise corrupt(
+                table.name, f"data file {redact(path)} has partition spec {entry.spec_id}, which the table lacks"
+            )
         sources = identity.get(entry.spec_id, {})
         values = {sources[part]: value for part, value in entry.partition if part in sources}
         known = names.get(entry.spec_id, {})

@@ -1,7 +1,7 @@
-"""One row group of an Iceberg data file by field ids, and the rows that equality deletes delete.
+"""Decoding of one row group of an Iceberg data file by field ids, and the rows that equality deletes delete.
 
-Beside it: `iceberg_fields` (columns by field id) and `iceberg_deletes`. What is decoded is said by `_core/table_file`,
-which `tables/iceberg/` fills in.
+`stored_fields` finds columns by field id, `equality_deletes` finds deleted rows. `_core/table_file` has the facts about
+the file that the scan found.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -32,13 +32,17 @@ from torch_dataloader_utils.tables.metadata_columns import with_lineage
 
 Decode = Callable[[TaskSource, pa.Schema, GroupRows], pa.RecordBatch]
 
-# A tree of columns is small; the capacity counts the bytes of the schemas they come from.
+# A tree of columns is small; the capacity counts the bytes of the schemas that the trees come from.
 _columns: FileCache["_Columns"] = FileCache(4 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Columns:
-    """schema: of the file. by_id: its columns. in_other_case: see there; empty where ids say which column is which."""
+    """Columns of a file.
+
+    schema: Schema of the file. by_id: Columns by field id. in_other_case: See `in_other_case`; empty if columns have
+    ids.
+    """
 
     schema: pa.Schema
     by_id: Mapping[int, FileColumn]
@@ -47,7 +51,10 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergRows:
-    """stored: rows of the row group, as columns of the table. deleted: rows that equality deletes delete, ascending."""
+    """Rows of one row group.
+
+    stored: Stored rows, as columns of the table. deleted: Rows that equality deletes delete, ascending.
+    """
 
     stored: pa.RecordBatch
     deleted: Int64s
@@ -61,9 +68,9 @@ def decode_table_rows(
     decode: Decode,
     open_store: Callable[[str], Store],
 ) -> IcebergRows:
-    """These stored rows of one row group as the columns `fields` of the table.
+    """Return stored rows of one row group as the columns `fields` of the table.
 
-    fields: an Arrow schema with field ids. decode: reads columns of the file by the file's names.
+    rows: Rows to return. fields: Arrow schema with field ids. decode: Reads columns of the file by the file's names.
 
     Raises:
         SchemaError: a file without field ids and without names that the table knows, two columns of one name, or types
@@ -107,7 +114,7 @@ def stored_name(schema: pa.Schema, field: pa.Field, extra: IcebergFile) -> str:
 
 
 def _check_case(source: TaskSource, file: _Columns, extra: IcebergFile, wanted: Set[int]) -> None:
-    """Raises SchemaError if one of the wanted columns, or a field inside one, has another case in the file."""
+    """Raise SchemaError if a wanted column, or a field inside a wanted column, has another case in the file."""
     for path, other in file.in_other_case.items():
         columns = {number for name, number in extra.table.names if name == path[:1]}
         if columns & wanted - dict(extra.partition_values).keys():
@@ -125,15 +132,14 @@ def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, Fi
     if columns or len(schema) == 0 or extra.table.names:
         return
     raise SchemaError(
-        f"{source.task.where}: the file has no field ids, by which the table finds columns, and the table names no "
-        "columns of such files, so which column is which cannot be said. Write the file again, or set the name mapping "
-        "of the table (Iceberg)."
+        f"{source.task.where}: the file has no field ids, and the table has no name mapping, so columns cannot be "
+        "matched to fields. Write the file again, or set the name mapping of the table (Iceberg)."
     )
 
 
 def _named(arrays: Sequence[pa.Array], fields: pa.Schema, num_rows: int) -> pa.RecordBatch:
     if not arrays:
         return rows_only(num_rows)
-    # Where types differ, `conform` makes them the same later.
+    # If types differ, `conform` makes them the same later.
     kept = [each.with_type(array.type) for each, array in zip(fields, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(kept))

@@ -15,20 +15,20 @@ from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureEr
 
 
 def initial_defaults(fields: Iterable[pa.Field], stored: Mapping[int, Any]) -> tuple[tuple[int, Any], ...]:
-    """(field id, value) of those of the fields, and of fields inside them, that have an initial default.
+    """Return (field id, value) of the fields, and of fields inside them, that have an initial default.
 
-    fields: with ids. stored: JSON by field id.
+    fields: Arrow fields with ids. stored: JSON by field id.
 
     Raises:
         CorruptFileError: a default that is not a value of the field's type.
-        UnsupportedFeatureError: one inside of a type that Arrow makes no values of (lists of UUIDs).
+        UnsupportedFeatureError: a default inside of a type that Arrow makes no values of (lists of UUIDs).
     """
     found: dict[int, Any] = {}
     pending = list(fields) if stored else []
     while pending:
         field = pending.pop()
         pending += [field.type.field(index) for index in range(field.type.num_fields)]
-        number = stored_field_id(field)  # the entries of a map have none
+        number = stored_field_id(field)  # None for the entries of a map
         if number is not None and number in stored:
             found[number] = _checked(field, stored[number], stored)
     return tuple(sorted(found.items()))
@@ -38,14 +38,14 @@ def _checked(field: pa.Field, default: Any, stored: Mapping[int, Any]) -> Any:
     try:
         value = _value(field.type, default, stored)
         pa.scalar(value, getattr(field.type, "storage_type", field.type))
-    except NotImplementedError as error:  # Arrow's is also a TypeError or ValueError
+    except NotImplementedError as error:  # Arrow's error is also a TypeError or ValueError
         raise UnsupportedFeatureError(
-            f"field {field.name} (id {field_id(field)}) has an initial default of type {field.type}, of which pyarrow "
-            f"{pa.__version__} makes no values. Leave the column out."
+            f"field {field.name} (id {field_id(field)}) has an initial default of type {field.type}, and pyarrow "
+            f"{pa.__version__} makes no values of this type. Leave the column out."
         ) from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, pa.ArrowException) as error:
         raise CorruptFileError(
-            f"the table's metadata give field {field.name} (id {field_id(field)}) an initial default that is no "
+            f"the table's metadata give field {field.name} (id {field_id(field)}) an initial default that is not "
             f"{field.type}. Leave the column out, or correct the table."
         ) from error
     return value
@@ -76,6 +76,6 @@ def _value(kind: pa.DataType, default: Any, stored: Mapping[int, Any]) -> Any:
 
 
 def _of_struct(field: pa.Field, default: Mapping[str, Any], stored: Mapping[int, Any]) -> Any:
-    """The value of a field in a default of the struct around it: what that says, or the field's own default."""
+    """Return the value of a field in the default of the struct around it, or else the field's own default."""
     number = field_id(field)
     return _value(field.type, default.get(str(number), stored.get(number)), stored)

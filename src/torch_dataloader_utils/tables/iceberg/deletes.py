@@ -16,7 +16,7 @@ from torch_dataloader_utils._core.table_file import EqualityDeleteFile, stored_f
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.discover.roots import PathIndex
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt, decoding
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.tables.deleted_rows import decode_framed
 from torch_dataloader_utils.tables.iceberg.manifests import FORMATS, ManifestEntry
@@ -27,10 +27,10 @@ _FRAME_BYTES = 12  # length, magic and CRC
 
 
 def read_vector(store: Store, path: str, offset: int, size: int, *, allow_bare: bool) -> Int64s:
-    """The deleted positions, ascending, each once; reads only the vector and the file's first four bytes.
+    """Return the deleted positions, ascending, each once. Only the vector and the file's first four bytes are read.
 
     Raises:
-        CorruptFileError: outside the file, a wrong checksum, or no such vector.
+        CorruptFileError: the vector lies outside the file, has a wrong checksum, or is no vector.
         UnsupportedFeatureError: the file is not a Puffin file (but a bare vector), unless `allow_bare`.
     """
     now = store.stat(path)
@@ -53,7 +53,11 @@ _PUFFIN = "puffin"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PositionDeletes:
-    """positions: data file number to its deleted rows, ascending, each once. dangling: deletes that name no file."""
+    """Deleted rows of data files, by position.
+
+    positions: Deleted rows by number of the data file, ascending, each once. dangling: Number of deletes that name no
+    file.
+    """
 
     positions: dict[int, Int64s]
     dangling: int
@@ -61,7 +65,7 @@ class PositionDeletes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TargetFiles:
-    """All data files of a snapshot, and which of them the scan reads.
+    """All data files of a snapshot, and whether the scan reads each file.
 
     sequence_numbers: int64, one a file. is_read: bool, one a file.
     """
@@ -74,10 +78,10 @@ class TargetFiles:
 def find_deleted_positions(
     deletes: Sequence[ManifestEntry], data: TargetFiles, files: TableFiles, *, allow_bare: bool
 ) -> PositionDeletes:
-    """The deleted rows of the data files that are read.
+    """Return the deleted rows of the data files that are read.
 
-    A file with a deletion vector has no other position deletes: the vector replaces them (spec v3). A delete applies
-    to files of its own or a smaller sequence number.
+    A file with a deletion vector has no other position deletes: the vector replaces them (spec v3). A delete applies to
+    files with its own or a smaller sequence number.
 
     Raises:
         CorruptFileError: two vectors for one file, or a delete file that does not decode.
@@ -108,7 +112,7 @@ def _applies(entry: ManifestEntry, number: int, data: TargetFiles) -> bool:
 def _vectors(
     entries: Iterable[ManifestEntry], data: TargetFiles, files: TableFiles
 ) -> tuple[dict[int, ManifestEntry], int]:
-    # Matched by the manifest alone: the footer of a Puffin file keeps the paths a table had before it was moved.
+    # Only the manifest matches vectors to files: the footer of a Puffin file keeps the paths from before a table moved.
     found: dict[int, ManifestEntry] = {}
     dangling = 0
     for entry in entries:
@@ -131,12 +135,12 @@ def _read_vector(files: TableFiles, entry: ManifestEntry, *, allow_bare: bool) -
 
 
 def _read_rows(files: TableFiles, entry: ManifestEntry) -> list[tuple[str, Int64s]]:
-    """(data file path as written, positions in any order) of one delete file."""
+    """Return (data file path as written, positions in any order) of one delete file."""
     path = files.rules.resolve(entry.path)
     data = files.read(path)
     with decoding(path, "position delete file"):
         paths, positions = _columns(path, entry.file_format, data)
-        # Rows without a path mean the file that the manifest names, if it names one.
+        # A row without a path means the file that the manifest names.
         if entry.referenced_data_file is not None:
             paths = pc.fill_null(paths, entry.referenced_data_file)
         known = pc.and_(paths.is_valid(), positions.is_valid())
@@ -145,14 +149,14 @@ def _read_rows(files: TableFiles, entry: ManifestEntry) -> list[tuple[str, Int64
         codes = encoded.indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
     stops = np.searchsorted(codes[order], np.arange(len(encoded.dictionary)), side="right")
-    parts = np.split(positions[order], stops)  # and nothing after the last stop
+    parts = np.split(positions[order], stops)  # the part after the last stop is empty
     return list(zip(encoded.dictionary.to_pylist(), parts, strict=False))
 
 
 def _columns(path: str, file_format: str, data: Buffer) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     match file_format:
         case "parquet":
-            # One column may be a struct ("row"), which is not needed; columns are found by id, then by name.
+            # One column may be a struct ("row") that is not needed. Columns are found by id, then by name.
             open_file = partial(pq.ParquetFile, pa.BufferReader(data), page_checksum_verification=True)
             file = open_checked(data, redact(path), open_file)
             names, num_rows = _names(path, file.schema_arrow), file.metadata.num_rows
@@ -165,12 +169,12 @@ def _columns(path: str, file_format: str, data: Buffer) -> tuple[pa.ChunkedArray
             raise UnsupportedFeatureError(
                 f"{redact(path)}: delete files in {file_format} are not supported; rewrite the table's deletes."
             )
-    # Few paths, each once a deleted row: as texts 100 bytes a row. Arrow reads some encodings as texts only.
+    # Few paths repeat in many rows: texts take 100 bytes a row. Arrow reads some encodings only as texts.
     parts = [
         (batch.column(names[0]).cast(pa.string()).dictionary_encode(), batch.column(names[1])) for batch in batches
     ]
     if (found := sum(len(positions) for _, positions in parts)) != num_rows:
-        # Where the header of a page is damaged, Arrow gives the batches before it, and no error.
+        # If the header of a page is damaged, Arrow gives the batches before it, and no error.
         raise corrupt(path, f"it has {found:,} of its {num_rows:,} rows")
     if not parts:
         return pa.array([], pa.string()), pa.array([], pa.int64())
@@ -184,7 +188,7 @@ def _names(path: str, schema: pa.Schema) -> tuple[str, str]:
         by_id = [field.name for field in schema if stored_field_id(field) == number]
         found += by_id[:1] or [each for each in schema.names if each == name]
     if len(found) != 2:
-        raise corrupt(path, f"a position delete file has the columns file_path and pos, this one {schema.names}")
+        raise corrupt(path, f"a position delete file needs the columns file_path and pos, and has {schema.names}")
     return found[0], found[1]
 
 
@@ -194,17 +198,17 @@ _EVERYWHERE: Scope = (-1, ())
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EqualityIndex:
-    """The equality delete files of a snapshot.
+    """Index of the equality delete files of a snapshot.
 
-    by_scope: (sequence number, file) by partition, ascending.
-    chosen: results of `of`, kept so that data files with the same deletes share one object, which is pickled once.
+    by_scope: (sequence number, file) by partition, ascending. chosen: Results of `of`, kept so that data files with the
+    same deletes share one object, which is pickled once.
     """
 
     by_scope: dict[Scope, list[tuple[int, EqualityDeleteFile]]] = field(default_factory=dict)
     chosen: dict[tuple[Scope, int], tuple[EqualityDeleteFile, ...]] = field(default_factory=dict)
 
     def of(self, entry: ManifestEntry) -> tuple[EqualityDeleteFile, ...]:
-        """The delete files that apply to a data file, sorted by path."""
+        """Return the delete files that apply to a data file, sorted by path."""
         if not self.by_scope:
             return ()
         scope = _scope(entry)
@@ -217,19 +221,19 @@ class EqualityIndex:
 
     @property
     def key_ids(self) -> frozenset[int]:
-        """All field ids that keys have."""
+        """All field ids of keys."""
         return frozenset(key for files in self.by_scope.values() for _, file in files for key in file.key_ids)
 
 
 def index_equality_deletes(
     entries: Sequence[ManifestEntry], unpartitioned: frozenset[int], files: TableFiles
 ) -> EqualityIndex:
-    """The index of these delete files, with the identity that each has now.
+    """Return the index of these delete files, each with its present identity.
 
-    unpartitioned: ids of the specs whose deletes apply everywhere.
+    unpartitioned: Ids of specs with deletes that apply everywhere.
 
     Raises:
-        UnsupportedFeatureError: a delete file in Avro. CorruptFileError: one without key columns.
+        UnsupportedFeatureError: a delete file in Avro. CorruptFileError: a delete file without key columns.
     """
     index = EqualityIndex()
     for entry, file in zip(entries, files.map(lambda entry: _delete_file(entry, files), entries), strict=True):

@@ -1,6 +1,6 @@
-"""The rows of a row group that equality delete files delete, by their keys.
+"""Rows of a row group that equality delete files delete, by their keys.
 
-`tables/iceberg/deletes` finds which deletes apply to which file. Deletes by position are in `deletes`.
+`deletes` finds the delete files that apply to each data file, and has deletes by position.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupT
 from torch_dataloader_utils._core.table_file import EqualityDeleteFile, IcebergFile, field_id
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.formats.checks import foreign_errors
+from torch_dataloader_utils.formats.errors import foreign_errors
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.tables.iceberg.stored_fields import (
@@ -32,10 +32,10 @@ from torch_dataloader_utils.tables.iceberg.stored_fields import (
     project_columns,
 )
 
-# Key sets of one process; those of a few million keys fit.
+# Bytes of the key sets of one process. Sets of a few million keys fit.
 _CAPACITY_BYTES = 512 << 20
-# Keys of single delete files. Streaming writers add a small one with each commit, and each data file then has its own
-# set, of all later delete files: 500,000 reads for 1,000 commits without this cache.
+# Bytes of the keys of single delete files. Streaming writers add a small file with each commit, and each data file then
+# has its own set of all later delete files: 500,000 reads for 1,000 commits without this cache.
 _FILE_KEYS_BYTES = 128 << 20
 
 _key_sets: FileCache["KeySet"] = FileCache(_CAPACITY_BYTES)
@@ -46,9 +46,9 @@ _file_keys: FileCache[list[pa.Array]] = FileCache(_FILE_KEYS_BYTES)
 class KeySet:
     """Distinct keys of one or more columns.
 
-    values: the distinct values of each column.
-    prefixes: for each column but the first, the distinct keys of the columns up to this one, ascending int64. A key is
-        the place of its prefix of one column less, times the number of distinct values, plus the place of its value.
+    values: Distinct values of each column.
+    prefixes: For each column but the first, the distinct keys of the columns up to this column, ascending int64. A key
+        is the place of its prefix (one column less), times the number of distinct values, plus the place of its value.
 
         keys (a, 1) (b, 1) (b, 2)      values [a, b] and [1, 2], prefixes [0, 2, 3]
     """
@@ -58,23 +58,23 @@ class KeySet:
 
     @classmethod
     def of(cls, columns: Sequence[pa.Array]) -> "KeySet":
-        """The set of the rows of these columns."""
+        """Return the set of the rows of these columns."""
         values = tuple(map(_distinct, columns))
         prefixes: list[Int64s] = []
         keys = _places(columns[0], values[0]) if len(columns) > 1 else np.zeros(0, dtype=np.int64)
         for column, distinct in zip(columns[1:], values[1:], strict=True):
-            # Numbered again after each column, so that the product of two counts always fits into 63 bits.
+            # Keys are numbered again after each column, so that the product of two counts always fits into 63 bits.
             unique, keys = np.unique(keys * len(distinct) + _places(column, distinct), return_inverse=True)
             prefixes.append(unique)
         return cls(values=values, prefixes=tuple(prefixes))
 
     @property
     def nbytes(self) -> int:
-        """Memory held, about."""
+        """Bytes of memory held, about."""
         return sum(each.nbytes for each in (*self.values, *self.prefixes))
 
     def contains(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
-        """For each row of these columns, whether it is in the set."""
+        """Return for each row of these columns whether it is in the set."""
         keys = _places(columns[0], self.values[0])
         found = keys >= 0
         if found.any():
@@ -93,12 +93,12 @@ def deleted_by_keys(
     extra: IcebergFile,
     open_store: Callable[[str], Store],
 ) -> Int64s:
-    """The rows of the batch that equality deletes delete, ascending.
+    """Return the rows of the batch that equality deletes delete, ascending.
 
-    batch: the decoded rows, with all key columns that the file has. columns: the file's columns by field id.
+    batch: Decoded rows, with all key columns that the file has. columns: Columns of the file by field id.
 
     Raises:
-        SchemaError, CorruptFileError, FileChangedError, StoreError: a delete file that cannot be used.
+        SchemaError, CorruptFileError, FileChangedError, StoreError: a delete file cannot be used.
     """
     deleted = np.zeros(batch.num_rows, dtype=np.bool_)
     keys = key_fields(extra)
@@ -112,7 +112,7 @@ def deleted_by_keys(
 
 
 def key_fields(extra: IcebergFile) -> pa.Schema:
-    """The schema of all key columns; see `TableFields.keys`."""
+    """Return the schema of all key columns; see `TableFields.keys`."""
     return decode_schema(extra.table.keys)
 
 
@@ -134,7 +134,7 @@ def _key_set(
 def _keys_of(
     file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: IcebergFile, open_store: Callable[[str], Store]
 ) -> list[pa.Array]:
-    """The key columns of one delete file, cached because other data files need them too."""
+    """Return the key columns of one delete file, cached because other data files need them too."""
 
     def load() -> tuple[list[pa.Array], int]:
         columns = _read_keys(file, wanted, extra, open_store(file.path))
@@ -144,7 +144,7 @@ def _keys_of(
 
 
 def _reading(wanted: Sequence[pa.Field], extra: IcebergFile) -> tuple[int | str, ...]:
-    """The part of a cache key beside the files: under other names or types the same files give other keys."""
+    """Return the part of a cache key beside the files: under other names or types the same files give other keys."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 
@@ -179,7 +179,7 @@ def _read_keys(
 
 
 def _holds(columns: Mapping[int, FileColumn] | Mapping[int | str, FileColumn], key: pa.Field) -> bool:
-    """Whether the file has the key column, inside of its structs too."""
+    """Return whether the file has the key column, inside of its structs too."""
     column = columns.get(field_id(key))
     if column is None or not pa.types.is_struct(key.type):
         return column is not None
@@ -189,7 +189,7 @@ def _holds(columns: Mapping[int, FileColumn] | Mapping[int | str, FileColumn], k
 def _read_table(file: EqualityDeleteFile, data: Buffer) -> pa.Table:
     if file.file_format == FileFormat.ORC:
         return pa_orc.ORCFile(pa.BufferReader(data)).read()
-    # Units as of data files.
+    # The units are the units of data files.
     options = {"page_checksum_verification": True, "coerce_int96_timestamp_unit": "us"}
     open_file = partial(pq.ParquetFile, pa.BufferReader(data), **options)
     return open_checked(data, redact(file.path), open_file).read(use_threads=False)
@@ -200,9 +200,10 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _distinct(column: pa.Array) -> pa.Array:
-    """The distinct values; integers ascending, unless there are nulls.
+    """Return the distinct values; integers ascending, unless some are null.
 
-    Sorted ones can be searched: Arrow's hash table of 2.6 million integers takes 200 MB and 0.2 s for each row group.
+    Sorted integers can be searched: Arrow's hash table of 2.6 million integers takes 200 MB and 0.2 s for each row
+    group.
     """
     if not pa.types.is_integer(column.type) or column.null_count:
         return column.unique()
@@ -213,10 +214,10 @@ def _distinct(column: pa.Array) -> pa.Array:
 
 
 def _places(column: pa.Array, distinct: pa.Array) -> Int64s:
-    """The place of each value in `distinct` (made by `_distinct`); -1 if it is not there."""
+    """Return the place of each value in `distinct` (made by `_distinct`); -1 for a value that is missing."""
     if _are_searched(column, distinct):
         ascending, values = distinct.to_numpy(), column.fill_null(0).to_numpy()
-        # In ascending order: random searches wait for memory, and a million of them take four times as long.
+        # Values are searched in ascending order. Random searches wait for memory: a million take four times as long.
         order = np.argsort(values)
         place = np.empty(len(values), dtype=np.int64)
         place[order] = np.searchsorted(ascending[:-1], values[order])
@@ -228,5 +229,5 @@ def _places(column: pa.Array, distinct: pa.Array) -> Int64s:
 
 
 def _are_searched(column: pa.Array, distinct: pa.Array) -> bool:
-    """Whether to search in the sorted values; if they are few, Arrow's hash table is small and faster."""
+    """Return whether to search in the sorted values. For few values, Arrow's hash table is small and faster."""
     return pa.types.is_integer(distinct.type) and distinct.null_count == 0 and 4 * len(distinct) > len(column)

@@ -1,4 +1,4 @@
-"""Iceberg schemas as Arrow schemas with field ids, and what a reader needs for files that lack columns or ids."""
+"""Iceberg schemas as Arrow schemas with field ids, and the facts for files that lack columns or ids."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.types import IcebergType, NestedField
 
-# Iceberg spec, "Reserved Field IDs": columns that engines make up, and that are not read.
+# Iceberg spec, "Reserved Field IDs": columns that engines make up. They are not read.
 _OTHER_METADATA_COLUMNS = (
     "_deleted",
     "_spec_id",
@@ -32,17 +32,18 @@ NamePath = tuple[str, ...]
 
 
 def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None = None) -> pa.Schema:
-    """The Arrow schema of an Iceberg schema, with the id of every field, nested ones too, in its metadata.
+    """Return the Arrow schema of an Iceberg schema, with the id of every field, nested fields too, in its metadata.
 
-    Types are Arrow's plain ones (string, list), where pyiceberg gives large ones. Every field is nullable:
-    `required` is a promise of the writers, and old files break it.
+    Types are Arrow's plain types (string, list), where pyiceberg gives large types. Every field is nullable: `required`
+    is a promise of the writers, and old files break it.
 
-    beside: types of fields that pyiceberg does not know, and defaults.
-    wanted: names of the columns that will be read, None for all. Others are left out if Arrow has no plain counterpart
-        of their types, or if their defaults are not values of them.
+    beside: Types of fields that pyiceberg does not know, and defaults.
+    wanted: Names of the columns that will be read, None for all. Other columns are left out if Arrow has no plain
+        counterpart of their type, or if their default is not a value of the type.
 
     Raises:
-        UnsupportedFeatureError: such a type of a column that is wanted. CorruptFileError: such a default.
+        UnsupportedFeatureError: Arrow has no plain counterpart of a wanted column's type.
+        CorruptFileError: the default of a wanted column is not a value of its type.
     """
     fields, refused = [], {}
     for field in schema.fields:
@@ -64,11 +65,11 @@ def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None 
 
 
 class _UnreadTypeError(Exception):
-    """A type that Arrow has no plain counterpart of; its text is the type."""
+    """Type without a plain counterpart in Arrow. The text of the error is the type."""
 
 
 def metadata_column_hint(name: str) -> str:
-    """Advice about a name that is not a column of the table."""
+    """Return advice about a name that is not a column of the table."""
     if name not in _OTHER_METADATA_COLUMNS:
         return ""
     return f" Of metadata columns, {', '.join(METADATA_COLUMNS)} are read; leave the others out."
@@ -123,12 +124,12 @@ _PLAIN = {
 
 
 def key_schema(metadata: "TableMetadata", schema: "Schema", key_ids: Iterable[int]) -> pa.Schema:
-    """One column for each key id, named by the id; see `TableFields.keys`.
+    """Return a schema with one column for each key id, named by the id; see `TableFields.keys`.
 
-    A key may have been dropped from the schema since; the latest schema that has it says its type.
+    A key may have been dropped from the schema since. The latest schema that has the key gives its type.
 
     Raises:
-        CorruptFileError: an id that no schema of the table has.
+        CorruptFileError: no schema of the table has the id.
     """
     schemas = [schema, *sorted(metadata.schemas, key=lambda each: each.schema_id, reverse=True)]
     fields = []
@@ -145,7 +146,7 @@ def key_schema(metadata: "TableMetadata", schema: "Schema", key_ids: Iterable[in
 
 
 def _chain(fields: "Sequence[NestedField]", field_id: int) -> "tuple[NestedField, ...]":
-    """The fields from the top down to `field_id`, through structs; () if it is not there."""
+    """Return the fields from the top down to `field_id`, through structs; () if the field is missing."""
     from pyiceberg.types import StructType
 
     for field in fields:
@@ -170,10 +171,10 @@ def _pruned(chain: "Sequence[NestedField]") -> pa.Field:
 
 
 def name_ids(metadata: "TableMetadata") -> tuple[tuple[NamePath, int], ...]:
-    """Field ids by names, for data files without ids: the table's name mapping.
+    """Return field ids by names, for data files without ids: the table's name mapping.
 
-    A table without one (files of a migrated table) maps every name to the field that its schemas, past and present,
-    use it for. A name that meant several over time comes with each of them, and is refused by the reader.
+    A table without a mapping (files of a migrated table) maps every name to the field that its schemas, past and
+    present, use it for. A name that meant several fields over time comes with each field, and is refused by the reader.
     """
     text = metadata.properties.get(_NAME_MAPPING)
     if text is not None:

@@ -1,7 +1,7 @@
-"""Rules out manifests and data files by a row filter, with partition values and column bounds.
+"""Pruning of manifests and data files by a row filter, with partition values and column bounds.
 
-pyiceberg does the transforms and comparisons. If statistics cannot be evaluated (such as bounds written before a type
-was widened) or contradict themselves, the file stays. Partition values that have wrapped are not evaluated either:
+pyiceberg does the transforms and comparisons. The file stays if statistics cannot be evaluated (such as bounds written
+before a type was widened) or contradict themselves. Partition values that have wrapped are not evaluated either:
 
     truncate[3] of the int -2147483648     -2147483649 by the specification; writers store 2147483647
 """
@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.table_file import field_id
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.formats.file_scan import Verdict
-from torch_dataloader_utils.formats.statistics import has_exact_statistics
+from torch_dataloader_utils.formats.statistics import counts_contradict, has_exact_statistics
 from torch_dataloader_utils.tables.iceberg.manifests import Manifest, ManifestEntry
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The greatest int and long. A long column may have partition values from when it was an int.
+# Greatest int and long. A long column may have partition values from the time when it was an int.
 _GREATEST = (2**31 - 1, 2**63 - 1)
 
-# Errors that evaluating statistics of other writers can raise.
+# Errors of evaluating statistics of other writers.
 _UNEVALUABLE = (ValueError, TypeError, ArithmeticError, struct.error, AttributeError, LookupError, NotImplementedError)
 
 
 class FilePruner:
-    """Answers for one scan; `expression` is over the columns of `schema`.
+    """Pruner of the manifests and data files of one scan; `expression` is over the columns of `schema`.
 
     Raises:
         ConfigError: the expression does not fit the schema.
@@ -69,7 +69,7 @@ class FilePruner:
         self._widths = cache(self._truncated_widths)
 
     def may_hold(self, manifest: Manifest) -> bool:
-        """Whether some data file of the manifest may hold a row that the expression keeps."""
+        """Return whether some data file of the manifest may hold a row that the expression keeps."""
         if self.keeps_all or manifest.partitions is None:
             return True
         if _unless_no(lambda: self._may_have_wrapped(manifest) or self._manifest_test(manifest.spec_id)(manifest)):
@@ -77,7 +77,7 @@ class FilePruner:
         return _logged(_unless_no(lambda: self._summaries_contradict(manifest)), manifest.manifest_path)
 
     def may_match(self, entry: ManifestEntry) -> bool:
-        """Whether the data file may hold a row that the expression keeps."""
+        """Return whether the data file may hold a row that the expression keeps."""
         if self.keeps_all:
             return True
         if not _unless_no(lambda: self._partition_test(entry.spec_id)(entry)):
@@ -87,7 +87,7 @@ class FilePruner:
         return _logged(self.contradicts(entry), entry.path)
 
     def contradicts(self, entry: ManifestEntry) -> bool:
-        """Whether the statistics of a data file, of the fields that the expression names, cannot be right."""
+        """Return whether statistics of a data file cannot be right, for a field that the expression names."""
         return any(_unless_no(partial(self._is_contradicted, entry, field)) for field in self._used)
 
     def _is_contradicted(self, entry: ManifestEntry, field: "NestedField") -> bool:
@@ -100,9 +100,8 @@ class FilePruner:
         if number in self._columns and values not in (None, entry.record_count):
             return True
         known = entry.record_count if values is None else values
-        if min(nulls or 0, nans or 0) < 0 or (nulls or 0) + (nans or 0) > known:
-            return True
-        if nulls == known and (lower is not None or upper is not None):
+        has_bounds = nulls is not None and (lower is not None or upper is not None)
+        if counts_contradict(known, nulls or 0, has_bounds=has_bounds) or not 0 <= (nans or 0) <= known - (nulls or 0):
             return True
         return lower is not None and upper is not None and not _is_range(field.field_type, lower, upper)
 
@@ -118,7 +117,7 @@ class FilePruner:
         return [field.field_type for field in self._specs[spec_id].partition_type(self._schema).fields]
 
     def _truncated_widths(self, spec_id: int) -> list[int]:
-        """W for each field of the spec that truncates integers to multiples of W, 0 for the others."""
+        """Return W for each field of the spec that truncates integers to multiples of W, 0 for other fields."""
         from pyiceberg.transforms import TruncateTransform
         from pyiceberg.types import IntegerType, LongType
 
@@ -182,14 +181,14 @@ def _logged(is_contradicted: bool, path: str) -> bool:
 
 
 def _is_range(kind: Any, lower: bytes, upper: bytes) -> bool:
-    """Whether the bounds of a field of this type are in order; NaN is not."""
+    """Return whether the bounds of a field of this type are in order; NaN is not."""
     from pyiceberg.conversions import from_bytes
 
     return bool(from_bytes(kind, lower) <= from_bytes(kind, upper))
 
 
 def _holds_wrapped(lower: int, upper: int, width: int) -> bool:
-    """Whether a value in [lower, upper] may be the wrapped truncation of one near the minimum of its type."""
+    """Return whether [lower, upper] may hold the wrapped truncation of a value near the minimum of its type."""
     return any(lower <= greatest and upper > greatest - width for greatest in _GREATEST)
 
 
@@ -198,10 +197,10 @@ def _integer(bound: bytes) -> int:
 
 
 def _all_optional(fields: "Sequence[NestedField]") -> "list[NestedField]":
-    """The fields, those inside structs too, without the promise that they are never null.
+    """Return the fields, fields inside structs too, without the promise that they are never null.
 
-    pyiceberg assumes that a required field is never null. But older files may have nulls in it, and so has a required
-    field inside a struct that is null.
+    pyiceberg assumes that a required field is never null. But older files may have nulls in it, and a required field
+    inside a null struct is null too.
     """
     from pyiceberg.types import StructType
 
@@ -221,21 +220,22 @@ def _unless_no(test: Callable[[], bool]) -> bool:
 
 
 class ManifestJudge:
-    """Judges files of one row group that the pruner kept; for these, manifest and footer have the same bounds.
+    """Judge of files of one row group that the pruner kept. Their manifest and footer have the same bounds.
 
-    negation: true at least for every row for which the filter is false. used: the fields that the filter names.
+    negation: Expression that is true at least for every row for which the filter is false. used: Fields that the filter
+    names.
     """
 
     def __init__(
         self, metadata: "TableMetadata", schema: "Schema", negation: "BooleanExpression", used: Sequence[pa.Field]
     ) -> None:
         self._used = tuple(field_id(field) for field in used)
-        # Otherwise nothing is proven, as with footers: bounds of text may be shortened, and statistics leave out NaN.
+        # Other types prove nothing, as with footers: bounds of text may be shortened, and statistics leave out NaN.
         self._can_prove = all(has_exact_statistics(field.type) for field in used)
         self._negation = FilePruner(metadata, schema, negation)
 
     def verdict(self, entry: ManifestEntry) -> Verdict | None:
-        """IN or MAYBE; None if the manifest lacks bounds or contradicts itself, since the footer may have them."""
+        """Return IN or MAYBE; None if the manifest lacks bounds or contradicts itself. The footer may have bounds."""
         lower, upper, nulls = entry.lower_bounds or {}, entry.upper_bounds or {}, entry.null_value_counts or {}
         if not all(number in lower and number in upper for number in self._used):
             return None

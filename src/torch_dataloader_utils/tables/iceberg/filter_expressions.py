@@ -1,4 +1,4 @@
-"""Row filters on Iceberg tables: from pyarrow's expression to pyiceberg's, by which data files are left out."""
+"""Row filters on Iceberg tables: pyarrow's expression becomes pyiceberg's, by which data files are left out."""
 
 import ctypes
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class UnknownForm(Exception):  # noqa: N818 - a signal inside this package, never seen by users
-    """The expression cannot be walked."""
+    """Expression that cannot be walked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class Literal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRef:
-    """A column by name, or a field inside a struct column by several."""
+    """Reference to a column by name, or to a field inside a struct column by several names."""
 
     path: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A compute function; `options` is a struct as Arrow's function options class names its fields."""
+    """Call of a compute function; `options` is a struct with the field names of Arrow's function options class."""
 
     function: str
     arguments: tuple["Node", ...]
@@ -47,10 +47,10 @@ Node = Literal | FieldRef | Call
 
 
 def parse_expression(expression: pc.Expression) -> Node:
-    """The tree of an expression.
+    """Return the tree of an expression.
 
     Raises:
-        UnknownForm: not in the form that this module knows.
+        UnknownForm: the expression is not in the form that this module knows.
     """
     try:
         (serialized,) = expression.__reduce__()[1]
@@ -103,16 +103,16 @@ def _path(node: Node) -> tuple[str, ...]:
 
 
 class _ArrowSchema(ctypes.Structure):
-    """The start of the C data interface's ArrowSchema."""
+    """Start of the C data interface's ArrowSchema."""
 
     _fields_ = (("format", ctypes.c_char_p), ("name", ctypes.c_char_p), ("metadata", ctypes.c_void_p))
 
 
 def _metadata_pairs(schema: pa.Schema) -> list[tuple[str, str]]:
-    """The schema's metadata with its order and repeated keys, both of which `schema.metadata` (a dict) drops.
+    """Return the schema's metadata with its order and repeated keys. `schema.metadata` (a dict) drops both.
 
-    Read through the Arrow C data interface, whose layout is fixed: int32 number of pairs, then for each key and
-    value int32 length and the bytes.
+    Read through the Arrow C data interface with its fixed layout: int32 number of pairs, then for each key and value
+    int32 length and the bytes.
     """
     capsule = schema.__arrow_c_schema__()
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -150,9 +150,11 @@ _OR = ("or", "or_kleene")
 
 
 def translate(row_filter: pc.Expression, schema: pa.Schema) -> "BooleanExpression":
-    """The pyiceberg expression, over the columns of `schema` by name.
+    """Return the pyiceberg expression, over the columns of `schema` by name.
 
-    (pc.field("id") > 5) & (pc.add(pc.field("x"), 1) > 2)      GreaterThan("id", 5)
+    Every row that the filter keeps, the expression keeps too: parts that cannot be translated become AlwaysTrue.
+
+        (pc.field("id") > 5) & (pc.add(pc.field("x"), 1) > 2)      GreaterThan("id", 5)
     """
     tree: Node
     try:
@@ -177,7 +179,7 @@ class _Translator:
             case Call(function="invert", arguments=(argument,)):
                 return self.walk(argument, negated=not negated)
             case Call(function=function, arguments=(left, right)) if function in _AND + _OR:
-                # De Morgan; each side keeps at least what it must, so both together do.
+                # De Morgan. Each side keeps at least its rows, so both together keep at least theirs.
                 combine = iceberg.And if (function in _AND) != negated else iceberg.Or
                 return combine(self.walk(left, negated=negated), self.walk(right, negated=negated))
             case Call(function=function, arguments=(FieldRef() as ref, Literal() as literal)) if function in _SWAPPED:
@@ -222,26 +224,26 @@ class _Translator:
                 return iceberg.StartsWith(field.name, call.options["pattern"].as_py())
             case "is_in" if not negated:
                 values = [_exact_value(value, field.type) for value in call.options["value_set"].values]
-                # A null or an inexact value in the set: leave it to the reader.
+                # A null or an inexact value in the set is left to the reader.
                 return iceberg.AlwaysTrue() if None in values else iceberg.In(field.name, values)
             case _:
                 return iceberg.AlwaysTrue()
 
 
 def _expressions() -> Any:
-    # Any: the constructors are pydantic's, whose signatures type checkers see without their aliases.
+    # Any: the constructors are pydantic's, and type checkers see their signatures without aliases.
     from pyiceberg import expressions
 
     return expressions
 
 
 def _flag(call: Call, name: str) -> bool:
-    # An option that is not there is another release's default: the careful answer.
+    # A missing option has another release's default: True is the careful answer.
     return bool(call.options[name].as_py()) if name in call.options else True
 
 
 def _exact_value(scalar: Any, data_type: pa.DataType) -> Any:
-    """The literal as pyiceberg takes it for this type; None if the type cannot hold it or it is not finite."""
+    """Return the literal as pyiceberg takes it for this type; None if the type cannot hold it or it is not finite."""
     types = pa.types
     if not scalar.is_valid or not _is_comparable(data_type):
         return None
@@ -252,10 +254,10 @@ def _exact_value(scalar: Any, data_type: pa.DataType) -> Any:
     except pa.ArrowException:
         return None
     if types.is_temporal(data_type):
-        # Days or microseconds, which pyiceberg takes for every type of time.
+        # pyiceberg takes days or microseconds for every type of time.
         return exact.cast(pa.int32() if types.is_date32(data_type) else pa.int64()).as_py()
     value = exact.as_py()
-    # pyiceberg takes an infinite value for one beyond a float's range, which no row equals; NaN equals nothing at all.
+    # pyiceberg takes an infinite value for a value beyond a float's range, and no row equals it. NaN equals no value.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -280,12 +282,12 @@ def _is_comparable(data_type: pa.DataType) -> bool:
 
 
 def pruning_expression(filters: pc.Expression | None, scan_filter: Any, schema: pa.Schema) -> "BooleanExpression":
-    """Both filters as one pyiceberg expression; data files that cannot match it are left out.
+    """Return both filters as one pyiceberg expression. Data files that cannot match it are left out.
 
-    filters: over columns of `schema`. scan_filter: a pyiceberg expression, its text, or None.
+    filters: Expression over columns of `schema`. scan_filter: A pyiceberg expression, its text, or None.
 
     Raises:
-        ConfigError: a text that does not parse. ConfigTypeError: a scan_filter that is neither.
+        ConfigError: a text that does not parse. ConfigTypeError: scan_filter is neither an expression nor a text.
     """
     from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 
@@ -307,7 +309,7 @@ def _parsed(text: str) -> "BooleanExpression":
     try:
         return parser.parse(text)
     except (ParseException, ValueError) as error:
-        # Its own text, pages of grammar, is left to the traceback.
+        # The error's own text, pages of grammar, is left to the traceback.
         raise ConfigError(
             f"scan_filter={text!r} does not parse. Write it like \"day >= '2024-01-01' and region in (3, 4)\", or pass "
             "a pyiceberg expression."

@@ -1,7 +1,7 @@
-"""Reads manifest lists and manifests: the files of a snapshot, up to format version 3.
+"""Manifest lists and manifests: the files of a snapshot, up to format version 3.
 
-pyiceberg 0.12 reads manifests by the schema of version 2, which has no deletion vectors; so this reads fields by their
-ids, and only those that are used (Iceberg spec, "Manifests"). Sizes in manifests may be wrong and are not used.
+pyiceberg 0.12 reads manifests by the schema of version 2, which has no deletion vectors. This module reads fields by
+their ids, and only the used fields (Iceberg spec, "Manifests"). Sizes in manifests may be wrong and are not used.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._store import Buffer, redact
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.tables.iceberg.metadata_errors import parsing
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ _SYNC_BYTES = 16
 def read_records(
     data: Buffer, wanted: Sequence[int], wanted_inside: Mapping[int, Sequence[int]] | None = None
 ) -> "tuple[Mapping[str, str], Schema, Iterator[list[Any]]]":
-    """The file's properties and schema, and for each record the list of the values of the fields `wanted` (ids).
+    """Return the file's properties and schema, and an iterator of records as lists of the `wanted` fields' values.
 
-    Values are None where the file lacks the field.
-
-    wanted_inside: the fields wanted of structs among them, by the struct's field id; these structs come as lists too,
-        all others as pyiceberg's records with all fields. Fields that are not wanted are skipped, not decoded.
+    wanted: Ids of fields. A value is None if the file lacks the field. wanted_inside: Ids of the wanted fields inside
+    of struct fields, by the struct's field id. These structs come as lists too, other structs as pyiceberg's records
+    with all fields. Fields that are not wanted are skipped, not decoded.
     """
     from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
     from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
@@ -44,7 +43,7 @@ def read_records(
     stored = json.loads(header.meta["avro.schema"], object_hook=_without_nanoseconds)
     file_schema = AvroSchemaConversion().avro_to_iceberg(stored)
     # The compiled decoder of pyiceberg 0.12 rounds doubles to floats (2.222 becomes 2.2219998836517334), and is ten
-    # times as fast as the other; only manifests with such partition values need the slow one.
+    # times as fast as the other decoder. Only manifests with doubles as partition values need the slow decoder.
     make_decoder = StreamingBinaryDecoder if _holds_doubles(file_schema) else new_decoder
     reader = _FieldsReader(file_schema.as_struct(), construct_reader(file_schema), wanted, wanted_inside or {})
     codec = header.compression_codec()
@@ -65,13 +64,13 @@ def read_records(
 
 
 def _without_nanoseconds(stored: dict[str, Any]) -> dict[str, Any]:
-    """A type of an Avro schema; one of nanoseconds, which pyiceberg does not know, as the number that is stored."""
+    """Return a type of an Avro schema; a type of nanoseconds, unknown to pyiceberg, becomes its stored number."""
     is_nanoseconds = str(stored.get("logicalType")).endswith("timestamp-nanos")
     return {key: value for key, value in stored.items() if key != "logicalType"} if is_nanoseconds else stored
 
 
 class _FieldsReader:
-    """Reads chosen fields of a struct, by id, and skips the others."""
+    """Reader of chosen fields of a struct, by id. It skips the other fields."""
 
     def __init__(self, struct: Any, reader: Any, wanted: Sequence[int], inside: Mapping[int, Sequence[int]]) -> None:
         places = {field_id: place for place, field_id in enumerate(wanted)}
@@ -87,7 +86,7 @@ class _FieldsReader:
                 self._steps.append((place, child.read))
 
     def read(self, decoder: Any) -> list[Any]:
-        """The values, in the order they are wanted."""
+        """Return the values, in the wanted order."""
         values: list[Any] = [None] * self._num_fields
         for place, step in self._steps:
             if place is None:
@@ -105,9 +104,9 @@ def _holds_doubles(schema: "Schema") -> bool:
 
 
 FORMATS = {"parquet": FileFormat.PARQUET, "orc": FileFormat.ORC}
-"""Formats of data and equality delete files that are read, by their names in manifests."""
+"""Supported formats of data and equality delete files, by their names in manifests."""
 
-# How files of encrypted tables begin (Iceberg spec, "AES GCM Stream").
+# First bytes of files of encrypted tables (Iceberg spec, "AES GCM Stream").
 _ENCRYPTED = b"AGS1"
 _ADDED, _DELETED = 1, 2
 _PARTITION_ID, _DATA_FILE_ID = 102, 2
@@ -115,7 +114,7 @@ _SUMMARY_NAMES = {509: "contains_null", 518: "contains_nan", 510: "lower_bound",
 
 
 class _ListRecord(NamedTuple):
-    """A stored record of a manifest list; each field with its id in the spec, None if it is missing."""
+    """Stored record of a manifest list. Each field has its id in the spec, and is None if it is missing."""
 
     manifest_path: Annotated[str, 500]
     partition_spec_id: Annotated[int, 502]
@@ -127,7 +126,7 @@ class _ListRecord(NamedTuple):
 
 
 class _EntryRecord(NamedTuple):
-    """A stored record of a manifest. data_file: the values of a `_FileRecord`."""
+    """Stored record of a manifest. data_file: Values of a `_FileRecord`."""
 
     status: Annotated[int, 0]
     snapshot_id: Annotated[int | None, 1]
@@ -136,7 +135,7 @@ class _EntryRecord(NamedTuple):
 
 
 class _FileRecord(NamedTuple):
-    """The file of a record. Fields with a default are statistics for filters, which are not always read."""
+    """File of a record. Fields with a default are statistics for filters, which are not always read."""
 
     content: Annotated[int | None, 134]
     file_path: Annotated[str, 100]
@@ -157,7 +156,7 @@ class _FileRecord(NamedTuple):
 
 
 def _field_ids(record: type) -> tuple[int, ...]:
-    """The ids beside the fields of a record, in their order."""
+    """Return the ids beside the fields of a record, in their order."""
     return tuple(hint.__metadata__[0] for hint in get_type_hints(record, include_extras=True).values())
 
 
@@ -166,7 +165,7 @@ _NUM_STATISTICS = len(_FileRecord._field_defaults)
 
 
 class Content(IntEnum):
-    """The content of a file in a manifest."""
+    """Content of a file in a manifest."""
 
     DATA = 0
     POSITION_DELETES = 1
@@ -175,9 +174,9 @@ class Content(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One entry of a manifest list. partitions: field summaries, as pyiceberg's manifest evaluator reads them.
+    """One entry of a manifest list. partitions: Field summaries, as pyiceberg's manifest evaluator reads them.
 
-    spec_id, snapshot_id: None where only the manifest itself says them (version 1).
+    spec_id, snapshot_id: None if only the manifest itself has them (version 1).
     """
 
     manifest_path: str
@@ -194,9 +193,9 @@ class ManifestEntry:
     """One live file. Statistics have the names that pyiceberg's metrics evaluator looks for.
 
     partition: (partition field id, value) in the file's spec, values as stored (days, microseconds).
-    sequence_number: the data sequence number, inherited where the entry has none.
-    referenced_data_file, content_offset, content_size: of deletion vectors.
-    first_row_id: of data files, inherited where the entry has none; None in snapshots without row ids.
+    sequence_number: Data sequence number, inherited if the entry has none.
+    referenced_data_file, content_offset, content_size: Fields of deletion vectors.
+    first_row_id: First row id of a data file, inherited if the entry has none; None in snapshots without row ids.
     """
 
     content: Content
@@ -222,10 +221,10 @@ class ManifestEntry:
 
 
 def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
-    """The manifests of a snapshot, in the order of the list.
+    """Return the manifests of a snapshot, in the order of the list.
 
     Raises:
-        CorruptFileError: it does not decode. UnsupportedFeatureError: it is encrypted.
+        CorruptFileError: the list does not decode. UnsupportedFeatureError: the list is encrypted.
     """
     _check_plain(path, data)
     with parsing(path, "manifest list"):
@@ -245,7 +244,7 @@ def read_manifest_list(path: str, data: Buffer) -> list[Manifest]:
 
 
 def unlisted_manifest(path: str) -> Manifest:
-    """A manifest of a snapshot of version 1 that has no manifest list, and names manifests itself."""
+    """Return a manifest of a version 1 snapshot that has no manifest list and names its manifests itself."""
     return Manifest(
         manifest_path=path,
         spec_id=None,
@@ -258,14 +257,14 @@ def unlisted_manifest(path: str) -> Manifest:
 
 
 def read_manifest(manifest: Manifest, path: str, data: Buffer, *, with_statistics: bool) -> list[ManifestEntry]:
-    """The live entries of a manifest.
+    """Return the live entries of a manifest.
 
-    path: where the bytes come from, for messages. with_statistics: also those for filters, which take most of the time
-        and memory.
+    path: Source of the bytes, for messages. with_statistics: Whether statistics for filters are read too; they take
+    most of the time and memory.
 
     Raises:
-        CorruptFileError: it does not decode, or an entry has no sequence number it could inherit.
-        UnsupportedFeatureError: it is encrypted.
+        CorruptFileError: the manifest does not decode, or an entry has no sequence number and can inherit none.
+        UnsupportedFeatureError: the manifest is encrypted.
     """
     _check_plain(path, data)
     with parsing(path, "manifest"):
@@ -325,7 +324,7 @@ def _entries(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Summary:
-    """A partition field summary, as pyiceberg's manifest evaluator reads it."""
+    """Summary of a partition field, as pyiceberg's manifest evaluator reads it."""
 
     contains_null: bool
     contains_nan: bool | None = None

@@ -1,4 +1,4 @@
-"""Turns errors of pyiceberg about metadata, and missing files that metadata name, into errors of ours."""
+"""Errors of pyiceberg about metadata, and missing files that metadata name, as errors of this package."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import LoaderError, NoDataError, UnsupportedFeatureError
-from torch_dataloader_utils.formats.decode_errors import corrupt
+from torch_dataloader_utils.formats.errors import corrupt
 
 # Texts of pyiceberg 0.12's errors for manifests whose Avro schema leaves out ids, as BigQuery's do.
 _NO_IDS = re.compile(r"missing (?:field-id|element-id|key-id|value-id)\b|(?:field|element|key|value)-id'?$")
@@ -15,7 +15,7 @@ _CODEC = re.compile(r"Unsupported codec: [\w-]+")
 
 @contextmanager
 def parsing(path: str, what: str) -> Iterator[None]:
-    """Turns any error of parsing `what` (table metadata, a manifest) into one of ours, but a lack of memory.
+    """Turn any error of parsing `what` (table metadata, a manifest) into an error of this package, except MemoryError.
 
     Parse nothing else inside.
 
@@ -31,9 +31,9 @@ def parsing(path: str, what: str) -> Iterator[None]:
 
 
 def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
-    """The error for metadata that pyiceberg did not parse: newer than it, or wrong.
+    """Return the error for metadata that pyiceberg did not parse, because they are too new or wrong.
 
-    where: a path, or a table's name.
+    where: Path of the metadata, or name of the table.
     """
     unknown = unknown_feature(error)
     if unknown is None:
@@ -45,7 +45,7 @@ def unparsed(where: str, what: str, error: BaseException) -> LoaderError:
 
 
 def unknown_feature(error: BaseException) -> str | None:
-    """The format version or whatever else pyiceberg does not support; None for any other error."""
+    """Return the format version or other feature that pyiceberg does not support; None for any other error."""
     from pydantic import ValidationError
 
     found = error if isinstance(error, ValidationError) else error.__cause__
@@ -64,7 +64,7 @@ def unknown_feature(error: BaseException) -> str | None:
 
 @contextmanager
 def named_by_metadata(table: str) -> Iterator[None]:
-    """Turns NoDataError for a file that the metadata of `table` name into one that says so and what to do."""
+    """Turn NoDataError for a file that the metadata of `table` name into an error that says so and gives advice."""
     try:
         yield
     except NoDataError as error:

@@ -1,4 +1,4 @@
-"""Makes pyiceberg's catalogs give metadata that came through `table_metadata`; imported where pyiceberg is there."""
+"""pyiceberg catalogs that give metadata through `table_metadata`. Imported only where pyiceberg is installed."""
 
 import gzip
 import io
@@ -16,42 +16,42 @@ _OWN_IO = "torch-dataloader-utils.py-io-impl"
 
 
 def accept_metadata_of(catalog: Any) -> None:
-    """Make a catalog of pyiceberg give metadata that came through here.
+    """Make a pyiceberg catalog give metadata that came through `table_metadata`.
 
     Catalogs read the metadata file through a plug-in for files, and REST catalogs send it. A catalog that does neither
-    in pyiceberg's way gives what pyiceberg parses.
+    in pyiceberg's way gives metadata as pyiceberg parses it.
     """
     properties = getattr(catalog, "properties", None)
     if isinstance(properties, Mapping):
         own = {_OWN_IO: properties[PY_IO_IMPL]} if PY_IO_IMPL in properties else {}
         catalog.properties = {**properties, **own, PY_IO_IMPL: f"{__name__}.{MetadataIO.__name__}"}
-    # A private name of pyiceberg 0.12: it has no other way to the answers of a REST catalog.
+    # A private name of pyiceberg 0.12, which has no other way to the answers of a REST catalog.
     hooks = getattr(getattr(catalog, "_session", None), "hooks", None)
     if isinstance(hooks, dict):
         hooks.setdefault("response", []).append(_accept_response)
 
 
 def _accept_response(response: Any, *_: Any, **__: Any) -> None:
-    # `requests` calls it with each answer, and has no public way to set what it says.
+    # `requests` calls this hook with each answer, and has no public way to set the answer's content.
     if response.ok:
         response._content = acceptable_answer(response.content)
 
 
 class MetadataIO(FileIO):
-    """Reads metadata files for a catalog, through the plug-in that would have read them."""
+    """Reader of metadata files for a catalog, through the plug-in that would have read them."""
 
     def new_input(self, location: str) -> InputFile:
-        """The file with acceptable metadata."""
+        """Return the file with acceptable metadata."""
         kept = {name: value for name, value in self.properties.items() if name not in (PY_IO_IMPL, _OWN_IO)}
         own = self.properties.get(_OWN_IO)
         return _MetadataFile(load_file_io({**kept, PY_IO_IMPL: own} if own else kept, location).new_input(location))
 
     def new_output(self, location: str) -> "OutputFile":
-        """Nothing is written."""
+        """Raise NotImplementedError: nothing is written."""
         raise NotImplementedError(location)
 
     def delete(self, location: Any) -> None:
-        """Nothing is deleted."""
+        """Raise NotImplementedError: nothing is deleted."""
         raise NotImplementedError(location)
 
 
@@ -69,6 +69,6 @@ class _MetadataFile(InputFile):
     def open(self, seekable: bool = True) -> "InputStream":
         with self._file.open(seekable=seekable) as stream:
             data = stream.read()
-        if data[:2] == GZIP:  # which pyiceberg unpacks by the name of the file
+        if data[:2] == GZIP:  # pyiceberg unpacks by the name of the file
             return io.BytesIO(gzip.compress(acceptable(gzip.decompress(data)), compresslevel=1))
         return io.BytesIO(acceptable(data))

@@ -1,4 +1,4 @@
-"""Chooses the snapshot that a scan reads, and its schema."""
+"""Choice of the snapshot that a scan reads, and of its schema."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedState:
-    """The ids of the snapshot (None: the table had none) and of its schema, as rank 0 found them."""
+    """Ids of the snapshot (None: the table had none) and of its schema, as rank 0 found them."""
 
     snapshot_id: int | None
     schema_id: int
@@ -28,14 +28,14 @@ class AgreedState:
 class SnapshotChoice:
     """The user's choice; at most one of snapshot_id, as_of_timestamp, branch and tag, or a snapshot_id of a branch.
 
-    as_of_timestamp: milliseconds since 1970 or a datetime (a naive one counts as UTC); kept as milliseconds.
-    from_snapshot_id: only what was appended after that snapshot.
-    allow_rewrites: leave out what other changes than appends did after it, instead of raising.
-    agreed: what rank 0 found for this choice, since the table may have changed after that.
+    as_of_timestamp: Milliseconds since 1970 or a datetime (a naive datetime counts as UTC); kept as milliseconds.
+    from_snapshot_id: Read only rows that were appended after this snapshot.
+    allow_rewrites: Leave out changes other than appends after `from_snapshot_id`, instead of raising.
+    agreed: State that rank 0 found for this choice, since the table may have changed after that.
 
     Raises:
-        ConfigError: more than one. ConfigTypeError: an id that is not a whole number, a time that is neither one nor a
-        datetime, a branch or tag that is not text.
+        ConfigError: more than one choice. ConfigTypeError: an id is not a whole number, a time is neither a whole
+            number nor a datetime, or a branch or tag is not text.
     """
 
     snapshot_id: int | None = None
@@ -62,7 +62,7 @@ class SnapshotChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanTarget:
-    """The snapshot to read (None: the table has none), its schema, and the appends of an increment, oldest first."""
+    """Snapshot to read (None: the table has none), its schema, and the appends of an increment, oldest first."""
 
     snapshot: "Snapshot | None"
     schema: "Schema"
@@ -71,13 +71,13 @@ class ScanTarget:
 
 
 def choose_snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> ScanTarget:
-    """The snapshot that `choice` means.
+    """Return the snapshot that `choice` means.
 
     A snapshot chosen by id, time or tag is read under the schema it was written with; the present state of the table
     and of a branch under the table's present schema, as other engines do. An agreed state names both.
 
     Raises:
-        ConfigError: no such snapshot, schema, branch or tag, or an increment that does not lead up to it.
+        ConfigError: no such snapshot, schema, branch or tag, or an increment that does not lead up to the snapshot.
         NoDataError: the table had no snapshot at that time.
     """
     snapshot = _snapshot(metadata, choice, name)
@@ -116,7 +116,7 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
         refs = {key: ref for key, ref in metadata.refs.items() if ref.snapshot_ref_type.value == kind}
         if wanted in refs:
             return _by_id(metadata, refs[wanted].snapshot_id, name)
-        # A table has its main branch from the start, and its reference from the first commit on.
+        # A table has its main branch from the start, and the branch's reference from the first commit on.
         if wanted is not None and (kind, wanted) != ("branch", "main"):
             known = ", ".join(sorted(refs)) or "none"
             raise ConfigError(f"{name} has no {kind} {wanted!r}; it has {known}. Choose one of them.")
@@ -127,7 +127,7 @@ def _snapshot(metadata: "TableMetadata", choice: SnapshotChoice, name: str) -> "
 def _check_descends(
     metadata: "TableMetadata", last: "Snapshot | None", wanted: "Snapshot", branch: str, name: str
 ) -> None:
-    """Raises ConfigError unless `wanted` is in the history that leads up to `last`."""
+    """Raise ConfigError unless `wanted` is in the history that leads up to `last`."""
     if all(each.snapshot_id != wanted.snapshot_id for each in _lineage(metadata, last)):
         raise ConfigError(
             f"{name}: snapshot {wanted.snapshot_id} is not in the history of branch {branch!r}. Pass one of them, or a "
@@ -150,19 +150,19 @@ def _at_time(metadata: "TableMetadata", milliseconds: int, name: str) -> "Snapsh
     history = _history(metadata)
     reached = [snapshot_id for moment, snapshot_id in history if moment <= milliseconds]
     if not reached:
-        known = f"the first that they name is of {time_text(min(history)[0])}" if history else "they name none"
+        known = f"the first known snapshot is of {time_text(min(history)[0])}" if history else "they name no snapshot"
         raise NoDataError(
             f"{name} had no snapshot at {time_text(milliseconds)}, as far as its metadata say: {known}. Choose a later "
             "time, a datetime or milliseconds since 1970."
         )
-    # The last one, if there are several in one millisecond.
+    # Of several snapshots in one millisecond, the last counts.
     return _by_id(metadata, reached[-1], name)
 
 
 def _history(metadata: "TableMetadata") -> list[tuple[int, int]]:
-    """(milliseconds, snapshot id) of the table's present snapshots over time, in the order of commits.
+    """Return (milliseconds, snapshot id) of the table's present snapshots over time, in the order of commits.
 
-    The log that says so is optional in the format; without one, these are the ancestors of the present snapshot.
+    The log of snapshots is optional in the format. Without a log, the history is the ancestors of the present snapshot.
     """
     log = [(entry.timestamp_ms, entry.snapshot_id) for entry in metadata.snapshot_log]
     lineage = _lineage(metadata, metadata.current_snapshot())
@@ -170,7 +170,7 @@ def _history(metadata: "TableMetadata") -> list[tuple[int, int]]:
 
 
 def _lineage(metadata: "TableMetadata", snapshot: "Snapshot | None") -> "Iterator[Snapshot]":
-    """The snapshot and its ancestors, the newest first, as far as they are kept."""
+    """Yield the snapshot and its ancestors, the newest first, as far as they are kept."""
     seen: set[int] = set()  # damaged metadata may name a snapshot as its own ancestor
     while snapshot is not None and snapshot.snapshot_id not in seen:
         yield snapshot
@@ -184,8 +184,8 @@ def _schema(metadata: "TableMetadata", choice: SnapshotChoice, snapshot: "Snapsh
     if choice.agreed is not None:
         if choice.agreed.schema_id not in by_id:
             raise ConfigError(
-                f"{name} has no schema {choice.agreed.schema_id}, which rank 0 found; it has {sorted(by_id)}. Somebody "
-                "removed it since: start again."
+                f"{name} has no schema {choice.agreed.schema_id}, which rank 0 found; it has {sorted(by_id)}. It was "
+                "removed since: start again."
             )
         return by_id[choice.agreed.schema_id]
     present: Schema = metadata.schema()
@@ -198,7 +198,7 @@ def _schema(metadata: "TableMetadata", choice: SnapshotChoice, snapshot: "Snapsh
 def _increment(
     metadata: "TableMetadata", snapshot: "Snapshot | None", from_snapshot_id: int, name: str
 ) -> "tuple[tuple[Snapshot, ...], tuple[Snapshot, ...]]":
-    """The appends after `from_snapshot_id` up to `snapshot`, and the other changes in between."""
+    """Return the appends after `from_snapshot_id` up to `snapshot`, and the other changes in between."""
     appends: list[Snapshot] = []
     skipped: list[Snapshot] = []
     for each in _lineage(metadata, snapshot):

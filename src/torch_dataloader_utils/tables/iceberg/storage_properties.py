@@ -30,7 +30,7 @@ _AZURE = {
 
 _AZURE_SIGNATURE = "adls.sas-token."
 
-# Names of earlier releases of pyiceberg and of boto3, and those that pyiceberg uses now.
+# Names of earlier releases of pyiceberg and of boto3, each with pyiceberg's present name.
 _OLD_NAMES = {
     "region_name": "client.region",
     "aws_access_key_id": "client.access-key-id",
@@ -41,7 +41,7 @@ _OLD_NAMES = {
 
 
 def with_present_names(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Catalog properties with boto3's names (region_name, ...) under the names that pyiceberg reads now."""
+    """Return catalog properties with boto3's names (region_name, ...) replaced by pyiceberg's present names."""
     renamed = dict(properties)
     for old, new in _OLD_NAMES.items():
         if old in renamed:
@@ -51,9 +51,9 @@ def with_present_names(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def storage_options(properties: Mapping[str, Any], scheme: str) -> dict[str, Any]:
-    """The options for the fsspec client of `scheme` that say what the catalog's properties say.
+    """Return the options for the fsspec client of `scheme` that match the catalog's properties.
 
-    Properties of other schemes are left out; so are empty ones. Remote signing has no counterpart in fsspec.
+    Properties of other schemes are left out; so are empty properties. Remote signing has no counterpart in fsspec.
     """
     match scheme:
         case "s3" | "s3a" | "s3n":
@@ -83,7 +83,7 @@ def _s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _azure_options(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of adlfs; a signature may be under the name of its account, "adls.sas-token.<account>.dfs...".
+    """Return options of adlfs. A signature may be under the name of its account, "adls.sas-token.<account>.dfs...".
 
     Without an account name, the first account that has a signature is taken.
     """

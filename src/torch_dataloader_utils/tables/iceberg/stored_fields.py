@@ -1,10 +1,10 @@
-"""Finds a file's columns by field id and converts them to the table's current types (renamed, moved, promoted fields).
+"""Columns of a file by field id, converted to the table's current types (renamed, moved, promoted fields).
 
     file's schema → FileColumn tree (ids) → for each wanted field, a column of the file or a constant
 
 A field that the file does not have gets the first of: the file's identity partition value, the field's initial default,
-null. A missing struct is null as a whole. Source: Iceberg spec, "Column Projection", "Default
-values", "Schema Evolution".
+null. A missing struct is null as a whole. Source: Iceberg spec, "Column Projection", "Default values", "Schema
+Evolution".
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,11 +30,11 @@ _Names = Mapping[tuple[str, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumn:
-    """A column of a file, or a field inside one.
+    """Column of a file, or a field inside a column.
 
-    name: in the file. index: in the struct around it.
-    children: of a struct by field id; of a list or map by "element", "key" and "value".
-    is_doubtful: whether it was found by a name that several fields of the table had over time.
+    name: Name in the file. index: Place in the struct around it. children: Fields of a struct by field id; parts of a
+    list or map by "element", "key" and "value". is_doubtful: Whether it was found by a name that several fields of the
+    table had over time.
     """
 
     name: str
@@ -45,7 +45,7 @@ class FileColumn:
 
 
 def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
-    """The file's top-level columns by field id, without columns that the table never had.
+    """Return the file's top-level columns by field id, without columns that the table never had.
 
     Ids come from the file or from the names in the table; see `is_by_name`.
     """
@@ -54,12 +54,12 @@ def identify(schema: pa.Schema, table: TableFields) -> dict[int, FileColumn]:
 
 
 def is_by_name(schema: pa.Schema, table: TableFields) -> bool:
-    """Whether the columns of a file are found by the table's names: by choice, or since no column has an id."""
+    """Return whether a file's columns are found by the table's names: by choice, or since no column has an id."""
     return table.is_by_name or all(stored_field_id(each) is None for each in _walk(schema))
 
 
 def check_distinct(task: RowGroupTask, schema: pa.Schema, names: Iterable[str]) -> None:
-    """Raises SchemaError if the file has one of these columns twice; ids tell them apart, and they are read by name."""
+    """Raise SchemaError if the file has one of these columns twice. Ids tell them apart, but they are read by name."""
     twice = next((name for name in names if schema.get_field_index(name) < 0), None)
     if twice is not None:
         raise SchemaError(f"{task.where}: two columns are called {twice!r}. Leave the column out, or rewrite the file.")
@@ -72,10 +72,10 @@ def project_columns(
     columns: Mapping[int, FileColumn],
     extra: IcebergFile,
 ) -> list[pa.Array]:
-    """One array a field of `wanted` (fields with ids), in its type.
+    """Return one array for each field of `wanted` (fields with ids), in the field's type.
 
     Raises:
-        SchemaError: a type that cannot be converted to the table's, or a name that several fields had.
+        SchemaError: a type cannot be converted to the table's type, or several fields had the name of a column.
     """
     constants = _Constants(extra)
     return [_project(task, batch, each, columns, constants) for each in wanted]
@@ -110,11 +110,11 @@ class _Converter:
     known: _Constants
 
     def convert(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
-        """The array of a file's field as the table's field."""
+        """Return the array of a file's field as the table's field."""
         if column.is_doubtful:
             raise SchemaError(
                 f"{self.task.where}: the file has no field ids, and its column {column.name} may be field "
-                f"{wanted.name} (id {field_id(wanted)}) or another one of that name that the table had. Say which in "
+                f"{wanted.name} (id {field_id(wanted)}) or another field of that name that the table had. Name it in "
                 'the table property "schema.name-mapping.default", or leave the column out.'
             )
         types = pa.types
@@ -164,8 +164,8 @@ class _Converter:
             return pa.nulls(len(array))
         try:
             if types.is_timestamp(seen) and types.is_timestamp(kind):
-                # ORC and INT96 store nanoseconds, and INT96 no zone; the table's type is the truth (as in Iceberg's
-                # own readers, which cut what is finer than the type).
+                # ORC and INT96 store nanoseconds, and INT96 has no zone. The table's type decides, as in Iceberg's own
+                # readers: finer times are cut.
                 return array.cast(pa.timestamp(kind.unit, seen.tz), safe=seen.unit != "ns").cast(kind)
             if types.is_time(kind) and types.is_integer(seen):
                 return array.cast(kind)  # ORC has no time of day
@@ -188,7 +188,7 @@ class _Converter:
 
 
 def _with_children(data_type: pa.DataType, array: pa.Array, children: list[pa.Array]) -> pa.Array:
-    # Offsets and validity stay as they are, so that slices and nulls need no care.
+    # Offsets and validity stay as they are, so slices and nulls need no care.
     return pa.Array.from_buffers(
         data_type, len(array), array.buffers()[:2], null_count=array.null_count, offset=array.offset, children=children
     )
@@ -209,7 +209,7 @@ def _struct_children(
             is_doubtful=len(ids) > 1,
         )
         for own in ids:
-            # A name that only this field had wins over one that others had too.
+            # A name that only this field had wins over a name that other fields had too.
             if own not in children or not column.is_doubtful:
                 children[own] = column
     return children
@@ -255,7 +255,7 @@ def _names_of(table: TableFields) -> _Names:
 
 @lru_cache(maxsize=64)
 def names_key(table: TableFields) -> int:
-    """A part of cache keys of a file's columns: without ids they are found by the table's names, which may change."""
+    """Return a part of cache keys for a file's columns: without ids, columns are found by names, which may change."""
     return hash((table.names, table.is_by_name))
 
 
@@ -265,7 +265,7 @@ def _defaults_of(table: TableFields) -> Mapping[int, Any]:
 
 
 def innermost(array: pa.Array) -> pa.Array:
-    """The values of a key column, without the structs of one field each that it may be in.
+    """Return the values of a key column, without the structs of one field each that may surround it.
 
     UUIDs are given as bytes: Arrow's functions for sets do not support extension types.
     """

@@ -1,10 +1,10 @@
-"""Makes of stored table metadata what pyiceberg parses, and keeps beside it what pyiceberg would refuse the table for.
+"""Table metadata in a form that pyiceberg parses, with the parts beside it that pyiceberg would refuse the table for.
 
     stored JSON ─► acceptable JSON ─► pyiceberg's TableMetadata ─► Beside, from one of its properties
 
-A type, a default or a transform that pyiceberg does not know costs the column that it belongs to, and not the table.
-Metadata from a file and (see `metadata_io`) from a catalog all come through here. What is damaged is left as it is, for
-pyiceberg to refuse. Source: Iceberg spec, "Table Metadata", Appendix C.
+A type, a default or a transform that pyiceberg does not know costs its column, not the table. Metadata from a file and
+(see `metadata_io`) from a catalog all come through here. Damaged metadata stays as it is, and pyiceberg refuses it.
+Source: Iceberg spec, "Table Metadata", Appendix C.
 """
 
 import json
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _PROPERTY = "torch-dataloader-utils.beside"
 GZIP = b"\x1f\x8b"
-"""How a metadata file begins that is packed."""
+"""First bytes of a metadata file that is compressed."""
 
-# Version 1 did not number partition fields; its writers counted from here.
+# Version 1 did not number partition fields; its writers counted from this number.
 _FIRST_PARTITION_ID = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What pyiceberg's metadata have no place for.
+    """Parts of the metadata that pyiceberg's classes have no place for.
 
-    types: of fields that are not read, by field id. defaults: initial defaults by field id, as JSON.
-    manifests: paths of the manifests of snapshots that have no manifest list (version 1), by snapshot id.
+    types: Types of fields that are not read, by field id. defaults: Initial defaults by field id, as JSON. manifests:
+    Paths of the manifests of snapshots that have no manifest list (version 1), by snapshot id.
     """
 
     types: dict[int, str] = field(default_factory=dict)
@@ -38,18 +38,18 @@ class Beside:
 
     @classmethod
     def of(cls, metadata: "TableMetadata") -> "Beside":
-        """That of metadata that came through `acceptable`; an empty one otherwise."""
+        """Return the parts that `acceptable` kept in this metadata; empty parts for other metadata."""
         stored = json.loads(metadata.properties.get(_PROPERTY, "{}"))
         return cls(**{name: {int(key): value for key, value in part.items()} for name, part in stored.items()})
 
 
 def acceptable(data: bytes) -> bytes:
-    """The text of a metadata file as pyiceberg parses it."""
+    """Return the text of a metadata file as pyiceberg parses it."""
     return _changed(data, lambda stored: stored)
 
 
 def acceptable_answer(data: bytes) -> bytes:
-    """The answer of a REST catalog, likewise."""
+    """Return the answer of a REST catalog with its metadata as pyiceberg parses it."""
     return _changed(data, lambda stored: stored.get("metadata"))
 
 
@@ -68,7 +68,7 @@ def _changed(data: bytes, part: Callable[[dict[str, Any]], Any]) -> bytes:
 def _accept(metadata: dict[str, Any]) -> None:
     beside = Beside()
     is_old = metadata["format-version"] == 1
-    # The current schema last, as its defaults are of the types that are read.
+    # The current schema comes last: its types are read, so its defaults have to win.
     schemas = [*_dicts([metadata.get("schema")]), *_dicts(metadata.get("schemas"))]
     for schema in sorted(schemas, key=lambda each: each.get("schema-id") == metadata.get("current-schema-id")):
         _accept_fields(schema.get("fields"), beside)
@@ -78,7 +78,7 @@ def _accept(metadata: dict[str, Any]) -> None:
             _accept_part(part, _FIRST_PARTITION_ID + number if is_old else None)
     for snapshot in _dicts(metadata.get("snapshots")):
         _accept_snapshot(snapshot, beside, is_old=is_old)
-    # Not used here, and orders and statistics of later writers are not all known.
+    # Sort orders and statistics are not used here, and pyiceberg does not know all of them from later writers.
     metadata.update({"sort-orders": [{"order-id": 0, "fields": []}], "default-sort-order-id": 0})
     for name in ("sort-order", "statistics", "partition-statistics"):
         metadata.pop(name, None)
@@ -134,18 +134,18 @@ def _is_transform(name: str) -> bool:
 def _parses(parse: Callable[[], Any]) -> bool:
     try:
         parse()
-    except Exception:  # noqa: BLE001 - whatever pyiceberg and pydantic raise: it is not known
+    except Exception:  # noqa: BLE001 - any error of pyiceberg or pydantic: the text is not known
         return False
     return True
 
 
 def _accept_part(part: dict[str, Any], number: int | None) -> None:
-    """A field of a partition spec. number: for one without an id, where that is allowed."""
+    """Make a field of a partition spec acceptable. number: Id for a field without an id, where that is allowed."""
     if number is not None:
         part.setdefault("field-id", number)
     sources = part.pop("source-ids", None) or [part.get("source-id")]
     part["source-id"] = sources[0]
-    # Without effect on what is read: files are not judged by a transform that nobody knows.
+    # The rows that are read stay the same: files are not judged by an unknown transform.
     if len(sources) > 1 or not _is_transform(str(part.get("transform"))):
         part["transform"] = "unknown"
 

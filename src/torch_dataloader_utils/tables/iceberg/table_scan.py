@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._core.arguments import hold_flags
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
 from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_file import IcebergFile, TableFields, field_id
@@ -57,19 +57,19 @@ from torch_dataloader_utils.tables.iceberg.snapshots import ScanTarget, Snapshot
 _log = logging.getLogger(__name__)
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
-# The first format version in which rows have ids.
+# First format version in which rows have ids.
 _LINEAGE_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergScanOptions:
-    """The part of a table to read.
+    """Part of a table to read.
 
-    columns: names, None for all.
-    filters: a pyarrow expression, for pruning here and exact filtering when rows are read.
-    scan_filter: a pyiceberg expression, for pruning only.
-    allow_bare_vectors: accept deletion vectors without their Puffin container.
-    allow_empty: an empty inventory instead of an error if there is nothing to read.
+    columns: Names of columns, None for all.
+    filters: A pyarrow expression, for pruning here and exact filtering when rows are read.
+    scan_filter: A pyiceberg expression, for pruning only.
+    allow_bare_vectors: Whether deletion vectors without their Puffin container are accepted.
+    allow_empty: Whether nothing to read gives an empty inventory instead of an error.
     on_error: "skip" leaves out data files whose metadata does not decode.
     """
 
@@ -86,16 +86,16 @@ class IcebergScanOptions:
 
 
 def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnProgress | None = None) -> Inventory:
-    """The inventory of a table's live data files, sorted by path.
+    """Return the inventory of a table's live data files, sorted by path.
 
-    on_progress: called in the caller's thread after each data file with (files done, files to scan).
+    on_progress: Called in the caller's thread after each data file with (files done, files to scan).
 
-    Live rows are without rows deleted by position. They are UNKNOWN, until they are counted, where equality deletes
-    apply or statistics do not decide the filter.
+    Live rows exclude rows deleted by position. They are UNKNOWN, until they are counted, if equality deletes apply or
+    statistics do not decide the filter.
 
     Raises:
-        NoDataError: nothing to read (unless allow_empty). ConfigError: a snapshot, column or filter that does not fit.
-        DataError: files that are corrupt or use what is not supported. StoreError: the storage failed.
+        NoDataError: nothing to read (unless allow_empty). ConfigError: a snapshot, column or filter does not fit.
+        DataError: files are corrupt or use an unsupported feature. StoreError: the storage failed.
     """
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
     schema = arrow_schema(target.schema, table.beside, options.columns)
@@ -110,15 +110,10 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         scanned = _scan_files(table, listed, request, on_progress)
         deleted = _deleted_positions(table, listed, options)
         equality = _equality_index(table, listed)
-    positions = [deleted.positions.get(number, _NO_ROWS) for number in scanned.numbers]
-    paths = [file.path for file in scanned.files]
-    check_positions(paths, scanned.scans, positions)
     fields = _table_fields(table, target, schema, equality.key_ids)
     has_lineage = table.metadata.format_version >= _LINEAGE_VERSION
-    extras = _extras(fields, scanned.files, positions, equality, has_lineage=has_lineage)
-    unjudged = np.full(len(scanned.files), Verdict.IN if options.filters is None else Verdict.MAYBE, dtype=np.int64)
-    formats = [format_of(file.entry) for file in scanned.files]
-    files, groups = join_scans(paths, scanned.scans, formats, unjudged, extras=extras)
+    extras = _extras(fields, scanned, deleted, equality, has_lineage=has_lineage)
+    files, groups = _joined(scanned, options, extras)
     inventory = Inventory(
         files=files,
         groups=groups,
@@ -150,9 +145,9 @@ def _scan_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scanned:
-    """The data files that are read, without bad ones.
+    """Data files that are read, without bad files.
 
-    numbers: their numbers in the snapshot. scans: one for each file. notes: about the bad ones.
+    numbers: Numbers of the files in the snapshot. scans: One scan for each file. notes: Notes about the bad files.
     """
 
     numbers: list[int]
@@ -231,15 +226,24 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
     )
 
 
+def _joined(
+    scanned: _Scanned, options: IcebergScanOptions, extras: tuple[IcebergFile, ...]
+) -> tuple[FileTable, GroupTable]:
+    unjudged = np.full(len(scanned.files), Verdict.IN if options.filters is None else Verdict.MAYBE, dtype=np.int64)
+    formats = [format_of(file.entry) for file in scanned.files]
+    return join_scans([file.path for file in scanned.files], scanned.scans, formats, unjudged, extras=extras)
+
+
 def _extras(
-    fields: TableFields,
-    data: Sequence[DataFile],
-    positions: Sequence[Int64s],
-    equality: EqualityIndex,
-    *,
-    has_lineage: bool,
+    fields: TableFields, scanned: _Scanned, deletes: PositionDeletes, equality: EqualityIndex, *, has_lineage: bool
 ) -> tuple[IcebergFile, ...]:
-    """The facts that a reader needs of each data file beside its path, in the order of `data`."""
+    """Return the facts that a reader needs about each scanned file beside its path.
+
+    Raises:
+        CorruptFileError: a deleted row that its file does not have.
+    """
+    positions = [deletes.positions.get(number, _NO_ROWS) for number in scanned.numbers]
+    check_positions([file.path for file in scanned.files], scanned.scans, positions)
     return tuple(
         IcebergFile(
             table=fields,
@@ -250,7 +254,7 @@ def _extras(
             first_row_id=file.entry.first_row_id,
             sequence_number=file.entry.sequence_number if has_lineage else None,
         )
-        for file, deleted in zip(data, positions, strict=True)
+        for file, deleted in zip(scanned.files, positions, strict=True)
     )
 
 
@@ -282,8 +286,8 @@ def _described(target: ScanTarget) -> str:
 
 
 def _table_snapshot(table: OpenTable, options: IcebergScanOptions, target: ScanTarget) -> TableSnapshot:
-    """It binds a state to this scan: the same files of another snapshot may have other deletes."""
-    # Version 1 may have no UUID; pyiceberg makes another one up each time.
+    """Return the snapshot that binds a state to this scan. Another snapshot of these files may have other deletes."""
+    # Version 1 may have no UUID; pyiceberg makes up a new UUID each time.
     uuid = table.metadata.table_uuid if "table_uuid" in table.metadata.model_fields_set else None
     return TableSnapshot(
         table=None if uuid is None else str(uuid),
