@@ -1,4 +1,4 @@
-"""Hold rows of different lengths in two tensors, the values and the begin of each row, and pad the rows."""
+"""Hold rows of different lengths in two tensors, the values and the start of each row, and pad the rows."""
 
 from collections.abc import Sequence
 from itertools import pairwise

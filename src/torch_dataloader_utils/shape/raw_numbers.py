@@ -41,7 +41,7 @@ class RawNumbers:
 class RawLists:
     """List column; null rows are empty.
 
-    items: items of all rows. offsets: begin of each row, int64 [rows + 1], from 0. valid: bool [rows], False at nulls;
+    items: items of all rows. offsets: start of each row, int64 [rows + 1], from 0. valid: bool [rows], False at nulls;
         None without nulls.
     """
 
