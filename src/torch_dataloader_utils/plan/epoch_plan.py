@@ -56,7 +56,7 @@ class EpochPlan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
+        """True if all row counts are known, so that steps are equal and resume is exact on any topology."""
         return self.assignment.counts is not None
 
     @cached_property

@@ -103,7 +103,7 @@ def describe_cache(plan: "EpochPlan", cache_bytes: int | str | None, host_ranks:
     if ranks > num_ranks:
         raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass the ranks of one host.")
     groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
-    # An inventory has the stored bytes of all columns, and the decoded bytes of the projected ones.
+    # An inventory has the stored bytes of all columns, and the decoded bytes of the projected columns.
     stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
     sizes = np.minimum(groups.projected_bytes, stored)
     parts = CacheForecast(epochs, sizes, most_bytes - footer_bytes(most_bytes)).parts()

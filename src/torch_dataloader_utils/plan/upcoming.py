@@ -73,7 +73,7 @@ class GroupReads:
 
 
 def _lane_reads(lane: Units, space: RowSpace) -> tuple[Int64s, Float64s]:
-    """Return the row groups of a lane, and the part of the lane's rows after which each is first needed.
+    """Return the row groups of a lane, and for each the fraction of the lane's rows that comes before its first use.
 
     A window needs all its row groups when it begins.
     """
@@ -99,8 +99,8 @@ class CachedPart:
 class CacheForecast:
     """Simulation of a host's cache that is empty at first, by the rules of `cache/index.py`.
 
-    To make room, the cache evicts the row group with the farthest next read. If no known epoch reads several row
-    groups, the oldest of them goes first. A row group that would be evicted at once is not kept.
+    To make room, the cache evicts the row group with the farthest next read. Among row groups that no known epoch
+    reads, the oldest goes first. A row group that would be evicted at once is not kept.
 
     epochs: row groups that the ranks of a host read, in order, one array an epoch. sizes: bytes of each row group.
     most_bytes: number of bytes that the cache holds.

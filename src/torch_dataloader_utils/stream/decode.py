@@ -14,8 +14,8 @@ from torch_dataloader_utils._runtime.threads import ThreadPool
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
 from torch_dataloader_utils.stream.decode_jobs import DecodeJob, DependentJob, GroupDecoder, GroupToDecode, Pending
 
-# Limits of one job. Row groups: 64 of 20 KB take 4 to 8 ms, and the trainer may wait so long for the first row group.
-# Projected bytes. Rows: a column with one value takes a few bytes for any number of rows.
+# Limits of one job: row groups (64 of 20 KB take 4 to 8 ms, and the trainer may wait so long for the first row group),
+# projected bytes, and rows (a column with one value takes a few bytes for any number of rows).
 MOST_GROUPS_OF_JOB = 64
 _MOST_BYTES_OF_JOB = 2 << 20
 _MOST_ROWS_OF_JOB = 1 << 16
@@ -65,7 +65,7 @@ class Decoder:
         self._held_groups = 0
         self._where = -1, ""
         groups, formats = work.inventory.groups, work.inventory.files.formats
-        # The projected bytes of text do not tell the memory of its rows.
+        # The projected bytes of text do not show how much memory its rows take.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB) & ~is_text

@@ -29,10 +29,10 @@ _begun_by: WeakKeyDictionary[Generator[Any], list[threading.Thread]] = WeakKeyDi
 
 
 def closed_at_exit(batches: Generator[T]) -> Generator[T]:
-    """Return the same pass, but closed at the exit of this process. In a forked process it raises ConfigError.
+    """Return the same pass, closed at the exit of this process if it is still open.
 
-    At exit only daemon threads still run. Passes of daemon threads are not closed: their loops would go on as if the
-    epoch had ended.
+    In a forked process the pass raises ConfigError. At exit only daemon threads still run. Passes of daemon threads are
+    not closed: their loops would go on as if the epoch had ended.
     """
     begun_by: list[threading.Thread] = []
     noted = _noted(batches, begun_by)

@@ -14,8 +14,8 @@ and the behaviour here:
   behind. Here handlers wait until all workers are started.
 - To read and to set the event that ends workers, torch takes a lock that workers take too, and waits forever if a dead
   worker held the lock. `_DoneEvent` replaces this event.
-- An exception of a signal handler while a request is put into a queue may leave the queue locked, and torch waits
-  forever for the lock to end the workers. `_DoneEvent` frees the lock.
+- An exception of a signal handler while a request is put into a queue may leave the queue locked. To end the workers,
+  torch then waits forever for the lock. `_DoneEvent` frees the lock.
 """
 
 import multiprocessing
