@@ -85,7 +85,7 @@ def test_a_dead_worker_is_named_with_its_row_group_and_the_rest_is_read_after_a_
         # Row 150 is the first of the second row group of file 1, and so in the batch of rows 150 to 159.
         assert f"{data}/1.parquet row group 1" in each["text"], each
         assert ("no good" in each["text"]) == (each["how"] == "raises")
-        assert ("let workers ignore it" in each["text"]) == (each["how"] == "interrupted")
+        assert ("let workers ignore SIGINT" in each["text"]) == (each["how"] == "interrupted")
         assert_the_rest_comes(data, each)
 
 

@@ -152,7 +152,7 @@ def test_workers_of_another_loader_read_the_newest_data_or_say_that_they_cannot(
     source.append(range(100, 200))
     dataset.set_epoch(1)
     assert sorted(rows_of(once)) == list(range(200))
-    with pytest.raises(ConfigError, match="it was refreshed"):
+    with pytest.raises(ConfigError, match="the data set was refreshed"):
         rows_of(kept)
 
 

@@ -237,7 +237,9 @@ class TestLengths:
             RowDataset(folder).sort_key(0)
         with pytest.raises(ConfigError, match="'flag' is bool"):
             RowDataset(folder, length_column="flag")
-        with pytest.raises(ConfigError, match=r"no such column, or several of that name\. Name one .*: tokens, text"):
+        with pytest.raises(
+            ConfigError, match=r"no such column, or several of that name\. Name a column .*: tokens, text"
+        ):
             RowDataset(folder, length_column="nowhere")
         with pytest.raises(IndexError):
             RowDataset(folder, length_column="score").sort_key(50)

@@ -77,12 +77,12 @@ def test_categories_inside_of_others_that_do_not_join_are_refused_with_the_name_
         return pa.record_batch({"plain": range(100), "nested": pa.StructArray.from_arrays([categories], ["x"])})
 
     shaper = make_shaper("arrow", rows(0).schema)
-    with pytest.raises(SchemaError, match=r"do not join .*\['nested'\]. Write those with a wider index"):
+    with pytest.raises(SchemaError, match=r"do not join .*\['nested'\]. Write these columns with a wider index"):
         shaper.concat([shaper.block([rows(0)]), shaper.block([rows(1)])])
 
 
 def test_row_groups_that_join_to_more_rows_than_run_ends_can_say_are_refused_with_the_name_of_the_column():
     rows = pa.record_batch({"plain": range(20_000), "runs": run_ends(pa.array(["a"]), [20_000], pa.int16)})
     shaper = make_shaper("arrow", rows.schema)
-    with pytest.raises(SchemaError, match=r"do not join .*\['runs'\]. Write those with a wider index"):
+    with pytest.raises(SchemaError, match=r"do not join .*\['runs'\]. Write these columns with a wider index"):
         shaper.concat([shaper.block([rows]), shaper.block([rows])])

@@ -85,7 +85,7 @@ def test_no_callbacks_and_numpy_values_are_taken(table):
 
 def test_only_loaders_of_this_package_are_prefetched(table):
     for loader in (3, [1, 2], DataLoader([1, 2])):
-        with pytest.raises(ConfigTypeError, match="pass the loader that create_dataloader or blend gives"):
+        with pytest.raises(ConfigTypeError, match="pass a loader from create_dataloader or blend"):
             DevicePrefetcher(loader, "cpu")
 
 

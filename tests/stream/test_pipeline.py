@@ -189,7 +189,9 @@ def test_a_transform_that_raises_says_on_which_rows(table):
 
 def test_a_collate_function_of_torchs_kind_is_told_what_it_is_given(table):
     loader, _ = load(table[0], collate_fn=default_collate)
-    with pytest.raises(TransformError, match="given one batch, a TensorBatch of columns, not a list of samples"):
+    with pytest.raises(
+        TransformError, match="The function gets one batch, a TensorBatch of columns, not a list of samples"
+    ):
         next(iter(loader))
 
 

@@ -199,7 +199,7 @@ def test_the_error_of_a_program_that_starts_itself_in_its_workers_says_what_to_d
         [sys.executable, program], env={**os.environ, "PYTHONPATH": f"{ROOT}/src"}, capture_output=True, timeout=300
     )
     assert done.returncode == 1
-    assert 'belongs under `if __name__ == "__main__":`' in done.stderr.decode().splitlines()[-1]
+    assert 'put all code that runs into `if __name__ == "__main__":`' in done.stderr.decode().splitlines()[-1]
 
 
 @pytest.mark.cases(2)

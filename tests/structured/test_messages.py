@@ -142,7 +142,9 @@ def test_the_adapter_for_torchdata_takes_data_sets_of_batches_alone(trips):
 
 @pytest.mark.slow
 def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):
-    with pytest.raises(ConfigTypeError, match=r"StructuredDataset\[0\]: .* no numbers\. Iterate it, or use RowDataset"):
+    with pytest.raises(
+        ConfigTypeError, match=r"StructuredDataset\[0\]: .* no numbers\. Iterate the data set, or use RowDataset"
+    ):
         StructuredDataset(trips)[0]
 
 
@@ -156,7 +158,7 @@ def test_a_loader_in_a_loader_is_told_that_it_is_one(trips, kind, num_workers):
         kind
     ]
     around = DataLoader(loader, batch_size=None, num_workers=num_workers)
-    with pytest.raises(ConfigTypeError, match=rf"{kind.__name__}\[0\]: .*no DataLoader around it"):
+    with pytest.raises(ConfigTypeError, match=rf"{kind.__name__}\[0\]: .*without a DataLoader around it"):
         next(iter(around))
     assert len(list(loader)) == ROWS // 4
 

@@ -1,11 +1,11 @@
-"""The protocol that all kinds of assignments have, what they are made from, and what they count.
+"""The `Assignment` protocol, with its inputs (`EpochInputs`) and its counts (`RankCounts`).
 
 row_assignment.py    rows, balanced over ranks and workers; or as a split strategy says
 lanes.py             micro-batches of lanes (num_lanes)
 token_batches.py     batches under a token budget (max_tokens_per_batch)
-uncounted.py         whole row groups, whose rows are not counted
+uncounted.py         whole row groups, without row counts
 
-Each begins with a whole epoch (`begin`) and goes on with what remains of it under another topology (`resumed`).
+Each kind assigns a whole epoch (`begin`), and the rest of an epoch under another topology (`resumed`).
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from torch_dataloader_utils.plan.strategy_call import StrategyCall
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochInputs:
-    """All that an epoch's assignment depends on.
+    """Inputs of an epoch's assignment; the assignment depends on nothing else.
 
     chunks: all chunks in this epoch's order, from `order_chunks`. strategy: assigns chunks instead of the built-in
-    steps. batches: those of the whole epoch, from `cut_batches`, where the options limit the tokens of a batch.
+    steps. batches: all batches of the epoch, from `cut_batches`, if the options limit the tokens of a batch.
     """
 
     space: RowSpace
@@ -40,12 +40,12 @@ class EpochInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankCounts:
-    """The steps and rows of every rank under one topology, with the steps that are done already.
+    """Steps and rows of every rank under one topology, including the steps that are already done.
 
-    steps: of every rank, int64 [num_ranks]. rows: that every rank delivers, repeats not counted, int64 [num_ranks].
-    repeats: whether a rank's last step is one row that another batch has too, bool [num_ranks].
-    dropped_rows: that drop_last leaves out, over all ranks.
-    moved_rows, cuts: rows, and row ranges, that balancing moved between ranks.
+    steps: int64 [num_ranks]. rows: rows that each rank delivers, repeats not counted, int64 [num_ranks].
+    repeats: bool [num_ranks], true if the rank's last step is one row that another batch has too.
+    dropped_rows: rows that drop_last leaves out, over all ranks.
+    moved_rows, cuts: number of rows, and of row ranges, that balancing moved between ranks.
     """
 
     steps: Int64s
@@ -57,27 +57,29 @@ class RankCounts:
 
 
 class Assignment(Protocol):
-    """Which rows every rank and worker takes under one topology: of a whole epoch, or of what remains of one."""
+    """Rows of every rank and worker under one topology, for a whole epoch or for the rest of an epoch."""
 
     @property
     def counts(self) -> RankCounts | None:
-        """Steps and rows of every rank; None where row counts are not known."""
+        """Steps and rows of every rank; None if row counts are not known."""
         ...
 
     def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
-        """The work that each worker of a rank still has to do; costs no work for the other ranks.
+        """Return the work that each worker of a rank still has to do. Costs no work for the other ranks.
 
-        received: what was received under it.
+        received: the steps that were received under this assignment.
 
         Raises:
-            ConfigError: rank not in [0, num_ranks), or a topology that this kind of assignment does not fit.
+            ConfigError: rank is not in [0, num_ranks), or this kind of assignment does not fit the topology.
         """
         ...
 
     def resumed(self, received: Segment, topology: Topology) -> "Assignment":
-        """The assignment, under another topology, of the rows that no rank has received under this one.
+        """Return the assignment of the rows that no rank has received, under another topology.
+
+        received: the steps that were received under this assignment.
 
         Raises:
-            ConfigError: this kind of assignment cannot go on from there, or does not fit the topology.
+            ConfigError: this kind of assignment cannot be resumed after `received`, or does not fit the topology.
         """
         ...

@@ -1,8 +1,7 @@
-"""Balancing and assigning units.
+"""Balance lists of units, and assign units to workers.
 
-Balancing moves as few row ranges as possible so that each list of units has exactly its target number of rows: between
-ranks, between lanes, between the workers of a rank. Assigning gives chunks to workers, the heaviest first to the least
-loaded.
+Balancing moves few row ranges between lists of units (of ranks, of lanes, or of the workers of a rank), so that each
+list has exactly its target number of rows. Assigning gives the heaviest chunk first to the least loaded worker.
 """
 
 import heapq
@@ -21,7 +20,7 @@ from torch_dataloader_utils.plan.steps import StepSizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Rows [start, stop) of those that leave list `donor`, numbered in the order in which they leave it."""
+    """Rows that move from list `donor` to another list: [start, stop) of all leaving rows, in the order they leave."""
 
     donor: int
     start: int
@@ -29,15 +28,15 @@ class Transfer:
 
     @property
     def rows(self) -> int:
-        """How many rows move."""
+        """Number of rows that move."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The row ranges that move between lists, by list, so that one list is balanced without looking at all others.
+    """Row ranges that move between lists, by list: one list can be balanced without looking at all others.
 
-    leaving_rows: how many rows leave each donor. received: the transfers to each receiver, in order.
+    leaving_rows: number of rows that leave each donor. received: transfers to each receiver, in order.
     """
 
     leaving_rows: dict[int, int]
@@ -45,7 +44,7 @@ class Transfers:
 
     @classmethod
     def of(cls, moves: Iterable[tuple[int, int, int]]) -> "Transfers":
-        """From (donor, receiver, rows), in the order in which rows move."""
+        """Return the transfers of these (donor, receiver, rows), in the order in which rows move."""
         leaving_rows: dict[int, int] = {}
         received: dict[int, list[Transfer]] = {}
         for donor, receiver, rows in moves:
@@ -59,16 +58,16 @@ class Transfers:
 
     @property
     def rows(self) -> int:
-        """Rows that move, over all lists."""
+        """Number of rows that move, over all lists."""
         return sum(self.leaving_rows.values())
 
 
 def even_targets(rows: Int64s, num_groups: int = 1) -> Int64s:
-    """Targets that differ by at most one row in a group of neighbouring lists: the spare rows stay where most are.
+    """Return target rows of every list that differ by at most one row within a group of neighbouring lists.
 
-        rows = 9 4 4      targets = 6 6 5       (17 rows: two lists keep a sixth one)
+        rows = 9 4 4      targets = 6 6 5       (17 rows: two lists get a sixth row)
 
-    Lists with most rows keep a spare row first (ties: the lowest number), so that nothing moves without need.
+    The lists with most rows get a spare row first (ties: the lowest number), so that no row moves without need.
     """
     groups = rows.reshape(num_groups, -1)
     base, spare = np.divmod(groups.sum(axis=1, keepdims=True), groups.shape[1])
@@ -78,11 +77,11 @@ def even_targets(rows: Int64s, num_groups: int = 1) -> Int64s:
 
 
 def plan_transfers(rows: Int64s, targets: Int64s, num_groups: int = 1) -> Transfers:
-    """The transfers from lists above their target to lists below it; at most len(rows) - 1.
+    """Return the transfers from lists above their target to lists below their target; at most len(rows) - 1.
 
-    num_groups: of neighbouring lists, equally many each, that rows do not leave.
+    num_groups: number of groups of neighbouring lists, of equal size; rows never leave their group.
 
-    Pairs of lists whose surplus and deficit are equal come first; the others are matched in order of their numbers.
+    Pairs of lists with equal surplus and deficit are matched first, then the other lists in order of their numbers.
     (To find the true minimum is a partition problem.)
     """
     change, size = targets - rows, len(rows) // num_groups
@@ -92,7 +91,7 @@ def plan_transfers(rows: Int64s, targets: Int64s, num_groups: int = 1) -> Transf
 
 
 def _moves(first: int, change: Int64s) -> list[tuple[int, int, int]]:
-    """(donor, receiver, rows) among lists from number `first` on, so that each gets `change` rows."""
+    """Return (donor, receiver, rows) so that list first + i gains change[i] rows (negative: loses rows)."""
     surplus = {first + int(i): -int(change[i]) for i in np.flatnonzero(change < 0)}
     deficit = {first + int(i): int(change[i]) for i in np.flatnonzero(change > 0)}
     moves = _exact_pairs(surplus, deficit)
@@ -110,7 +109,7 @@ def _moves(first: int, change: Int64s) -> list[tuple[int, int, int]]:
 
 
 def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[tuple[int, int, int]]:
-    """(donor, receiver, rows) of pairs whose amounts are equal; they leave both dictionaries."""
+    """Return (donor, receiver, rows) of pairs with equal amounts, and remove the pairs from both dictionaries."""
     waiting: dict[int, list[int]] = {}
     for receiver, missing in reversed(deficit.items()):
         waiting.setdefault(missing, []).append(receiver)
@@ -124,15 +123,15 @@ def _exact_pairs(surplus: dict[int, int], deficit: dict[int, int]) -> list[tuple
 
 
 def balanced_list(index: int, units_of: Callable[[int], Units], transfers: Transfers) -> Units:
-    """List `index` after all transfers: what it keeps, then what it receives.
+    """Return list `index` after all transfers: the units that it keeps, then the units that it receives.
 
-    `units_of(i)` gives list i before balancing; it is called for `index` and its donors only.
+    `units_of(i)` gives list i before balancing. It is called for `index` and its donors only.
 
     Rows leave a list from its end: whole units, and then the beginning of the last unit that is left, so that the
     receiver decodes no more than it receives.
 
-        units of 4, 5 rows; 2 and 5 leave      rows 3-4 of the first are kept; rows 1-2 of the second leave, then
-                                               rows 3-5 of it and 1-2 of the first
+        units of 4, 5 rows; 2 and 5 leave      rows 3-4 of the first unit are kept; rows 1-2 of the second unit leave,
+                                               then rows 3-5 of the second and rows 1-2 of the first
     """
     parts = [_leaving(units_of(index), transfers.leaving_rows.get(index, 0), None)]
     parts += [
@@ -143,28 +142,29 @@ def balanced_list(index: int, units_of: Callable[[int], Units], transfers: Trans
 
 
 def _leaving(units: Units, start: int, stop: int | None) -> Units:
-    """Rows [start, stop) (None: to the end) of those that leave a list (see `balanced_list`), in the list's order."""
+    """Return rows [start, stop) (None: to the end) of the rows that leave a list (`balanced_list`), in list order."""
     last_first = units.take(slice(None, None, -1))
     until_stop = last_first if stop is None else last_first.split_at(stop)[0]
     return until_stop.split_at(start)[1].take(slice(None, None, -1))
 
 
 def slice_units(units: Units, index: int, num_slices: int) -> Units:
-    """The units of one slice, `units[index::num_slices]`; slices are ranks, or lanes."""
+    """Return the units of one slice, `units[index::num_slices]`. Slices are ranks or lanes."""
     return units.take(slice(index, None, num_slices))
 
 
 def rows_per_slice(units: Units, num_slices: int) -> Int64s:
-    """Rows of every slice of `slice_units`, int64 [num_slices], without building the slices."""
+    """Return the number of rows in every slice of `slice_units`, int64 [num_slices], without building the slices."""
     rows = np.zeros(num_slices, dtype=np.int64)
     np.add.at(rows, np.arange(len(units)) % num_slices, units.rows)
     return rows
 
 
 def worker_order(num_workers: int, options: PlanOptions, epoch: int, rank: int) -> Sequence[int]:
-    """The workers in the order in which equal loads take units: as numbered, or with `shuffle` permuted.
+    """Return the order in which workers of equal load take units: by number, or with `shuffle` permuted.
 
-    The permutation is keyed by (seed, epoch, rank). Without it the same worker has the heaviest unit in every epoch.
+    The permutation is keyed by (seed, epoch, rank). Without the permutation, the same worker has the heaviest unit in
+    every epoch.
     """
     if not options.shuffle:
         return range(num_workers)
@@ -174,7 +174,7 @@ def worker_order(num_workers: int, options: PlanOptions, epoch: int, rank: int) 
 
 
 def balance_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
-    """The workers' units, balanced so that each has exactly the rows of its own batches."""
+    """Return the workers' units, balanced so that each worker has exactly the rows of its own batches."""
     count = len(workers)
     rows = np.array([lane.num_rows for lane in workers], dtype=np.int64)
     targets = np.array([sizes.of_worker(worker, count).rows for worker in range(count)], dtype=np.int64)
@@ -183,7 +183,7 @@ def balance_workers(workers: list[Units], sizes: StepSizes) -> list[Units]:
 
 
 def assign_units(units: Units, weights: Int64s, order: Sequence[int]) -> list[Units]:
-    """One list of units for each worker, each in the order of `units`.
+    """Return one list of units for each worker, each in the order of `units`.
 
     The longest-processing-time rule: heaviest unit first (equal weights: the earlier one), to the least-loaded
     worker (equal loads: the first in `order`, which has every worker once). The heaviest load is at most
@@ -194,7 +194,7 @@ def assign_units(units: Units, weights: Int64s, order: Sequence[int]) -> list[Un
 
 
 def assign_owners(weights: Int64s, loads: Sequence[int], order: Sequence[int]) -> Int64s:
-    """The worker of each unit, int64 [units], for workers that already carry `loads`; see `assign_units`."""
+    """Return the worker of each unit, int64 [units], for workers that already carry `loads`. See `assign_units`."""
     owner = np.zeros(len(weights), dtype=np.int64)
     if len(order) == 1:
         return owner

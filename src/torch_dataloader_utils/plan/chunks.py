@@ -1,4 +1,4 @@
-"""Row groups to chunks, which are neighbouring row groups of one file, and the order of chunks in an epoch."""
+"""Cut a data set into chunks (neighbouring row groups of one file), and order the chunks of an epoch."""
 
 import numpy as np
 
@@ -9,17 +9,17 @@ from torch_dataloader_utils._core.units import RowSpace, Units
 
 _MOST_CHUNK_BYTES = 128 << 20
 
-# 1,024 chunks mix as well as rows do where batches are of that order, and each is still a long read.
+# With batches of about 1,024 rows, 1,024 chunks mix about as well as single rows do, and a chunk is still a long read.
 _SHUFFLED_CHUNKS = 1024
 
 
 def chunk_row_groups(space: RowSpace, options: PlanOptions) -> Units:
-    """The chunks of a data set in file order, as plain units.
+    """Return the chunks of a data set in file order, as plain units.
 
-    A chunk takes row groups until it has `split_rows` rows or else `split_bytes` projected bytes, never crosses a
-    file, and has at least one row group. Without either it takes 128 MiB; with `shuffle` a 1,024th of the data set, if
-    that is less, so that small data is shuffled too. Chunks depend on data and options, never on ranks or workers.
-    Those without rows are left out.
+    A chunk takes row groups until it has `split_rows` rows or else `split_bytes` projected bytes. It lies in one file
+    and has at least one row group. Without either option a chunk takes 128 MiB; with `shuffle` a 1,024th of the data
+    set, if that is less, so that small data is shuffled too. Chunks depend on data and options, never on ranks or
+    workers. Chunks without rows are left out.
 
         split_rows=4, files of groups (3, 3, 3) and (2)      6, 3 | 2
     """
@@ -43,7 +43,7 @@ def _default_bytes(space: RowSpace, options: PlanOptions) -> int:
 
 
 def keep_span(units: Units, options: PlanOptions) -> Units:
-    """The plain units cut to the plan rows [first_row, stop_row) of the options; those outside are left out."""
+    """Cut the plain units to the plan rows [first_row, stop_row) of the options; leave out units outside the span."""
     if options.first_row == 0 and options.stop_row is None:
         return units
     start = np.maximum(units.start, options.first_row)
@@ -53,7 +53,7 @@ def keep_span(units: Units, options: PlanOptions) -> Units:
 
 
 def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
-    """The first row group of every chunk, ascending."""
+    """Return the first row group of every chunk, ascending."""
     groups = len(space.file)
     if groups == 0:
         return np.zeros(0, dtype=np.int64)
@@ -69,7 +69,9 @@ def _first_groups(measure: Int64s, space: RowSpace, target: int) -> Int64s:
 
 
 def share_chunks(chunks: Units, options: PlanOptions) -> Units:
-    """The plain chunks in the order of the shares: permuted by the seed, then cut into `host_shares` equal ranges.
+    """Return the plain chunks in the order of the host shares: permuted by the seed, then cut into equal ranges.
+
+    There are `host_shares` ranges. Without the option, the chunks are returned as they are.
 
     chunks of 4, 4, 4 rows, permuted to 2 0 1, host_shares=2      chunk 2, rows 0-1 of chunk 0 | the rest of it, chunk 1
     """
@@ -86,7 +88,9 @@ def share_chunks(chunks: Units, options: PlanOptions) -> Units:
 
 
 def part_bounds(num_rows: int, parts: int) -> Int64s:
-    """Where equal parts of a sequence of rows begin and end, int64 [parts + 1]; those of fewer parts are among them.
+    """Return where equal parts of a sequence of rows begin and end, int64 [parts + 1].
+
+    The bounds of n parts are among the bounds of every multiple of n parts.
 
     11 rows in 4 parts      0 2 5 8 11      in 2      0 5 11
     """
@@ -94,15 +98,15 @@ def part_bounds(num_rows: int, parts: int) -> Int64s:
 
 
 def part_of_units(units: Units, parts: int) -> Int64s:
-    """In which of `part_bounds` each unit begins, int64 [units]."""
+    """Return the number of the part (see `part_bounds`) in which each unit begins, int64 [units]."""
     rows = units.rows
     return part_bounds(units.num_rows, parts).searchsorted(np.cumsum(rows) - rows, side="right") - 1
 
 
 def order_chunks(chunks: Units, options: PlanOptions, epoch: int, parts: int = 1) -> Units:
-    """The chunks in this epoch's order: as stored, or permuted by (seed, epoch) with `shuffle`.
+    """Return the chunks in this epoch's order: as stored, or permuted by (seed, epoch) with `shuffle`.
 
-    parts: of equal rows, whose chunks are permuted among themselves; one after the other.
+    parts: number of parts of equal rows. Parts keep their order, and chunks are permuted within their part.
     """
     if not options.shuffle:
         return chunks

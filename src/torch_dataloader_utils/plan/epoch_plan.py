@@ -1,4 +1,4 @@
-"""`EpochPlan`: who reads what in one epoch; as counts, as the work of each worker, and as a table."""
+"""`EpochPlan`: the plan of one epoch, as counts, as a program for each worker, as text and as a table."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# 2: with `shuffle`, chunks of another default size, and workers that change from epoch to epoch.
+# Version 2: with `shuffle`, chunks have another default size, and workers change from epoch to epoch.
 _VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EpochPlan:
-    """Who reads what in one epoch, or in what remains of it.
+    """Plan of one epoch, or of the rest of an epoch: the rows that every rank and worker reads.
 
-    Made by `plan_epoch` and by every loader (`loader.plan`). To compute one rank's part does not cost all ranks' work.
+    `plan_epoch` and every loader (`loader.plan`) make plans. Computing one rank's part does not cost all ranks' work.
 
-    inputs: what the assignment is made from. assignment: which rows every rank and worker takes.
-    following: makes the plan of the next epoch under this topology.
-    is_shared: whether every one of several ranks reads everything: a split strategy without rank arguments.
+    inputs: inputs of the assignment. assignment: rows of every rank and worker.
+    following: function that returns the plan of the next epoch under this topology.
+    is_shared: true if every one of several ranks reads everything (a split strategy without rank arguments).
     """
 
     inventory: Inventory
@@ -46,7 +46,7 @@ class EpochPlan:
 
     @property
     def epoch(self) -> int:
-        """The epoch this plan is for."""
+        """Number of the planned epoch."""
         return self.inputs.position.epoch
 
     @property
@@ -56,91 +56,92 @@ class EpochPlan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all row counts are known, so that steps are equal and resume is exact on any topology."""
+        """True if all row counts are known, so that steps are equal and resume is exact on any topology."""
         return self.assignment.counts is not None
 
     @cached_property
     def rank_steps(self) -> tuple[int, ...] | None:
-        """Batches of every rank under this topology, or None where row counts are not known."""
+        """Number of batches of every rank under this topology; None if row counts are not known."""
         counts = self.assignment.counts
         return None if counts is None else tuple(counts.steps.tolist())
 
     @property
     def steps(self) -> int | None:
-        """Batches of the rank with most of them; with rank_sharding="rows" all ranks have as many."""
+        """Number of batches of the rank with most batches; with rank_sharding="rows" all ranks have this number."""
         return max(self.rank_steps) if self.rank_steps is not None else None
 
     @cached_property
     def rank_rows(self) -> tuple[int, ...] | None:
-        """Rows that every rank delivers, or None where row counts are not known."""
+        """Number of rows that every rank delivers; None if row counts are not known."""
         counts = self.assignment.counts
         return None if counts is None else tuple(counts.rows.tolist())
 
     @property
     def dropped_rows(self) -> int:
-        """Rows that drop_last leaves out this epoch, over all ranks."""
+        """Number of rows that drop_last leaves out in this epoch, over all ranks."""
         counts = self.assignment.counts
         return 0 if counts is None else counts.dropped_rows
 
     @property
     def repeated_rows(self) -> int:
-        """Rows that come a second time because a rank has none left for its last step, over all ranks."""
+        """Number of rows that come a second time because a rank has no row left for its last step, over all ranks."""
         counts = self.assignment.counts
         return 0 if counts is None else int(counts.repeats.sum())
 
     def padding_rows(self, rank: int) -> int:
-        """Of `repeated_rows`, those that one rank delivers: 1 if it has none left for its last step, else 0."""
+        """Return how many `repeated_rows` one rank delivers: 1 if it has no row left for its last step, else 0."""
         counts = self.assignment.counts
         return 0 if counts is None else int(counts.repeats[check_integer("rank", rank)])
 
     @cached_property
     def fingerprint(self) -> str:
-        """blake2b (128 bits, hex) of all inputs of this plan."""
+        """Digest of all inputs of this plan: blake2b, 128 bits, as hex."""
         position, options, data = self.inputs.position, self.inputs.options, planning_fingerprint(self.inventory)
-        # Before anything was received only the topology counts, also if a state was loaded.
+        # Before the first batch was received only the topology counts, also if a state was loaded.
         present = position.segment if position.segment.has_begun else position.topology
         text = f"({_VERSION}, {data!r}, {options!r}, {position.epoch}, {position.history!r}, {present!r})"
         shares = "" if options.host_shares is None else f", {options.host_shares} shares"
         return blake2b(f"{text}{shares}".encode(), digest_size=16).hexdigest()
 
     def programs(self, rank: int) -> tuple[WorkerProgram, ...]:
-        """For every worker of a rank, what it still has to do.
+        """Return the program of every worker of a rank: the work that it still has to do.
 
         Raises:
-            ConfigTypeError: not a whole number. ConfigError: rank not in [0, num_ranks).
+            ConfigTypeError: rank is not a whole number. ConfigError: rank is not in [0, num_ranks).
         """
         return self.assignment.programs(check_integer("rank", rank), self.inputs.position.segment)
 
     def worker_inputs(self, rank: int) -> tuple[WorkerInput, ...]:
-        """For every worker of a rank, its program and the row groups that it reads; raises as `programs`."""
+        """Return the program of every worker of a rank with the row groups that it reads. Raises as `programs`."""
         return tuple(worker_input(program, self.inventory, self.inputs.space) for program in self.programs(rank))
 
     def explain(
         self, max_ranks: int = 16, *, cache_bytes: int | str | None = None, host_ranks: int | None = None
     ) -> str:
-        """The plan as text: ranks × workers with rows, bytes, row groups and imbalance, and what balancing did.
+        """Return the plan as text: ranks × workers with rows, bytes, row groups, imbalance and the effect of balancing.
 
         Args:
-            max_ranks: ranks that the table shows.
-            cache_bytes: also say which part of its bytes a host would read from a `HostCache` of this size, in this
-                epoch and the next ones, which are planned for all ranks of the first host.
-            host_ranks: ranks of a host; None for those that keep a share (`host_shares`), or else all.
+            max_ranks: number of ranks that the table shows.
+            cache_bytes: size of a `HostCache`. With a size, the text also says which part of its bytes a host would
+                read from the cache in this epoch and the next epochs. All ranks of the first host are planned for it.
+            host_ranks: number of ranks on a host; None for the ranks that keep a share (`host_shares`), or else all
+                ranks.
 
         Raises:
-            ConfigTypeError, ConfigError: no such number of bytes or ranks.
+            ConfigTypeError, ConfigError: not a valid number of bytes or ranks.
         """
         return explain_plan(
             self, check_integer("max_ranks", max_ranks, least=0), describe_cache(self, cache_bytes, host_ranks)
         )
 
     def to_arrow(self, ranks: Sequence[int] | None = None) -> "pa.Table":
-        """The plan as a table, one row for each row range that a worker reads, in its reading order.
+        """Return the plan as a table: one row for each row range that a worker reads, in the worker's reading order.
 
         Columns: rank, worker, lane, unit, window (-1: not shuffled), path, row_group, start_row, stop_row (live rows
         of the row group), bytes (projected, estimated for parts of a row group).
 
         Raises:
-            ConfigTypeError: not a list of whole numbers. ConfigError: a rank not in [0, num_ranks).
+            ConfigTypeError: ranks is not a list of whole numbers. ConfigError: a rank is not in [0, num_ranks).
         """
         import pyarrow as pa
 
@@ -151,7 +152,7 @@ class EpochPlan:
         return pa.concat_tables(tables) if chosen else tables[0].slice(0, 0)
 
     def _repr_html_(self) -> str:
-        """For notebooks: what `explain()` begins with, and the picture of `tdu plan --draw`."""
+        """Return HTML for notebooks: the summary of `explain()` and the picture of `tdu plan --draw`."""
         summary = self.explain(max_ranks=1).partition("\n\n")[0]
         return html_of(
             f"Plan of epoch {self.epoch}", [("", line) for line in summary.splitlines()], small_picture(self)
@@ -171,7 +172,7 @@ class EpochPlan:
 
 
 def _rank_table(plan: EpochPlan, rank: int) -> "pa.Table":
-    """The row ranges of one rank, worker after worker, in reading order; see `EpochPlan.to_arrow`."""
+    """Return the row ranges of one rank, worker after worker, in reading order. See `EpochPlan.to_arrow`."""
     import pyarrow as pa
 
     columns: dict[str, list[Any]] = {}

@@ -1,4 +1,4 @@
-"""Plans as text: ranks x workers with rows and bytes, how well an order mixes, and what the cache of a host holds."""
+"""Explain a plan in text: rows and bytes of ranks x workers, how well the order mixes, what a host's cache gives."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def explain_plan(plan: "EpochPlan", max_ranks: int, cache: str) -> str:
-    """A table of ranks × workers, under a summary of the data, the options and what balancing did."""
+    """Return a summary of the data, the options and the balancing, and a table of ranks × workers."""
     inventory, topology, options, space = plan.inventory, plan.topology, plan.inputs.options, plan.inputs.space
     lines = [
         f"{plural(inventory.num_files, 'file')}, {plural(inventory.num_groups, 'row group')}, "
@@ -53,11 +53,11 @@ def explain_plan(plan: "EpochPlan", max_ranks: int, cache: str) -> str:
 
 
 FEW_CHUNKS = 8
-"""Chunks of a worker below which epochs, and the batches of one epoch, are much alike."""
+"""Chunks a worker; with fewer chunks, epochs and the batches of one epoch are much alike."""
 
 
 def describe_mixing(plan: "EpochPlan") -> str:
-    """How well `shuffle` mixes the rows, in one line; "" where the plan does not shuffle chunks.
+    """Return one line that says how well `shuffle` mixes the rows; "" if the plan does not shuffle chunks.
 
     24 chunks, 3.0 per worker (few: 8 or more mix well); a batch of 100 rows draws from about 2 chunks
     """
@@ -69,7 +69,7 @@ def describe_mixing(plan: "EpochPlan") -> str:
     batch_rows, chunk_rows = topology.batch_size, chunks.num_rows / num_chunks
     mixed = batch_rows / chunk_rows
     if options.shuffle_rows:
-        # A row of the batch comes from each of the chunks in its window with the same probability.
+        # A row of the batch comes from each chunk of its window with the same probability.
         held = max(1, options.interleave, options.shuffle_rows / chunk_rows)
         mixed = max(mixed, held * (1 - (1 - 1 / held) ** batch_rows))
     if options.lane_rows:
@@ -91,19 +91,19 @@ _FORECAST_EPOCHS = 5
 
 
 def describe_cache(plan: "EpochPlan", cache_bytes: int | str | None, host_ranks: int | None) -> str:
-    """What a cache of this size on the first host would give, in one line; "" without a size.
+    """Return one line that says what a cache of this size on the first host would give; "" without a size.
 
     16.6 GiB for 8 ranks, which read 50 GiB an epoch: 2 % of it from the cache in epoch 0, then 7 %, 13 %, 17 %, 23 %
     """
     if cache_bytes is None:
         return ""
     most_bytes, num_ranks = parse_bytes("cache_bytes", cache_bytes), plan.topology.num_ranks
-    keeping_a_share = num_ranks // plan.inputs.options.rank_groups(num_ranks)  # without shares, all of them
+    keeping_a_share = num_ranks // plan.inputs.options.rank_groups(num_ranks)  # without shares: all ranks
     ranks = keeping_a_share if host_ranks is None else check_integer("host_ranks", host_ranks, least=1)
     if ranks > num_ranks:
-        raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass how many a host has.")
+        raise ConfigError(f"host_ranks={ranks}: the plan has {plural(num_ranks, 'rank')}. Pass the ranks of one host.")
     groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
-    # An inventory has the stored bytes of all columns, and the decoded bytes of the projected ones.
+    # An inventory has the stored bytes of all columns, and the decoded bytes of the projected columns.
     stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
     sizes = np.minimum(groups.projected_bytes, stored)
     parts = CacheForecast(epochs, sizes, most_bytes - footer_bytes(most_bytes)).parts()
@@ -116,7 +116,10 @@ def describe_cache(plan: "EpochPlan", cache_bytes: int | str | None, host_ranks:
 
 
 def host_reads(plan: "EpochPlan", ranks: int, most_epochs: int) -> list[Int64s]:
-    """The row groups that the first `ranks` ranks read in this epoch and the next ones, in order; epochs apart."""
+    """Return the row groups that the first `ranks` ranks read, in order, one array an epoch: this and the next ones.
+
+    Returns at most `most_epochs` epochs; fewer if a later epoch cannot be planned.
+    """
     epochs = []
     while True:
         reads = [GroupReads.of(plan.programs(rank), plan.inputs.space) for rank in range(ranks)]
@@ -125,12 +128,12 @@ def host_reads(plan: "EpochPlan", ranks: int, most_epochs: int) -> list[Int64s]:
             return epochs
         try:
             plan = plan.following()
-        except LoaderError:  # of a strategy, or of an epoch too far: then nothing is known of it
+        except LoaderError:  # a strategy failed, or the epoch is too high: its reads are not known
             return epochs
 
 
 def _order(options: PlanOptions) -> str:
-    """The options that decide the order of rows, in words."""
+    """Describe the options that decide the order of rows."""
     text = f"seed {options.seed}, "
     text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
     if options.shuffle_rows:
@@ -189,7 +192,7 @@ def _bytes_of(program: WorkerProgram, space: RowSpace) -> int:
 
 
 def _window_bytes(units: Units, space: RowSpace) -> float:
-    """Projected bytes of window units: of each as large a part as it has of the rows of its window."""
+    """Return the projected bytes of window units: of each window the part that the unit has of its rows."""
     if len(units) == 0:
         return 0.0
     windows = units.windows.take(units.window)

@@ -1,11 +1,11 @@
 """Lanes: one numbered sequence of micro-batches for the whole job, the same for any ranks and workers.
 
-Chunks are sliced to G lanes and balanced, so that lane g holds the micro-batches g, g + G, g + 2G, ... of the epoch,
-each of m rows (the last one of the epoch may be shorter): `LaneRows`.
+`LaneRows`: chunks are sliced to G lanes and balanced, so that lane g holds the micro-batches g, g + G, g + 2G, ... of
+the epoch. A micro-batch has m rows; the last micro-batch of the epoch may be shorter.
 
     G=2, m=4, chunks of 4, 4, 5 rows      lane 0: numbers 0, 2      lane 1: 1, 3 (1 row)
 
-A step takes the next Q of them, and rank r those whose remainder by num_ranks is r: `LaneAssignment`.
+`LaneAssignment`: a step takes the next Q micro-batches, and rank r takes the numbers n with n % num_ranks == r.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from torch_dataloader_utils.plan.windows import shuffle_windows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaneRows:
-    """The rows of one epoch as numbered micro-batches.
+    """Rows of one epoch as numbered micro-batches.
 
     units: the epoch's chunks in their order. micro_rows: m, rows of a micro-batch.
     """
@@ -41,20 +41,20 @@ class LaneRows:
 
     @cached_property
     def num_rows(self) -> int:
-        """Rows of the epoch."""
+        """Number of rows of the epoch."""
         return self.units.num_rows
 
     def rows_from(self, number: int) -> int:
-        """Rows of the micro-batches from `number` to the last."""
+        """Return the number of rows of the micro-batches from `number` to the last."""
         return max(0, self.num_rows - number * self.micro_rows)
 
     def lane_rest(self, lane: int, number: int) -> Units:
-        """The rows of one lane from the first of its micro-batches that is not below `number`."""
+        """Return the rows of one lane, beginning with its first micro-batch that is numbered `number` or higher."""
         before = max(0, -(-(number - lane) // self.num_lanes))
         return self._lane(lane).split_at(before * self.micro_rows)[1]
 
     def sequence(self, number: int, rows: int) -> Units:
-        """The `rows` rows of micro-batches number, number + 1, ..., in that order."""
+        """Return the first `rows` rows of the micro-batches number, number + 1, ..., in that order."""
         parts = []
         while rows > 0:
             part, _ = self.lane_rest(number % self.num_lanes, number).split_at(min(rows, self.micro_rows))
@@ -81,7 +81,7 @@ class LaneRows:
         return {}
 
     def _lane(self, lane: int) -> Units:
-        """All rows of one lane, windows cut; built once."""
+        """Return all rows of one lane, cut into windows if the options shuffle rows. A lane is built once."""
         if lane not in self._built:
             units = balanced_list(lane, lambda i: slice_units(self.units, i, self.num_lanes), self._transfers)
             self._built[lane] = shuffle_windows(units, self.options, self.micro_rows)
@@ -90,9 +90,9 @@ class LaneRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaneAssignment:
-    """The `Assignment` of micro-batches from `first_number` to the last; a resumed epoch goes on counting.
+    """`Assignment` of the micro-batches from `first_number` to the last; a resumed epoch goes on counting.
 
-    Steps are counted from `first_number` on. Balancing moves rows between lanes; ranks are even without it.
+    Steps are counted from `first_number` on. Balancing moves rows between lanes; ranks are equal without balancing.
     """
 
     inputs: EpochInputs
@@ -102,7 +102,7 @@ class LaneAssignment:
 
     @classmethod
     def begin(cls, inputs: EpochInputs) -> "LaneAssignment":
-        """The assignment of the whole epoch."""
+        """Return the assignment of the whole epoch."""
         options, topology = inputs.options, inputs.position.first_topology
         if options.num_lanes is None:
             raise InternalError("A plan with lanes was made without num_lanes.")
@@ -141,10 +141,10 @@ class LaneAssignment:
 
     @cached_property
     def numbers_per_step(self) -> int:
-        """Micro-batches of one step: Q.
+        """Number of micro-batches of one step: Q.
 
         Raises:
-            ConfigError: the topology does not fit the lanes; the message says which would.
+            ConfigError: the topology does not fit the lanes; the message lists topologies that fit.
         """
         topology, lanes = self.topology, self.lanes
         ranks, workers, batch = topology.num_ranks, topology.num_workers, topology.batch_size
@@ -162,7 +162,7 @@ class LaneAssignment:
 
     @property
     def num_rows(self) -> int:
-        """Rows that remain, with those that drop_last leaves out."""
+        """Number of remaining rows, including the rows that drop_last leaves out."""
         return self.lanes.rows_from(self.first_number)
 
     @property
@@ -176,7 +176,7 @@ class LaneAssignment:
 
     @property
     def tail_rows(self) -> int:
-        """Rows of the tail over all ranks; 0 where there is none, or drop_last leaves it out."""
+        """Rows of the tail (the incomplete last step) over all ranks; 0 if there is no tail or drop_last drops it."""
         return 0 if self.topology.drop_last else self.num_rows % self._rows_per_step
 
     @property
@@ -193,11 +193,11 @@ class LaneAssignment:
         return rows
 
     def _number_of(self, step: int) -> int:
-        """The first micro-batch of a step."""
+        """Return the number of a step's first micro-batch."""
         return self.first_number + step * self.numbers_per_step
 
     def _program(self, rank: int, worker: int, done: int) -> WorkerProgram:
-        """The lanes of one worker of a rank, and its batches, after the first `done` steps."""
+        """Return the lanes and batches of one worker of a rank after the first `done` steps."""
         workers = self.topology.num_workers
         skipped = batches_of_worker(done, worker, workers)
         first_step = worker + skipped * workers
@@ -229,23 +229,23 @@ class LaneAssignment:
         )
 
     def _owned(self, steps: range, rank: int) -> list[int]:
-        """The lanes whose micro-batches a rank takes in these steps, ascending."""
+        """Return the lanes that a rank takes micro-batches from in these steps, ascending."""
         num_lanes = self.lanes.num_lanes
-        # A worker's steps lie num_workers * Q numbers apart: after so many of them it is in the same lanes again.
+        # A worker's steps lie num_workers * Q numbers apart: after `period` steps it is in the same lanes again.
         period = num_lanes // (self.topology.num_workers * self.numbers_per_step)
         return sorted({number % num_lanes for step in steps[:period] for number in self._taken(step, rank)})
 
     def _taken(self, step: int, rank: int) -> range:
-        """The micro-batches that a rank takes in a step, ascending."""
+        """Return the numbers of the micro-batches that a rank takes in a step, ascending."""
         return numbers_of_rank(self._number_of(step), self._number_of(step + 1), rank, self.topology.num_ranks)
 
     def _gives_tail(self, worker: int, done: int) -> bool:
-        """Whether the tail is among the steps of this worker that are still to come."""
+        """Return whether the tail is among the steps that this worker still has to do."""
         last = self.steps - 1
         return self.tail_rows > 0 and last >= done and last % self.topology.num_workers == worker
 
     def _tail(self, rank: int) -> Units:
-        """One rank's rows of the tail; at least one row, which the next rank may have too if there are too few.
+        """Return one rank's rows of the tail: at least one row, which the next rank repeats if there are too few rows.
 
         3 rows, num_ranks=2      1 and 2 rows          1 row, num_ranks=2      the same row twice
         """
@@ -255,7 +255,7 @@ class LaneAssignment:
 
     @cached_property
     def _last_step(self) -> Units:
-        """The tail's rows, of all ranks: one sequence, built once however many ranks are asked for."""
+        """The tail's rows of all ranks as one sequence, built once for any number of ranks."""
         return self.lanes.sequence(self._number_of(self.steps - 1), self.tail_rows)
 
 

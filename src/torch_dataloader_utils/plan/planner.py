@@ -1,4 +1,4 @@
-"""`plan_epoch`, and the `Planner` that it and every loader use: plans from inventory, options and position."""
+"""Plan an epoch from inventory, options and position: `plan_epoch`, and the `Planner` of every loader."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -55,28 +55,32 @@ def plan_epoch(
     host_shares: int | None = None,
     split_strategy: SplitStrategy | str | None = None,
 ) -> EpochPlan:
-    """The plan of one epoch: a pure function of its arguments.
+    """Plan one epoch. The plan is a pure function of the arguments.
 
     Args:
-        inventory: what `scan_files` or `scan_iceberg` found.
-        num_ranks: training processes. num_workers: workers of each rank's loader (0 counts as 1).
-        batch_size: rows of a batch of one rank.
+        inventory: inventory from `scan_files` or `scan_iceberg`.
+        num_ranks: number of training processes. num_workers: number of workers of each rank's loader (0 counts as 1).
+        batch_size: number of rows in a batch of one rank.
         shuffle: permute chunks by (seed, epoch).
         seed: any integer, taken modulo 2^64.
-        drop_last: only full batches; the plan says how many rows that leaves out.
+        epoch: number of the epoch.
+        drop_last: give only full batches. The plan counts the rows that are left out.
         split_bytes: projected bytes of a chunk, an int or text; None for 128 MiB, with `shuffle` for a 1,024th of the
-            data if that is less. split_rows: rows of a chunk, wins over bytes.
+            data if that is less. split_rows: rows of a chunk; wins over `split_bytes`.
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
-        shuffle_rows: rows of a shuffle window, 0 or None for none. interleave: chunks that a window draws from; None
-            for 4.
-        lanes: an order that survives a change of topology, `Lanes` or how many; see the lanes page of the docs.
-        token_batches: by which column's lengths windows are ordered; windows then are whole batches. A limit of tokens
-            needs the lengths, which an inventory does not have: ask a loader for that plan.
-        host_shares: parts of the chunks that hosts keep in all epochs, for a cache; see the page on it.
-        split_strategy: an object with `generate`, or the name of a plug-in, instead of the built-in steps.
+        shuffle_rows: rows of a shuffle window; 0 or None for no windows. interleave: number of chunks that a window
+            draws from; None for 4.
+        lanes: `Lanes`, or a number of lanes, for an order that survives a change of topology. See the docs page on
+            lanes.
+        token_batches: `TokenBatches`: the column of lengths by which windows are ordered. Windows then are whole
+            batches. A limit of tokens needs the lengths of all rows, which an inventory does not have: take the plan
+            of a loader instead.
+        host_shares: number of parts of the chunks that hosts keep in all epochs, for a cache. See the docs page on
+            the host cache.
+        split_strategy: object with `generate`, or name of a plug-in, instead of the built-in steps.
 
     Raises:
-        ConfigError: arguments out of range, or lanes that do not fit the topology.
+        ConfigError: an argument is out of range, or the lanes do not fit the topology.
     """
     inventory = check_inventory("inventory", inventory)
     num_workers = check_integer("num_workers", num_workers, least=0)
@@ -102,10 +106,12 @@ def plan_epoch(
 
 
 def assign_epoch(inputs: EpochInputs) -> Assignment:
-    """The assignment at the inputs' position: of the kind that their options ask for, resumed at every change so far.
+    """Return the assignment at the inputs' position: begun with the epoch, and resumed at every change of topology.
+
+    The options choose the kind of assignment.
 
     Raises:
-        ConfigError: the epoch cannot be assigned, or go on, like this; see `Assignment`.
+        ConfigError: the epoch cannot be assigned or resumed with these options and topologies. See `Assignment`.
     """
     assignment: Assignment = _kind(inputs).begin(inputs)
     for received, topology in inputs.position.changes():
@@ -125,11 +131,11 @@ def _kind(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planner:
-    """An inventory and options: gives the plan of any position.
+    """Planner of one inventory under given options: returns the plan of any position.
 
-    lengths: of every plan row, shape [rows]; needed where the options limit the tokens of a batch.
+    lengths: length of every plan row, shape [rows]; needed if the options limit the tokens of a batch.
 
-    What does not depend on the position is computed once, and the last few plans are kept, so that asking for the same
+    Values that do not depend on the position are computed once, and the last few plans are kept: asking for the same
     plan again costs nothing.
     """
 
@@ -140,12 +146,12 @@ class Planner:
 
     @cached_property
     def space(self) -> RowSpace:
-        """The numbering of the inventory's rows."""
+        """Numbering of the inventory's rows."""
         return RowSpace.of(self.inventory.groups)
 
     @cached_property
     def identity(self) -> Identity:
-        """The data and options that states are bound to."""
+        """Data and options that states are bound to."""
         fingerprint, settings = planning_fingerprint(self.inventory), data_settings(self.inventory)
         return Identity(fingerprint=fingerprint, options=self.options, settings=settings)
 
@@ -178,14 +184,13 @@ class Planner:
 
     @property
     def assigns_every_row_once(self) -> bool:
-        """Whether every row is on one rank; a strategy without rank arguments gives every rank all of them."""
+        """True if every row is on one rank; false with a strategy that gives every rank all rows."""
         return self.strategy is None or takes_ranks(self.strategy)
 
     def span(self, num_spans: int, index: int) -> "Planner":
-        """The planner of one of `num_spans` spans of neighbouring plan rows; a span can be cut into spans again.
+        """Return the planner of one of `num_spans` spans of neighbouring plan rows. A span can be cut again.
 
-        `index` is in [0, num_spans), which the caller has checked. Sizes differ by at most one row, the longer ones
-        first:
+        The caller has checked that `index` is in [0, num_spans). Spans differ by at most one row, longer spans first:
 
             11 rows, num_spans=4      0-2  3-5  6-8  9-10
 
@@ -194,7 +199,7 @@ class Planner:
         """
         if not self.space.exact:
             raise ConfigError(
-                "A contiguous shard needs row counts, and those of this data set are not known: plan with "
+                "A contiguous shard needs row counts, and the row counts of this data set are not known: plan with "
                 'count_rows="auto", or shard with contiguous=False.'
             )
         first, stop = self.options.first_row, self.options.stop_row
@@ -203,9 +208,9 @@ class Planner:
         return replace(self, options=options)
 
     def upcoming(self, position: Position, rank: int, worker: int | None = None) -> tuple[GroupReads, int]:
-        """The row groups that a rank reads from `position` on and in the next epochs, and how many in this pass.
+        """Return the row groups that a rank reads from `position` on and in the next epochs, and how many in this pass.
 
-        worker: only that one's of a foreign DataLoader, which `position` is the place of; None for all.
+        worker: number of a worker of a foreign DataLoader, if `position` is that worker's; None for all workers.
         """
         segment = Segment(topology=position.topology)
         present_worker = None if worker is None else position.segment.next_worker(rank)
@@ -215,7 +220,7 @@ class Planner:
             try:
                 key = (Position(epoch=epoch, segment=segment), rank, worker)
                 parts.append(self._recent_reads.get(key, self._reads_of_epoch))
-            except LoaderError:  # of a strategy, or of an epoch too far: then nothing is known of it
+            except LoaderError:  # a strategy failed, or the epoch is too high: its reads are not known
                 break
         return GroupReads.one_after_other(parts), len(present.group)
 
@@ -228,16 +233,16 @@ class Planner:
         return GroupReads.of(programs if worker is None else programs[worker : worker + 1], self.space)
 
     def plan(self, position: Position) -> EpochPlan:
-        """The plan from `position` on."""
+        """Return the plan from `position` on."""
         return self._recent_plans.get(position, self._plan)
 
     def counted(self, position: Position) -> Position:
-        """The position with a number of steps, from the plan, wherever its log says that a rank took all its steps.
+        """Replace "all steps" in the position's log by the number of steps, which the plan says.
 
         Without row counts the position is returned as it is.
 
         Raises:
-            CheckpointMismatchError: a rank took more steps than the plan has for it.
+            CheckpointMismatchError: a rank took more steps than the plan has for the rank.
         """
         log: tuple[Segment, ...] = ()
         for segment in (*position.history, position.segment):
@@ -249,7 +254,7 @@ class Planner:
         return replace(position, history=log[:-1], segment=log[-1])
 
     def problems(self, position: Position) -> Iterator[str]:
-        """The `plan_problems` of the rest of an epoch; none if no steps are left."""
+        """Return the `plan_problems` of the rest of an epoch; no problems if no steps are left."""
         plan = self.plan(position)
         return iter(()) if plan.rank_steps is not None and not any(plan.rank_steps) else plan_problems(plan)
 
@@ -261,10 +266,10 @@ class Planner:
         epoch, budget = key
         if self.lengths is None:
             raise ConfigError(
-                "max_tokens of token_batches= needs the lengths of all rows, and this plan has none: ask the data set "
-                "that read them, with dataset.plan or loader.plan."
+                "max_tokens of token_batches= needs the lengths of all rows, and this plan has no lengths: use "
+                "dataset.plan or loader.plan of a data set that has read the lengths."
             )
-        # Chunks of epoch 0 in every epoch: windows, and so the number of batches, stay the same.
+        # Every epoch uses the chunks of epoch 0: windows, and so the number of batches, stay the same.
         return cut_batches(self._recent_chunks.get((0, 1), self._chunks), self.lengths, budget, self.options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:

@@ -1,4 +1,4 @@
-"""Warnings about a plan that a trainer must see before it begins, given once when a loader is made."""
+"""Warn about problems of a plan before training begins, once, when a loader is made."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -11,13 +11,13 @@ from torch_dataloader_utils.plan.explain import FEW_CHUNKS
 
 
 def warn_about(plan: EpochPlan) -> None:
-    """Warn of all `plan_problems`, and of shuffle=True and host_shares where they do nothing, or little."""
+    """Warn of all `plan_problems`, and of shuffle=True and host_shares if they have little or no effect."""
     for problem in chain(_unused_shuffle(plan), _weak_shuffle(plan), _unused_shares(plan), plan_problems(plan)):
         warn_user(problem)
 
 
 def plan_problems(plan: EpochPlan) -> Iterator[str]:
-    """The problems of a plan (shared rows, unequal steps, repeated rows, no steps), each with what to do."""
+    """Yield the problems of a plan (shared rows, unequal steps, repeated rows, no steps), each with its remedy."""
     steps, num_ranks = plan.rank_steps, plan.topology.num_ranks
     if plan.is_shared:
         yield (
@@ -41,7 +41,7 @@ def plan_problems(plan: EpochPlan) -> Iterator[str]:
 
 
 def _why_rows_repeat(plan: EpochPlan) -> tuple[str, str]:
-    """The reason, and what to do other than drop_last."""
+    """Return the reason, and a remedy other than drop_last."""
     options = plan.inputs.options
     if sum(plan.rank_rows or ()) < plan.topology.num_ranks:
         return "fewer rows are left than ranks", "fewer ranks"
@@ -61,7 +61,7 @@ def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
 
 
 def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
-    """Few chunks a worker, where windows do not shuffle rows either."""
+    """Yield a warning if workers have few chunks, and windows do not shuffle rows either."""
     options, topology, num_chunks = plan.inputs.options, plan.topology, len(plan.inputs.chunks)
     workers = topology.num_ranks * topology.num_workers
     if not options.shuffle or options.strategy or options.shuffle_rows or not 0 < num_chunks < FEW_CHUNKS * workers:
@@ -79,7 +79,7 @@ def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
 
 
 def _unused_shares(plan: EpochPlan) -> Iterator[str]:
-    """Shares that no group of ranks keeps; one rank alone reads everything in any case."""
+    """Yield a warning if no group of ranks keeps a share. No warning for a single rank: it reads everything anyway."""
     shares, num_ranks = plan.inputs.options.host_shares or 1, plan.topology.num_ranks
     if shares > 1 and num_ranks > 1 and plan.inputs.options.rank_groups(num_ranks) == 1:
         yield (
@@ -99,6 +99,6 @@ def _why_nothing_comes(plan: EpochPlan) -> str:
     if inventory.row_filter:
         return (
             f"The epoch has no steps: no row of {inventory.source} is left by filters={inventory.row_filter}. "
-            "See what values the columns have (tdu head) and correct the filter."
+            "Look at the values of the columns (tdu head) and correct the filter."
         )
-    return f"The epoch has no steps: {inventory.source} has no rows. See what is there: tdu scan."
+    return f"The epoch has no steps: {inventory.source} has no rows. List its files: tdu scan."

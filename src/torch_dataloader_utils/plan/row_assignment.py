@@ -1,11 +1,11 @@
-"""The assignment of rows with known counts.
+"""The assignment of rows whose counts are known.
 
     chunk  →  order  →  slice  →  balance  →  assign  →  balance  →  windows      a whole epoch
-    what remains of it  →  cut into equal parts                                   after each change of topology
+    remaining rows  →  cut into equal parts                                       after each change of topology
 
-`DividedRows` says which rows each rank and worker of one topology reads and how many are in each batch; it is one of
-`SlicedChunks`, `StrategyRows` and `RemainingRows`. `RowAssignment` makes programs of it. Pure: two processes with the
-same inputs have the same assignment.
+`DividedRows` says which rows each rank and worker of one topology reads, and how many rows each batch has. Its kinds
+are `SlicedChunks`, `StrategyRows` and `RemainingRows`. `RowAssignment` makes programs from the divided rows. Pure: two
+processes with the same inputs have the same assignment.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ from torch_dataloader_utils.plan.windows import shuffle_windows
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankRows:
-    """The rows of each worker of one rank, in order; the sizes of their batches; and the rows that are left out."""
+    """Rows of one rank: each worker's rows in order, the sizes of the batches, and the rows that are left out."""
 
     workers: tuple[Units, ...]
     sizes: StepSizes
@@ -52,11 +52,11 @@ class RankRows:
 
 
 class DividedRows(Protocol):
-    """The rows of an epoch, or of the rest of one, divided among the ranks and workers of one topology."""
+    """Rows of an epoch, or of the rest of an epoch, divided among the ranks and workers of one topology."""
 
     @property
     def topology(self) -> Topology:
-        """The ranks and workers."""
+        """Ranks, workers and batch size."""
         ...
 
     @property
@@ -66,30 +66,30 @@ class DividedRows(Protocol):
 
     @property
     def rank_rows(self) -> Int64s:
-        """Rows of every rank before any are dropped, int64 [num_ranks]."""
+        """Rows of every rank before rows are dropped, int64 [num_ranks]."""
         ...
 
     @property
     def transfers(self) -> Transfers:
-        """The row ranges that move between ranks."""
+        """Row ranges that move between ranks."""
         ...
 
     @property
     def first_unit(self) -> Units:
-        """The first unit of the epoch, whose first row a rank without rows repeats; empty if there are no rows."""
+        """First unit of the epoch, or no unit if the epoch has no rows. A rank without rows repeats its first row."""
         ...
 
     def rank(self, rank: int) -> RankRows:
-        """The rows of one rank; costs no work for the other ranks."""
+        """Return the rows of one rank. Costs no work for the other ranks."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SlicedChunks:
-    """The chunks of a whole epoch: sliced, balanced, assigned, balanced inside the rank, cut into windows.
+    """Chunks of a whole epoch: sliced, balanced, assigned, balanced inside the rank, cut into windows.
 
-    units: the epoch's chunks in their order, those of one group of ranks (see `PlanOptions.rank_groups`) after those of
-        another. All that is done here is done inside of each group.
+    units: the epoch's chunks in order, one group of ranks (see `PlanOptions.rank_groups`) after another. Every step
+        here is done inside each group.
     """
 
     units: Units
@@ -157,11 +157,11 @@ class SlicedChunks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RemainingRows:
-    """The rest of an epoch under a new topology.
+    """Rest of an epoch under a new topology.
 
-    units: the remaining rows in canonical order (see `remaining_units`). They are cut into row ranges, one a worker, in
-    the order of ranks and workers. So at most one unit is cut for each worker, and a worker finishes one old lane
-    before it opens the next. Ranks get equal rows, whatever `rank_sharding` says: a resumed epoch has equal steps.
+    units: the remaining rows in canonical order (see `remaining_units`). The rows are cut into one row range a worker,
+    in the order of ranks and workers. So at most one unit is cut for each worker, and a worker finishes one old lane
+    before it opens the next. Ranks get equal rows for any `rank_sharding`: a resumed epoch has equal steps.
     """
 
     units: Units
@@ -198,7 +198,7 @@ class RemainingRows:
         return RankRows(workers=tuple(workers), sizes=sizes, dropped=mine)
 
     def remaining(self, received: Segment) -> Units:
-        """See `remaining_units`. Ranks with equal rows and steps have equal spans left, so these are found once."""
+        """Return `remaining_units`. Ranks with equal rows and steps have equal spans left; each is computed once."""
         ranks = [(rows, received.steps_of(rank)) for rank, rows in enumerate(self.rank_rows.tolist())]
         spans = {each: np.array(self._spans_left(*each)) for each in set(ranks)}
         begins = (np.cumsum(self.rank_rows) - self.rank_rows).tolist()
@@ -206,17 +206,17 @@ class RemainingRows:
         return self.units.spans(left[:, 0], left[:, 1])
 
     def _spans_left(self, rows: int, steps: int) -> list[tuple[int, int]]:
-        """Return what a rank with `rows` rows has left: `spans_left` of its workers, then the rows that it drops."""
+        """Return the spans that a rank with `rows` rows has left: `spans_left` of its workers, then dropped rows."""
         sizes = step_sizes(rows, int(self.steps[0]), self.topology.batch_size)
         return [*spans_left(sizes, steps, self.topology.num_workers), (sizes.rows, rows)]
 
     @cached_property
     def _unit_ends(self) -> Int64s:
-        """Rows of the sequence up to the end of each unit, int64 [units]."""
+        """Number of rows up to the end of each unit, int64 [units]."""
         return np.cumsum(self.units.rows)
 
     def _range(self, begin: int, rows: int) -> Units:
-        """`rows` rows from number `begin` on; looks only at the units that hold them."""
+        """Return `rows` rows, beginning with row `begin` of the remaining rows. Looks only at units with these rows."""
         first = int(np.searchsorted(self._unit_ends, begin, side="right"))
         last = int(np.searchsorted(self._unit_ends, begin + rows, side="left"))
         before = int(self._unit_ends[first - 1]) if first else 0
@@ -224,18 +224,18 @@ class RemainingRows:
 
 
 def remaining_lanes(mine: RankRows, steps: int) -> list[Units]:
-    """The rows of each worker that its rank has not received after `steps` steps."""
+    """Return the rows of each worker that its rank has not received after `steps` steps."""
     count = len(mine.workers)
     return [lane.split_at(mine.sizes.rows_received(steps, w, count))[1] for w, lane in enumerate(mine.workers)]
 
 
 def remaining_units(divided: DividedRows, received: Segment) -> Units:
-    """The rows that no rank has received, in canonical order.
+    """Return the rows that no rank has received, in canonical order.
 
     The order: for each rank, the rest of each worker's lane, then the rows that the rank would have dropped. The rest
-    of a lane stays together, so that a worker that takes a range of these rows opens few row groups.
+    of a lane stays together, so a worker that takes a range of the remaining rows opens few row groups.
     """
-    if isinstance(divided, RemainingRows):  # at once: a long log would need thousands of ranks planned
+    if isinstance(divided, RemainingRows):  # all ranks at once: a long log would need thousands of planned ranks
         return divided.remaining(received)
     parts = []
     for rank in range(divided.topology.num_ranks):
@@ -246,9 +246,9 @@ def remaining_units(divided: DividedRows, received: Segment) -> Units:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyRows:
-    """The units that a strategy chose; rows move between ranks and workers only as far as equal steps need it.
+    """Units that a strategy chose. Rows move between ranks and workers only as far as equal steps need it.
 
-    chosen: every rank's units, worker by worker. is_shared: whether every rank has the same units (a strategy without
+    chosen: every rank's units, worker by worker. is_shared: true if every rank has the same units (a strategy without
         rank arguments); then no rows move between ranks.
     """
 
@@ -296,7 +296,7 @@ class StrategyRows:
         return RankRows(workers=workers, sizes=sizes, dropped=dropped)
 
     def _owners(self, rank: int, units: Units) -> Int64s:
-        """The worker of each unit: the strategy's choice for the rank's own units, by LPT for those it received."""
+        """Return the worker of each unit: the strategy's choice for the rank's own units, LPT for received units."""
         own = np.repeat(np.arange(self.topology.num_workers), [len(lane) for lane in self.chosen[rank]])
         received = sum(transfer.rows for transfer in self.transfers.received.get(rank, ()))
         num_kept = len(units.split_at(units.num_rows - received)[0])
@@ -308,14 +308,14 @@ class StrategyRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowAssignment:
-    """The `Assignment` of rows: balanced over ranks and workers, or as a split strategy says."""
+    """`Assignment` of rows: balanced over ranks and workers, or as a split strategy says."""
 
     inputs: EpochInputs
     divided: DividedRows
 
     @classmethod
     def begin(cls, inputs: EpochInputs) -> "RowAssignment":
-        """The assignment of the whole epoch."""
+        """Return the assignment of the whole epoch."""
         strategy, epoch, topology = inputs.strategy, inputs.position.epoch, inputs.position.first_topology
         if strategy is None:
             chunks = SlicedChunks(
@@ -338,11 +338,12 @@ class RowAssignment:
         """See Assignment."""
         strategy, before = self.inputs.strategy, self.divided.topology
         is_shared = strategy is not None and not takes_ranks(strategy.strategy)
-        # With the same ranks, each rank's rest is one of the equal parts that the sequence is cut into.
+        # With the same ranks, the rest of each rank is one of the equal parts of the remaining rows.
         if is_shared and (received.has_drifted or topology.num_ranks != before.num_ranks):
             raise ConfigError(
                 f"Split strategy {self.inputs.options.strategy} has no rank arguments: every rank reads everything, "
-                "and what remains cannot be assigned to another number of ranks, or to ranks that had drifted apart. "
+                "and the rest of the epoch cannot be assigned to another number of ranks, or to ranks that had drifted "
+                "apart. "
                 f"Resume on num_ranks={before.num_ranks}, with a state of one step on all ranks, or give generate() "
                 "num_ranks and rank."
             )
@@ -373,7 +374,7 @@ class RowAssignment:
         topology, options, position = self.divided.topology, self.inputs.options, self.inputs.position
         topology.check_rank(rank)
         mine, done = self.divided.rank(rank), received.steps_of(0)
-        # Buckets of one batch each, by the batch size under which the epoch began and its windows were cut.
+        # A bucket is one batch, of the batch size with which the epoch began and its windows were cut.
         bucket_rows = position.first_topology.batch_size
         by_length = EqualBuckets(bucket_rows=bucket_rows) if options.bucket_by else None
         programs = []
@@ -382,7 +383,7 @@ class RowAssignment:
             left = sizes.steps - batches_of_worker(done, worker, topology.num_workers)
             tail = sizes.tail[-left:] if left > 0 else ()
             batching = SingleLane(batch_rows=sizes.batch_rows, num_batches=max(0, left), tail_rows=tail)
-            # A rank without rows repeats the first row that this topology has.
+            # A rank without rows repeats the first row of this topology.
             repeated = [self.divided.first_unit.split_at(1)[0]] if sizes.repeated and left > 0 else []
             programs.append(
                 WorkerProgram(

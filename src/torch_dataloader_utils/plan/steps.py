@@ -1,4 +1,4 @@
-"""How many steps a rank takes in an epoch, and how many rows each batch has."""
+"""Count the steps that a rank takes in an epoch, and the rows of each batch."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from torch_dataloader_utils._core.options import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """Rows of each batch of one rank: `batch_rows` in all but the last `len(tail)` steps.
+    """Rows of each batch of one rank: `batch_rows` in all steps except the last `len(tail)` steps.
 
     repeated: 1 if the last batch is a single row that another batch has too, else 0.
     """
@@ -22,11 +22,11 @@ class StepSizes:
 
     @property
     def rows(self) -> int:
-        """Rows of the rank that are delivered, repeats not counted."""
+        """Number of rows that the rank delivers, repeats not counted."""
         return self.batch_rows * (self.steps - len(self.tail)) + sum(self.tail) - self.repeated
 
     def of_worker(self, worker: int, num_workers: int) -> "StepSizes":
-        """The batches of one worker: steps worker, worker + num_workers, ..."""
+        """Return the sizes of one worker's batches: steps worker, worker + num_workers, ..."""
         first_tail = self.steps - len(self.tail)
         tail = tuple(rows for step, rows in enumerate(self.tail, start=first_tail) if step % num_workers == worker)
         owns_last = self.steps > 0 and (self.steps - 1) % num_workers == worker
@@ -38,12 +38,12 @@ class StepSizes:
         )
 
     def rows_before(self, step: int) -> int:
-        """Rows in the first `step` batches, repeats counted."""
+        """Return the number of rows in the first `step` batches, repeats counted."""
         in_tail = max(0, step - (self.steps - len(self.tail)))
         return self.batch_rows * (step - in_tail) + sum(self.tail[:in_tail])
 
     def rows_received(self, steps: int, worker: int, num_workers: int) -> int:
-        """Rows of one worker in the first `steps` steps of the rank, repeats counted."""
+        """Return the number of rows of one worker in the first `steps` steps of the rank, repeats counted."""
         done = batches_of_worker(min(steps, self.steps), worker, num_workers)
         return self.of_worker(worker, num_workers).rows_before(done)
 
@@ -59,15 +59,15 @@ def spans_left(sizes: StepSizes, steps: int, num_workers: int) -> list[tuple[int
 
 
 def batches_of_worker(steps: int, worker: int, num_workers: int) -> int:
-    """How many of the first `steps` steps are steps of `worker`: ceil((steps - worker) / num_workers), not negative."""
+    """Return how many of the first `steps` steps `worker` takes: max(0, ceil((steps - worker) / num_workers))."""
     return max(0, -(-(steps - worker) // num_workers))
 
 
 def count_steps(rank_rows: Int64s, topology: Topology, *, equal: bool) -> Int64s:
-    """Steps of every rank, int64 [num_ranks].
+    """Return the number of steps of every rank, int64 [num_ranks].
 
-    equal: the same for all, enough for the rank with most rows (or, with drop_last, no more full batches than the
-    rank with fewest rows has). Otherwise each rank has the steps that its own rows fill.
+    equal: all ranks take the same steps, enough for the rank with most rows (or, with drop_last, as many as the rank
+    with fewest rows has full batches). Otherwise each rank takes the steps that its own rows fill.
     """
     size = topology.batch_size
     steps = rank_rows // size if topology.drop_last else -(-rank_rows // size)
@@ -77,9 +77,9 @@ def count_steps(rank_rows: Int64s, topology: Topology, *, equal: bool) -> Int64s
 
 
 def step_sizes(rows: int, steps: int, batch_rows: int) -> StepSizes:
-    """The batches of a rank that has `rows` rows and must take `steps` steps.
+    """Return the batch sizes of a rank that has `rows` rows and must take `steps` steps.
 
-    Nothing is dropped, and only in two corner cases a row is repeated:
+    No row is dropped, and a row is repeated in two corner cases only:
 
         rows=10 steps=3 batch_rows=4      4 4 2
         rows=8  steps=3 batch_rows=4      4 3 1     another rank has 9 rows

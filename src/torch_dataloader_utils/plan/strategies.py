@@ -1,4 +1,4 @@
-"""The built-in split strategies: pure functions of files, workers, epoch and rank."""
+"""Built-in split strategies: pure functions of files, workers, epoch and rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
 
 @dataclass(frozen=True, slots=True)
 class TargetSizeSplitStrategy:
-    """Chunks of about target_bytes (or target_rows, which win), sliced to ranks and assigned by LPT to workers.
+    """Chunks of about target_bytes (or target_rows, if given), sliced to ranks and assigned by LPT to workers.
 
-    Without either, chunks are of 128 MiB; with shuffle of a 1,024th of the data, if that is less. A file without row
-    groups is one chunk. The same as without a strategy, except that ranks are not balanced.
+    Without either, chunks have 128 MiB; with shuffle a 1,024th of the data, if that is less. A file without row
+    groups is one chunk. Chunks are the same as without a strategy, but ranks are not balanced.
     """
 
     target_bytes: int | None = None
@@ -49,7 +49,7 @@ class TargetSizeSplitStrategy:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinSplitStrategy:
-    """Whole files by number: to ranks as files[rank::num_ranks], file i of those to worker i modulo num_workers."""
+    """Whole files by number: files[rank::num_ranks] to each rank, and file i of a rank to worker i % num_workers."""
 
     shuffle: bool = False
     seed: int = 42
@@ -68,7 +68,7 @@ class RoundRobinSplitStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SizeBalancedSplitStrategy:
-    """Whole files: to ranks as files[rank::num_ranks], to workers by LPT over rows, or bytes where rows are unknown."""
+    """Whole files: files[rank::num_ranks] to each rank, then by LPT over rows (bytes if unknown) to workers."""
 
     shuffle: bool = False
     seed: int = 42
@@ -90,9 +90,9 @@ class SizeBalancedSplitStrategy:
 
 
 def _space_of_files(files: Sequence[DataFileInfo]) -> RowSpace:
-    """The plan rows of these files in their order.
+    """Number the rows of these files, in file order, as plan rows.
 
-    A file without row groups is one group of its record count, or of one row where not even that is known.
+    A file without row groups is one group of `record_count` rows, or of one row if the record count is not known.
     """
     groups = [
         (file.row_groups.rows, file.row_groups.bytes)
@@ -115,7 +115,7 @@ def _space_of_files(files: Sequence[DataFileInfo]) -> RowSpace:
 
 
 def file_starts(space: RowSpace, num_files: int) -> Int64s:
-    """The first plan row of every file, and the end of all: int64 [num_files + 1]."""
+    """Return the first plan row of every file, and the end of the last file: int64 [num_files + 1]."""
     first = np.searchsorted(space.file, np.arange(num_files + 1), side="left")
     return space.group_start[first]
 

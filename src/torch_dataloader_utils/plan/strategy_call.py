@@ -1,4 +1,4 @@
-"""Calls a split strategy, makes units of its shards, and checks that every row comes exactly once."""
+"""Call a split strategy, turn its shards into units, and check that every row comes exactly once."""
 
 import inspect
 import operator
@@ -32,10 +32,11 @@ Expected = TypeVar("Expected")
 
 
 def take_shards(name: str, returned: object) -> list[Shard]:
-    """The shards that strategy `name` returned, each with a list of its splits. Generators are read here, once.
+    """Return the shards that strategy `name` returned, each with a list of its splits. Generators are read here, once.
 
     Raises:
-        ConfigTypeError: not a list of shards of splits of files, or a worker or rows that are not whole numbers.
+        ConfigTypeError: `returned` is not a list of shards of splits of files, or a worker or row number is not a
+            whole number.
     """
     shards = returned if isinstance(returned, Iterable) else [returned]
     return [_take_shard(name, _expect(name, each, Shard)) for each in shards]
@@ -46,13 +47,13 @@ def _take_shard(name: str, shard: Shard) -> Shard:
         worker = operator.index(shard.id)
     except TypeError as error:
         raise ConfigTypeError(
-            f"{name}.generate() gave Shard({shard.id!r}, ...), whose id is not a whole number. It is the worker that "
+            f"{name}.generate() gave Shard({shard.id!r}, ...): the id is not a whole number. The id is the worker that "
             "reads the shard: number shards from 0."
         ) from error
     if not isinstance(shard.splits, Iterable):
         raise ConfigTypeError(
-            f"{name}.generate() gave Shard({worker}, ...) {of_type(shard.splits)} for its splits. Give it a "
-            f"list of them: Shard({worker}, [Split(file), ...])."
+            f"{name}.generate() gave Shard({worker}, ...) {of_type(shard.splits)} for its splits. Give the shard a "
+            f"list of splits: Shard({worker}, [Split(file), ...])."
         )
     return Shard(worker, [_check_split(name, _expect(name, each, Split)) for each in shard.splits])
 
@@ -86,7 +87,7 @@ def _expect(name: str, each: object, kind: type[Expected]) -> Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """The first rows [start, stop) that are lost or repeated. total_rows: all such rows; a repeat counts each time."""
+    """First rows [start, stop) that are lost or repeated. total_rows: number of all lost rows, or of all repeats."""
 
     verb: Literal["lost", "repeated"]
     start: int
@@ -95,7 +96,9 @@ class Fault:
 
 
 def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
-    """The first fault if the spans [start[i], stop[i]), none of them empty, do not cover [0, num_rows) exactly once.
+    """Return the first fault of the spans [start[i], stop[i]), or None if they cover [0, num_rows) exactly once.
+
+    No span may be empty.
 
     [0, 5) [3, 8) [2, 4)     of 8      rows [2, 4) are repeated, 4 rows in all: 2, 3, 3, 4
     [0, 5) [8, 9)            of 10     rows [5, 8) are lost, 4 rows in all
@@ -129,10 +132,10 @@ _WITHOUT_RANKS = ("files", "num_workers", "epoch")
 
 
 def strategy_name(strategy: SplitStrategy | None) -> str:
-    """The name of a strategy in states and messages, with its settings that differ from their defaults; "" for None.
+    """Return the name of a strategy for states and messages, with the settings that are not defaults; "" for None.
 
-    Settings are known of dataclasses only: the fields with compare=True whose values are plain values, enum members, or
-    lists, tuples and dicts of these. Of a field with repr=False only a digest is shown, so that states hold no secret.
+    Only dataclasses have settings: fields with compare=True that hold plain values, enum members, or lists, tuples and
+    dicts of plain values and enum members. A field with repr=False is shown as a digest, so that states hold no secret.
 
         RoundRobinSplitStrategy(shuffle=True)      "RoundRobinSplitStrategy(shuffle=True)"
     """
@@ -151,7 +154,7 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
 
 
 def _plain_text(value: Any) -> str | None:
-    """The value as text that is the same in every process; None for a value that may have no such text."""
+    """Return the value as text that is the same in every process; None if the text could differ."""
     value = value.item() if isinstance(value, np.generic) else value
     match value:
         case Enum():
@@ -169,21 +172,21 @@ def _plain_text(value: Any) -> str | None:
 
 
 def takes_ranks(strategy: SplitStrategy) -> bool:
-    """Whether `generate` accepts num_ranks and rank: by name, or through **kwargs."""
+    """Return whether `generate` accepts num_ranks and rank, by name or through **kwargs."""
     parameters = inspect.signature(strategy.generate).parameters
     return "num_ranks" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StrategyCall:
-    """A strategy and the files that it assigns; `units` calls it and checks the result."""
+    """Split strategy with the files that it assigns. `units` calls the strategy and checks the result."""
 
     strategy: SplitStrategy
     files: Sequence[DataFileInfo]
     space: RowSpace
 
     def units(self, epoch: int, num_ranks: int, num_workers: int) -> tuple[RankUnits, ...]:
-        """Every rank's units, worker by worker. Strategies without rank arguments give every rank everything.
+        """Return every rank's units, worker by worker. Strategies without rank arguments give every rank all units.
 
         Raises:
             ConfigError: a row is lost or repeated, or a shard names a file or worker that does not exist.
@@ -206,7 +209,7 @@ class StrategyCall:
 
     @contextmanager
     def _noted(self, asked_for: str) -> Iterator[None]:
-        """Adds a note to errors, also of the strategy's own code: which strategy, and for which epoch and rank."""
+        """Add a note to errors, also to errors of the strategy's own code: the strategy, the epoch and the rank."""
         try:
             yield
         except Exception as error:
@@ -214,7 +217,7 @@ class StrategyCall:
             raise
 
     def _generate(self, *arguments: Any, **named: Any) -> object:
-        """Call `generate`, after a check that it takes these arguments: a TypeError then comes from its own code."""
+        """Check that `generate` takes these arguments, and call it: a TypeError then comes from the strategy's code."""
         signature = inspect.signature(self.strategy.generate)
         try:
             signature.bind(*arguments, **named)
@@ -227,7 +230,7 @@ class StrategyCall:
         return self.strategy.generate(*arguments, **named)
 
     def _workers(self, returned: object, num_workers: int) -> RankUnits:
-        """Each worker's units, from the shards of one rank."""
+        """Return each worker's units, from the shards of one rank."""
         starts = file_starts(self.space, len(self.files))
         index = {file.path: position for position, file in enumerate(self.files)}
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
@@ -241,7 +244,10 @@ class StrategyCall:
         return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)
 
     def _plan_rows(self, split: Split, index: Mapping[str, int], starts: Int64s) -> tuple[int, int]:
-        """The plan rows [begin, end) of a split. index: files by path. starts: the first plan row of each file."""
+        """Return the plan rows [begin, end) of a split.
+
+        index: number of each file by its path. starts: first plan row of each file.
+        """
         position = index.get(split.file.path)
         if position is None:
             raise ConfigError(
@@ -264,7 +270,7 @@ class StrategyCall:
         return strategy_name(self.strategy)
 
     def _check(self, ranks: Sequence[RankUnits]) -> None:
-        """Raise ConfigError unless the units cover [0, num_rows) once."""
+        """Raise ConfigError unless the units cover [0, num_rows) exactly once."""
         everything = Units.concat([units for workers in ranks for units in workers])
         fault = find_fault(everything.start, everything.stop, self.space.num_rows)
         if fault is None:
@@ -280,7 +286,7 @@ class StrategyCall:
 
 
 def describe_files(inventory: Inventory) -> list[DataFileInfo]:
-    """One entry per file: with row groups and, for an Iceberg table, partition values."""
+    """Describe each file with its row groups and, for an Iceberg table, its partition values."""
     groups, num_files = inventory.groups, inventory.num_files
     bounds = np.searchsorted(groups.file, np.arange(num_files + 1), side="left").tolist()
     files = []
@@ -293,7 +299,7 @@ def describe_files(inventory: Inventory) -> list[DataFileInfo]:
         size = int(inventory.files.sizes[file])
         info = DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups)
         extra = inventory.files.extras[file] if inventory.files.extras else None
-        # Delta tables have these extras too, and no snapshot.
+        # Files of Delta tables have these extras too, but no snapshot.
         if isinstance(extra, IcebergFile) and extra.table.snapshot_id is not None:
             info = _of_table(info, extra)
         files.append(info)
@@ -315,11 +321,11 @@ ENTRY_POINT_GROUP = "torch_dataloader_utils.split_strategies"
 
 
 def find_strategy(strategy: SplitStrategy | str | None) -> SplitStrategy | None:
-    """The strategy: an object as it is, or the entry point of that name (a class is called without arguments).
+    """Return the strategy: an object as it is, or the entry point of that name (a class is called without arguments).
 
     Raises:
-        ConfigError: no such entry point, or one that does not load.
-        ConfigTypeError: a class, or an object without `generate`.
+        ConfigError: the entry point does not exist or does not load.
+        ConfigTypeError: `strategy` is a class, or an object without `generate`.
     """
     found = _load(strategy) if isinstance(strategy, str) else strategy
     if isinstance(found, type):
@@ -339,8 +345,8 @@ def _load(name: str) -> SplitStrategy:
     if name not in installed:
         names = f"installed are {', '.join(map(repr, sorted(installed)))}" if installed else "none is installed"
         raise ConfigError(
-            f"No split strategy {name!r}: {names}. A package announces one as an entry "
-            f"point in the group {ENTRY_POINT_GROUP!r}. Those of this library have no names: pass an object, such as "
+            f"No split strategy {name!r}: {names}. A package announces a strategy as an entry point in the group "
+            f"{ENTRY_POINT_GROUP!r}. Strategies of this library have no names: pass an object, such as "
             "RoundRobinSplitStrategy()."
         )
     point = installed[name]
@@ -350,6 +356,7 @@ def _load(name: str) -> SplitStrategy:
     except Exception as error:
         raise ConfigError(
             f"Split strategy {name!r} ({point.value}) does not load: {type(error).__name__}: {error}. Correct the "
-            "package that announces it. A class is called without arguments: pass an object of one that needs some."
+            "package that announces the strategy. A class is called without arguments: pass an object if the class "
+            "needs arguments."
         ) from error
     return strategy

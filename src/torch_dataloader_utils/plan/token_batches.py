@@ -1,6 +1,6 @@
-"""Whole batches assigned to ranks and workers: for data whose lengths decide how many rows a batch has.
+"""Assign whole batches to ranks and workers, where the lengths of rows decide how many rows a batch has.
 
-lengths of all rows  →  the batches of an epoch, one list  →  equal parts of it, rank by rank, worker by worker
+lengths of all rows  →  the batches of an epoch, one list  →  equal parts of the list, rank by rank, worker by worker
 
 Each batch is one window unit. See docs/design/0015-token-batches.md.
 """
@@ -23,21 +23,21 @@ from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
 from torch_dataloader_utils.plan.steps import batches_of_worker
 from torch_dataloader_utils.plan.windows import cut_windows
 
-# Index of the random words of purpose CHUNKS that order groups of chunks; index 0 orders chunks.
+# Index of the random words of purpose CHUNKS that order groups of chunks. Index 0 orders chunks.
 _CHUNK_GROUPS = 1
-# Windows that a group of chunks holds at least: they are cut equal, so with two each has more than two thirds of
-# `shuffle_rows`. More would leave small data sets with few groups to permute.
+# Least number of windows in a group of chunks. Windows are cut equal, so with two windows each has more than two thirds
+# of `shuffle_rows`. A larger number would leave small data sets with few groups to permute.
 _WINDOWS_PER_GROUP = 2
 
 
 def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: PlanOptions, epoch: int) -> Units:
-    """All batches of an epoch in their order, one window unit a batch; windows are cut from all chunks.
+    """Return all batches of an epoch in order, one window unit a batch. Windows are cut from all chunks.
 
-    Windows hold the same rows in every epoch, so that every epoch has as many batches. What depends on (seed, epoch):
-    the order of the groups of chunks that windows are cut from, the order of batches in a window, and which of equally
-    long rows are in one batch.
+    Windows hold the same rows in every epoch, so every epoch has the same number of batches. Three things depend on
+    (seed, epoch): the order of the groups of chunks that windows are cut from, the order of batches in a window, and
+    which of equally long rows are in one batch.
 
-    chunks: in an order that is the same for every epoch. lengths: of every plan row.
+    chunks: all chunks, in an order that is the same for every epoch. lengths: the length of every plan row.
     """
     groups = group_chunks(chunks, options)
     if options.shuffle:
@@ -61,10 +61,10 @@ def cut_batches(chunks: Units, lengths: Lengths, budget: TokenBudget, options: P
 
 
 def group_chunks(chunks: Units, options: PlanOptions) -> list[Units]:
-    """The windows of each group of neighbouring chunks: at most `shuffle_rows` rows, and about equal ones.
+    """Return the windows of each group of neighbouring chunks: about equal, and of at most `shuffle_rows` rows.
 
-    A group has at least `interleave` chunks and rows for two windows, if there are as many. No row group lies in two
-    groups: they can be permuted without keeping a row group in memory from one window to a far one.
+    A group has at least `interleave` chunks and rows for two windows, if the data set is large enough. No row group
+    lies in two groups, so groups can be permuted without keeping a row group in memory from one window to a far window.
 
         shuffle_rows=4, interleave=2, chunks a (6 rows), b (3), c (5), d (5)
         a1 a2 b1 | a3 a4 b2 | a5 a6 b3      and      c1 c2 d1 d2 | c3 c4 d3 d4 | c5 d5
@@ -87,7 +87,7 @@ def group_chunks(chunks: Units, options: PlanOptions) -> list[Units]:
 
 
 def join_batches(batches: Units) -> Units:
-    """The same rows with neighbouring spans of one window joined: a lane, whose windows are gathered once each.
+    """Join neighbouring spans of one window, so that a lane of these batches gathers each window once.
 
     window 0 rows 0-3, 3-5; window 1 rows 0-2      window 0 rows 0-5; window 1 rows 0-2
     """
@@ -100,7 +100,7 @@ def join_batches(batches: Units) -> Units:
 
 
 def cap_rows(batches: Units, most_rows: int) -> Units:
-    """The batches with those of more than `most_rows` rows cut into as few equal parts as that needs.
+    """Cut every batch of more than `most_rows` rows into as few equal parts as possible.
 
     rows 7 2, most_rows=3      2 2 3 2
     """
@@ -120,10 +120,11 @@ def cap_rows(batches: Units, most_rows: int) -> Units:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenAssignment:
-    """The `Assignment` of batches under a token budget; to balance ranks, batches are halved, no rows moved.
+    """`Assignment` of batches under a token budget. To balance ranks, batches are halved; no rows are moved.
 
-    remaining: the batches of the epoch, or what remains of them, in canonical order, one unit each. They are balanced
-    (see `batches`) and cut into equal ranges: rank 0's workers take the first, the last rank's last worker the last.
+    remaining: the (remaining) batches of the epoch in canonical order, one unit each. The batches are balanced (see
+    `batches`) and cut into equal ranges: rank 0's first worker takes the first range, the last rank's last worker the
+    last range.
 
         7 batches, num_ranks=2, num_workers=2      8 by halving: 0 1 | 2 3    4 5 | 6 7
                                                    steps of rank 0: 0 2 1 3
@@ -135,13 +136,13 @@ class TokenAssignment:
 
     @classmethod
     def begin(cls, inputs: EpochInputs) -> "TokenAssignment":
-        """The assignment of the whole epoch."""
+        """Return the assignment of the whole epoch."""
         if inputs.batches is None:
             raise InternalError("A plan of batches under a token budget was made without batches.")
         return cls(inputs=inputs, remaining=inputs.batches, topology=inputs.position.first_topology)
 
     def resumed(self, received: Segment, topology: Topology) -> "TokenAssignment":
-        """See Assignment; the batches that drop_last left out come last."""
+        """See Assignment. The batches that drop_last left out come last."""
         parts = []
         for rank in range(self.topology.num_ranks):
             for worker, lane in enumerate(self.workers(rank)):
@@ -182,9 +183,9 @@ class TokenAssignment:
 
     @cached_property
     def batches(self) -> Units:
-        """The batches that are assigned: of at most batch_size rows, halved until ranks have equally many.
+        """Assigned batches: of at most batch_size rows, halved until ranks have equally many batches.
 
-        With drop_last nothing is halved; where all batches have one row, some ranks may be one short.
+        With drop_last no batch is halved. If all batches have one row, some ranks may have one batch less.
         """
         capped = cap_rows(self.remaining, self.topology.batch_size)
         if self.topology.drop_last:
@@ -194,18 +195,18 @@ class TokenAssignment:
 
     @cached_property
     def rank_batches(self) -> Int64s:
-        """Batches of each rank's own, int64 [num_ranks]."""
+        """Number of each rank's own batches, int64 [num_ranks]."""
         total, num_ranks = len(self.batches), self.topology.num_ranks
         return even_counts(total - total % num_ranks if self.topology.drop_last else total, num_ranks)
 
     @property
     def steps(self) -> int:
-        """Steps of every rank; one that has a batch less repeats a row for its last one."""
+        """Steps of every rank. A rank with one batch less repeats a row in its last step."""
         return int(self.rank_batches.max())
 
     @cached_property
     def rank_rows(self) -> Int64s:
-        """Rows of each rank's own batches, int64 [num_ranks]."""
+        """Number of rows in each rank's own batches, int64 [num_ranks]."""
         ends = np.concatenate([[0], np.cumsum(self.batches.rows)])
         bounds = np.concatenate([[0], np.cumsum(self.rank_batches)])
         rows: Int64s = np.diff(ends[bounds])
@@ -213,16 +214,16 @@ class TokenAssignment:
 
     @property
     def dropped(self) -> Units:
-        """The batches that drop_last leaves out."""
+        """Batches that drop_last leaves out."""
         return self.batches.take(slice(int(self.rank_batches.sum()), None))
 
     def repeats_on(self, rank: int, worker: int) -> bool:
-        """Whether a rank's last step is a row that another batch has too, and this worker gives it."""
+        """Return whether a rank's last step repeats a row of another batch, and this worker gives the step."""
         repeats = int(self.rank_batches[rank]) < self.steps
         return repeats and (self.steps - 1) % self.topology.num_workers == worker
 
     def workers(self, rank: int) -> list[Units]:
-        """The batches of each worker of a rank, in order; a row that is repeated is not among them."""
+        """Return the batches of each worker of a rank, in order, without a repeated row."""
         begin, workers = int(self.rank_batches[:rank].sum()), self.topology.num_workers
         lanes = []
         for worker in range(workers):

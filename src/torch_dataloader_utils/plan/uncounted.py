@@ -1,4 +1,4 @@
-"""The assignment without row counts: whole row groups, and batches until each lane ends."""
+"""The assignment without row counts: workers read whole row groups, and give batches until their lane ends."""
 
 from dataclasses import dataclass, replace
 
@@ -18,11 +18,11 @@ from torch_dataloader_utils.plan.windows import group_windows
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UncountedAssignment:
-    """The `Assignment` without row counts; nothing is balanced, dropped or repeated.
+    """`Assignment` without row counts; no row is moved by balancing, dropped or repeated.
 
-    Whole units in windows of whole row groups: sliced to ranks, by LPT to workers, or as a strategy says.
+    Units in windows of whole row groups are sliced to ranks and assigned to workers by LPT, or a strategy assigns them.
 
-    units: chunks in the epoch's order, or the window units that remain of an epoch.
+    units: chunks in the epoch's order, or the remaining window units of an epoch.
     chosen: a strategy's units for every rank and worker, instead of slicing and LPT.
     """
 
@@ -34,10 +34,10 @@ class UncountedAssignment:
 
     @classmethod
     def begin(cls, inputs: EpochInputs) -> "UncountedAssignment":
-        """The assignment of the whole epoch.
+        """Return the assignment of the whole epoch.
 
         Raises:
-            ConfigError: lanes, buckets or shares, which need row counts.
+            ConfigError: the options have lanes, buckets or host shares, which need row counts.
         """
         if inputs.options.num_lanes is not None:
             raise ConfigError(
@@ -83,7 +83,7 @@ class UncountedAssignment:
         )
 
     def _lanes(self, rank: int) -> list[Units]:
-        """The window units of each worker of a rank."""
+        """Return the window units of each worker of a rank."""
         if self.chosen is not None:
             workers = list(self.chosen[rank])
         else:
@@ -109,7 +109,7 @@ class UncountedAssignment:
 
 
 def after_cursor(lane: Units, cursor: Cursor) -> Units:
-    """The rest of a worker's lane: its next unit without the rows already delivered, then the later units."""
+    """Return the rest of a worker's lane: the next unit without the rows already delivered, then the later units."""
     finished, rows = cursor
     rest = lane.take(slice(finished, None))
     if rows == 0 or len(rest) == 0:

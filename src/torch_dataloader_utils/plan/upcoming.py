@@ -1,6 +1,6 @@
-"""Which row groups a rank reads when, in this pass and in the epochs after it, and how much of that a cache holds.
+"""Foresee the row groups that a rank reads in this pass and the next epochs, and how many of the bytes a cache holds.
 
-A plan is a pure function, so what will be read in later epochs is known as well as what is read now.
+A plan is a pure function, so the reads of later epochs are known now.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
 Float64s = npt.NDArray[np.float64]
 
 EPOCHS_AHEAD = 4
-"""Epochs after the present one whose reads a cache knows. Two hosts read 15 of 16 row groups again within four."""
+"""Number of later epochs that a cache knows the reads of. Two hosts read 15 of 16 row groups again within four."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupReads:
-    """Reads of row groups, in their order.
+    """Reads of row groups, in order.
 
-    group: which one, int64 [reads]. at_bytes: projected bytes that the rank takes in before it, float64 [reads].
-    all_bytes: those of all reads together.
+    group: number of the row group, int64 [reads]. at_bytes: projected bytes that the rank takes in before the read,
+    float64 [reads]. all_bytes: projected bytes of all reads together.
     """
 
     group: Int64s
@@ -36,10 +36,10 @@ class GroupReads:
 
     @classmethod
     def of(cls, programs: Sequence[WorkerProgram], space: RowSpace) -> Self:
-        """The reads of these workers, which run side by side.
+        """Return the reads of these workers, which run side by side.
 
-        Ranks have equal steps, so time is counted in rows, and only scaled to bytes: jobs that share a cache have rows
-        of different sizes.
+        Ranks have equal steps, so time is counted in rows and then scaled to bytes, because jobs that share a cache
+        have rows of different sizes.
         """
         lanes = [lane for program in programs for lane in program.lanes]
         row_bytes = float(space.byte_start[-1]) / max(space.num_rows, 1) or 1.0
@@ -52,7 +52,7 @@ class GroupReads:
 
     @classmethod
     def one_after_other(cls, parts: Sequence[Self]) -> Self:
-        """The reads of several epochs."""
+        """Return the reads of several epochs, one after the other."""
         starts = np.cumsum([0.0, *(part.all_bytes for part in parts)])
         return cls(
             group=np.concatenate([part.group for part in parts]),
@@ -62,7 +62,7 @@ class GroupReads:
 
     @classmethod
     def side_by_side(cls, parts: Sequence[Self]) -> Self:
-        """The reads of several ranks."""
+        """Return the reads of several ranks at the same time."""
         at_bytes = np.concatenate([part.at_bytes for part in parts])
         order = np.argsort(at_bytes, kind="stable")
         return cls(
@@ -73,7 +73,7 @@ class GroupReads:
 
 
 def _lane_reads(lane: Units, space: RowSpace) -> tuple[Int64s, Float64s]:
-    """The row groups of a lane, each where it is first needed, as a part of the lane's rows.
+    """Return the row groups of a lane, and for each the fraction of the lane's rows that comes before its first use.
 
     A window needs all its row groups when it begins.
     """
@@ -90,20 +90,20 @@ def _lane_reads(lane: Units, space: RowSpace) -> tuple[Int64s, Float64s]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPart:
-    """Of one epoch: the bytes that a host reads, and those of them that its cache has."""
+    """Bytes that a host reads in one epoch, and how many of these bytes its cache has."""
 
     read_bytes: int
     cached_bytes: int
 
 
 class CacheForecast:
-    """A host's cache, empty at first, as it would be used; the same rules as `cache/index.py`.
+    """Simulation of a host's cache that is empty at first, by the rules of `cache/index.py`.
 
-    To make room, it evicts the row group whose next read is farthest away; of those that no known epoch reads, the
-    oldest. A row group that would be evicted at once is not kept.
+    To make room, the cache evicts the row group with the farthest next read. Among row groups that no known epoch
+    reads, the oldest goes first. A row group that would be evicted at once is not kept.
 
-    epochs: the row groups that the ranks of a host read, in order; those of one epoch each. sizes: bytes of each row
-        group. most_bytes: that the cache holds.
+    epochs: row groups that the ranks of a host read, in order, one array an epoch. sizes: bytes of each row group.
+    most_bytes: number of bytes that the cache holds.
     """
 
     def __init__(self, epochs: Sequence[Int64s], sizes: Int64s, most_bytes: int) -> None:
@@ -111,13 +111,13 @@ class CacheForecast:
         self._starts = np.cumsum([0, *map(len, epochs)]).tolist()
         self._sizes = sizes
         self._room = most_bytes
-        # Row group -> (where in the order it is read next, number); what was kept first has the lowest number.
+        # Row group -> (index of its next read, number). Numbers rise in the order in which row groups were kept.
         self._kept: dict[int, tuple[int, int]] = {}
         self._farthest: list[tuple[int, int, int, int]] = []
         self._numbers = count()
 
     def parts(self) -> list[CachedPart]:
-        """What the cache gives in each epoch; the last `EPOCHS_AHEAD` are only foreseen."""
+        """Return the bytes read and cached in each epoch except the last `EPOCHS_AHEAD`, which are only foreseen."""
         following = _next_reads(self._reads)
         found = []
         for epoch in range(max(0, len(self._starts) - 1 - EPOCHS_AHEAD)):
@@ -145,7 +145,7 @@ class CacheForecast:
         return -min(later, unknown), number, later, group
 
     def _makes_room(self, size: int, later: int) -> bool:
-        """Evict what is read no earlier than `later`, if that is room enough."""
+        """Evict row groups that are read no earlier than `later`, if that makes room enough. Return whether it does."""
         victims, room = [], self._room
         while room < size and self._farthest and -self._farthest[0][0] >= later:
             victim = heappop(self._farthest)
@@ -165,7 +165,7 @@ class CacheForecast:
 
 
 def _next_reads(groups: Int64s) -> Int64s:
-    """For each read, the number of the next one of the same row group; far beyond the last where there is none."""
+    """Return for each read the index of the next read of the same row group; the int64 maximum if there is no next."""
     order = np.argsort(groups, kind="stable")
     following = np.full(len(groups), np.iinfo(np.int64).max)
     same = groups[order[1:]] == groups[order[:-1]]

@@ -1,4 +1,4 @@
-"""Cuts a lane into windows, the rows that are permuted together."""
+"""Cut lanes into windows: the rows of a window are permuted together."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ Piece = tuple[int, int]
 
 
 def shuffle_windows(lane: Units, options: PlanOptions, batch_rows: int) -> Units:
-    """The lane cut into windows if the options shuffle rows, else as it is. batch_rows: rows of one of its batches."""
+    """Cut the lane into windows if the options shuffle rows; else return the lane. batch_rows: rows of a batch."""
     window_rows = options.window_rows(batch_rows)
     return lane if window_rows is None else cut_windows(lane, window_rows, options.interleave)
 
 
 def cut_windows(lane: Units, window_rows: int, interleave: int) -> Units:
-    """The lane's rows as window units, in the order in which the windows are read.
+    """Return the lane's rows as window units, in reading order.
 
-    `interleave` units of the lane (plain ones) are open at once. A window takes equally many of its `window_rows`
-    rows from each open unit; a unit that runs out is replaced by the next one, so all but the last window are full.
+    `interleave` plain units of the lane are open at once. A window takes equally many of its `window_rows` rows from
+    each open unit. The next unit replaces a unit that runs out, so all windows except the last are full.
 
         window_rows=4, interleave=2, units a (6 rows) and b (3 rows)
         a1 a2 b1 b2 | a3 a4 b3 a5 | a6
@@ -32,10 +32,10 @@ def cut_windows(lane: Units, window_rows: int, interleave: int) -> Units:
 
 
 def group_windows(lane: Units, group_start: Int64s, window_rows: int | None, interleave: int) -> Units:
-    """The lane's rows as windows of whole row groups, for plans without row counts.
+    """Return the lane's rows as windows of whole row groups, for plans without row counts.
 
-    Without `window_rows` each row group is a window of its own, in the lane's order and not permuted. With it,
-    windows take row groups from `interleave` open units in rotation until they have that many rows.
+    Without `window_rows` each row group is a window of its own, in the lane's order and not permuted. With
+    `window_rows`, a window takes row groups from `interleave` open units in rotation until it has that many rows.
     """
     units = [_groups_of(start, stop, group_start) for start, stop in zip(lane.start, lane.stop, strict=True)]
     if window_rows is None:
@@ -94,7 +94,7 @@ def _take_windows(lane: Units, window_rows: int, interleave: int) -> Iterator[li
 
 
 def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
-    """Take equally many rows from each open unit; returns how many rows the window still needs."""
+    """Take equally many rows from each open unit. Return the number of rows that the window still needs."""
     most = -(-missing // len(opened))
     for index, (start, stop) in enumerate(opened):
         taken = min(most, missing, stop - start)
@@ -107,7 +107,7 @@ def _take_round(opened: list[Piece], pieces: list[Piece], missing: int) -> int:
 
 
 def _merge_neighbours(pieces: list[Piece]) -> list[Piece]:
-    """The same rows with ranges that touch (in any order of arrival, first arrival's place kept) merged.
+    """Merge ranges where one range begins at the end of an earlier range; the result has the earlier range's place.
 
     (0, 2) (6, 8) (2, 3)      (0, 3) (6, 8)
     """

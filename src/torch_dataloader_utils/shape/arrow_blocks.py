@@ -1,4 +1,4 @@
-"""Output "arrow" and "dict": record batches as they are, or as dicts of Python lists."""
+"""Shape the outputs "arrow" and "dict": record batches as they are, or as dicts of Python lists."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from torch_dataloader_utils.shape.arrow_types import python_objects
 from torch_dataloader_utils.shape.convert import check_text
 from torch_dataloader_utils.shape.pickling import register_arrow_pickling
 
-# Here, because every process that makes record batches for a trainer imports this module.
+# Registered here, because every process that makes record batches for a trainer imports this module.
 register_arrow_pickling()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrowBlock:
-    """Rows as one record batch; nulls stay nulls. Implements `_core.block.Block`."""
+    """Block of rows as one record batch; nulls stay nulls. Implements `_core.block.Block`."""
 
     rows: pa.RecordBatch
     as_python: bool
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return int(self.rows.num_rows)
 
     @property
@@ -37,42 +37,42 @@ class ArrowBlock:
         return int(self.rows.nbytes)
 
     def slice(self, start: int, stop: int) -> "ArrowBlock":
-        """Rows [start, stop), a view; rows past the end are left out."""
+        """Return rows [start, stop), a view; rows past the end are left out."""
         start = min(start, self.num_rows)
         return ArrowBlock(rows=self.rows.slice(start, max(0, stop - start)), as_python=self.as_python)
 
     def to_batch(self) -> Any:
-        """All rows: a RecordBatch, or a dict of column -> list."""
+        """Return all rows: a RecordBatch, or a dict of column -> list."""
         if not self.as_python:
             return self.rows
         names = self.rows.schema.names
         return {name: python_objects(column, name) for name, column in zip(names, self.rows.columns, strict=True)}
 
     def split(self, batch_rows: int) -> Iterator[Any]:
-        """Batches of `batch_rows` rows, the last one shorter if it must be."""
+        """Yield batches of `batch_rows` rows; the last batch may be shorter."""
         for start in range(0, self.num_rows, batch_rows):
             yield self.slice(start, start + batch_rows).to_batch()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowShaper:
-    """Record batches to `ArrowBlock`s of `schema`; implements `_core.block.Shaper`."""
+    """Shaper of record batches to `ArrowBlock`s of `schema`; implements `_core.block.Shaper`."""
 
     schema: pa.Schema
     as_python: bool
 
     def use_memory(self, memory: RecycledMemory) -> None:
-        """Does nothing: record batches go through queues, not through shared memory."""
+        """Do nothing: record batches go through queues, not through shared memory."""
 
     def with_copied_columns(self, least_bytes: int) -> "ArrowShaper":  # noqa: ARG002
-        """This shaper: see `use_memory`."""
+        """Return this shaper. See `use_memory`."""
         return self
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> ArrowBlock:
-        """The block of these columns, in the order of the schema.
+        """Return the block of these columns, in the order of the schema.
 
         Raises:
-            SchemaError: a column is missing or has another type. CorruptFileError: text that is not UTF-8.
+            SchemaError: a column is missing or has another type. CorruptFileError: a text is not UTF-8.
         """
         came = list(parts)
         if self.as_python:  # blocks that are joined may have more categories than the index type allows
@@ -99,17 +99,17 @@ class ArrowShaper:
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
     def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
-        """The rows of all blocks, one after the other.
+        """Return the rows of all blocks, one after the other.
 
         Raises:
-            SchemaError: together they have more categories than the index type of a dictionary column allows, or
-                more rows than the type of run ends does.
+            SchemaError: together the blocks have more categories than the index type of a dictionary column allows, or
+                more rows than the type of run ends allows.
         """
         rows = blocks[0].rows if len(blocks) == 1 else _concat([block.rows for block in blocks])
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ArrowBlock:
-        """Row order[i] of the blocks' concatenation, for all i.
+        """Return row order[i] of the blocks' concatenation, for all i.
 
         Raises:
             SchemaError: see `concat`. UnsupportedFeatureError: see `take_rows`.
@@ -120,11 +120,11 @@ class ArrowShaper:
 def _concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     try:
         return pa.concat_batches(batches)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # the latter: run ends of tensors
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # ArrowNotImplementedError: run ends of tensors
         encoded = [field.name for field in batches[0].schema if type_holds(field.type, _is_encoded)]
         raise SchemaError(
             f"rows of several row groups do not join ({error}); categories or run ends are in the columns {encoded}. "
-            "Write those with a wider index, or as plain values; columns of categories join with "
+            "Write these columns with a wider index, or as plain values; columns of categories join with "
             'output_format="dict" too'
         ) from error
 

@@ -1,4 +1,4 @@
-"""Arrow types, and the kinds of columns they become: numbers of a fixed shape, lists of them, or Python objects."""
+"""Classify Arrow types by kinds of columns: numbers of a fixed shape, lists of such numbers, or Python objects."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,10 @@ from torch_dataloader_utils.errors import SchemaError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberType:
-    """Every row is an array of `shape` numbers; shape () is one number.
+    """Kind of column with an array of `shape` numbers in every row; shape () is one number.
 
-    element: the logical Arrow type (timestamp[us], bool, float, ...); bool for bool8.
-    permutation: the axes of `shape` in the order handed out, () for as stored (tensor columns only).
+    element: logical Arrow type of the numbers (timestamp[us], bool, float, ...); bool for bool8.
+    permutation: axes of `shape` in the order of batches, () for stored order (tensor columns only).
     """
 
     element: pa.DataType
@@ -25,14 +25,14 @@ class NumberType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListType:
-    """Every row is a list of any length whose items are numbers of a fixed shape."""
+    """Kind of column with a list of any length in every row; items are numbers of a fixed shape."""
 
     item: NumberType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectType:
-    """Rows without a tensor form: they stay Arrow until a batch asks for Python objects."""
+    """Kind of column without a tensor form: rows stay Arrow until a batch asks for Python objects."""
 
     data_type: pa.DataType
 
@@ -41,7 +41,7 @@ ColumnType = NumberType | ListType | ObjectType
 
 
 def element_of(kind: ColumnType) -> pa.DataType:
-    """The Arrow type of the numbers, in lists too; of objects their own."""
+    """Return the Arrow type of the numbers, also inside lists; for objects the type of the objects."""
     match kind:
         case NumberType(element=element) | ListType(item=NumberType(element=element)):
             return element
@@ -50,10 +50,10 @@ def element_of(kind: ColumnType) -> pa.DataType:
 
 
 def raw_type(element: pa.DataType) -> Any:
-    """The Arrow DataType of the bits handed out for `element`, None if it has no fixed-width number.
+    """Return the Arrow type of the raw numbers of `element`; None if `element` has no fixed-width number.
 
-    Integers and floats are themselves; bool is uint8 (0 or 1); dates, times, timestamps and durations are the
-    int32 or int64 of their own unit. Decimals have none: no float holds them exactly.
+    Integers and floats are their own raw type; bool is uint8 (0 or 1); dates, times, timestamps and durations are
+    int32 or int64 in their own unit. Decimals have no raw type: no float holds a decimal exactly.
     """
     if pt.is_integer(element) or pt.is_floating(element):
         return element
@@ -67,10 +67,10 @@ def raw_type(element: pa.DataType) -> Any:
 
 
 def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
-    """The numpy dtype of output "numpy": datetime64 and timedelta64 for dates, timestamps and durations.
+    """Return the numpy dtype of output "numpy": datetime64 and timedelta64 for dates, timestamps and durations.
 
-    numpy has no time of day, so time32 and time64 stay integers of their unit. Time zones are dropped: values
-    are UTC, as in Arrow.
+    numpy has no time of day, so time32 and time64 stay integers in their unit. Time zones are dropped: values are UTC,
+    as in Arrow.
     """
     if pt.is_boolean(element):
         return np.dtype(np.bool_)
@@ -81,13 +81,13 @@ def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
     if pt.is_date(element):
         return np.dtype("datetime64[D]" if pt.is_date32(element) else "datetime64[ms]")
     raw = raw_type(element)
-    # Not to_pandas_dtype(), which needs pandas with older versions of pyarrow.
+    # Not to_pandas_dtype(): with older versions of pyarrow it needs pandas.
     kind = "f" if pt.is_floating(raw) else "u" if pt.is_unsigned_integer(raw) else "i"
     return np.dtype(f"{kind}{raw.bit_width // 8}")
 
 
 def classify(data_type: pa.DataType) -> ColumnType:
-    """The kind of column of this type. Dictionaries and run ends count as their values.
+    """Return the kind of column of this type. Dictionaries and run ends count as their values.
 
     list<list<int>>, list<string>, string, struct, map, decimal, list_view      Python objects
     list<float>, large_list<timestamp>, list<fixed_size_list<float>[3]>          ragged
@@ -111,32 +111,32 @@ def classify(data_type: pa.DataType) -> ColumnType:
 
 
 def decoded_type(data_type: pa.DataType) -> pa.DataType:
-    """The type without dictionary or run-end encoding, and bool8 as bool."""
+    """Return the type without dictionary or run-end encoding, and bool8 as bool."""
     while pt.is_dictionary(data_type) or pt.is_run_end_encoded(data_type):
         data_type = data_type.value_type
     return pa.bool_() if is_bool8(data_type) else data_type
 
 
 def is_bool8(data_type: pa.DataType) -> bool:
-    """Whether it is Arrow's canonical extension type of bools that are a byte each."""
+    """Return whether this is Arrow's canonical extension type of bools of one byte."""
     return isinstance(data_type, pa.BaseExtensionType) and data_type.extension_name == "arrow.bool8"
 
 
 def python_objects(array: pa.Array | pa.ChunkedArray, column: str = "") -> list[Any]:
-    """One object a row.
+    """Return one Python object a row.
 
-    column: its name, for messages.
+    column: name of the column, for messages.
 
     Raises:
-        SchemaError: Python has no such values: times after the year 9999, or of zones that are not known here; structs
-            with two fields of one name.
+        SchemaError: Python has no such values: times after the year 9999, times in zones that this system does not
+            know, or structs with two fields of one name.
     """
     try:
         objects: list[Any] = array.to_pylist()
-    except (OverflowError, ValueError, KeyError, pa.ArrowException) as error:  # a zone not found: a KeyError or Arrow's
+    except (OverflowError, ValueError, KeyError, pa.ArrowException) as error:  # an unknown zone: KeyError or Arrow's
         named = f"column {column!r}" if column else "a column"
         raise SchemaError(
-            f"{named} of type {array.type} has values that are no objects of Python ({error}). Leave it out with "
+            f"{named} of type {array.type} has values that Python objects cannot hold ({error}). Leave it out with "
             'columns=, or take it as it is with output_format="arrow".'
         ) from error
     return objects

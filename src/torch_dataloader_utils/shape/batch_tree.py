@@ -1,4 +1,4 @@
-"""The tree of a batch: how its tensors and objects are nested in dicts, tuples and lists, as a transform may do."""
+"""Take batches apart and put them together: the tree of a batch says how dicts, tuples and lists are nested."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -15,15 +15,15 @@ Container = TypeVar("Container", bound=dict[str, Any])
 
 _CONTAINERS: set[type] = {dict, tuple, list}
 
-# Longer lists are columns of objects, one a row, and are not searched for tensors.
+# Longer lists are columns of objects (one object a row), and are not searched for tensors.
 _MOST_MEMBERS = 64
 
 
 class BatchTree(NamedTuple):
-    """How a batch is nested: its container, its names (of a dict) and the trees of its columns.
+    """Tree of a batch: its container, its names (of a dict) and the trees of its columns.
 
-    `parts` gives the tensors and objects of a batch as one flat list, `filled` puts them together again. A column is
-    one part (LEAF), two parts (RAGGED: values and offsets), or a container with a tree of its own.
+    `parts` returns the tensors and objects of a batch as one flat list, and `filled` puts the parts together again. A
+    column is one part (LEAF), two parts (RAGGED: values and offsets), or a container with its own tree.
 
         {"x": tensor, "names": ["a", "b"]}      BatchTree(dict, ("x", "names"), (LEAF, LEAF))
         (tensor, {"y": ragged})                 BatchTree(tuple, (), (LEAF, BatchTree(dict, ("y",), (RAGGED,))))
@@ -35,13 +35,13 @@ class BatchTree(NamedTuple):
 
     @classmethod
     def of(cls, batch: Any) -> "BatchTree":
-        """The tree of a container."""
+        """Return the tree of a container."""
         is_dict = isinstance(batch, dict)
         columns = batch.values() if is_dict else batch
         return cls(type(batch), tuple(batch) if is_dict else (), tuple([_tree_of(column) for column in columns]))
 
     def parts(self, batch: Any) -> list[Any]:
-        """The parts of a batch with this tree, in order; tensors with their values as stored (see `as_stored`)."""
+        """Return the parts of a batch with this tree, in order. Tensors are stored with their values: `as_stored`."""
         parts: list[Any] = []
         for column, tree in zip(batch.values() if isinstance(batch, dict) else batch, self.columns, strict=True):
             if isinstance(tree, BatchTree):
@@ -53,7 +53,7 @@ class BatchTree(NamedTuple):
         return parts
 
     def filled(self, parts: Iterator[Any]) -> Any:
-        """A batch with this tree from its parts, in order."""
+        """Return a batch with this tree, made from its parts in order."""
         is_flat = not any(self.columns)
         columns = islice(parts, len(self.columns)) if is_flat else (_filled(column, parts) for column in self.columns)
         if issubclass(self.container, dict):
@@ -62,13 +62,13 @@ class BatchTree(NamedTuple):
 
 
 def container(kind: type[Container]) -> type[Container]:
-    """A decorator: makes a subclass of dict, whose constructor takes items as dict's does, a container."""
+    """Make a subclass of dict a container; a decorator. The constructor of the class takes items as dict's does."""
     _CONTAINERS.add(kind)
     return kind
 
 
 def is_container(value: Any) -> bool:
-    """Whether the value is a dict, a list, a (named) tuple, or of a class decorated with `container`."""
+    """Return whether the value is a dict, a list, a (named) tuple, or of a class decorated with `container`."""
     kind = type(value)
     return kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 

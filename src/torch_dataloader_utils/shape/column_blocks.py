@@ -1,7 +1,7 @@
-"""Blocks of columns, which hold a row group, a window or joined rows, and the batches and single rows made of them.
+"""Hold a row group, a window or joined rows as a block of columns, and make batches and single rows from the block.
 
-`ColumnBlock` implements `_core.block.Block`. Its output says what batches are: tensors (`TensorOutput`) or ndarrays
-(`ArrayOutput`).
+`ColumnBlock` implements `_core.block.Block`. Its output decides the form of batches: tensors (`TensorOutput`) or
+ndarrays (`ArrayOutput`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,57 +22,57 @@ from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 
 class Output(Protocol):
-    """The form of batches that a block gives: tensors or ndarrays."""
+    """Form of the batches that a block gives: tensors or ndarrays."""
 
     def values(self, columns: Sequence[Column]) -> Iterable[Any]:
-        """All rows of every column."""
+        """Return all rows of every column."""
         ...
 
     def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
-        """For every column its parts of `batch_rows` rows, the last one shorter if it must be."""
+        """Return for every column its parts of `batch_rows` rows; the last part may be shorter."""
         ...
 
     def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:
-        """The batch of these named columns."""
+        """Return the batch of these named columns."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOutput:
-    """`TensorBatch`es of tensors, `Ragged`s and Python lists."""
+    """Output as `TensorBatch`es of tensors, `Ragged`s and Python lists."""
 
     def values(self, columns: Sequence[Column]) -> Iterable[Any]:
-        """All rows of every column."""
+        """See Output."""
         return (column.value() for column in columns)
 
     def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
-        """For every column its parts of `batch_rows` rows."""
+        """See Output."""
         return [column.split(batch_rows) for column in columns]
 
     def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> TensorBatch:
-        """The batch of these named columns."""
+        """See Output."""
         return TensorBatch(columns, num_rows=num_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayOutput:
-    """Plain dicts of ndarrays; ragged columns are lists of ndarrays, objects Python lists.
+    """Output as plain dicts of ndarrays; ragged columns are lists of ndarrays, objects are Python lists.
 
-    dtypes: one a column (datetime64, ...); object for Python objects.
+    dtypes: dtype of each column (datetime64, ...); object for Python objects.
     """
 
     dtypes: tuple[np.dtype[Any], ...]
 
     def values(self, columns: Sequence[Column]) -> Iterable[Any]:
-        """All rows of every column."""
+        """See Output."""
         return (_value(column, dtype) for column, dtype in zip(columns, self.dtypes, strict=True))
 
     def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
-        """For every column its parts of `batch_rows` rows."""
+        """See Output."""
         return [_parts(column, dtype, batch_rows) for column, dtype in zip(columns, self.dtypes, strict=True)]
 
     def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
-        """The batch of these named columns; a dict without columns does not know its row count."""
+        """See Output. A dict without columns does not know its row count."""
         return dict(columns)
 
 
@@ -101,7 +101,7 @@ def _parts(column: Column, dtype: np.dtype[Any], batch_rows: int) -> Iterable[An
 
 
 def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
-    """Views of `batch_rows` rows; iterating over one more axis is a fifth of the cost of slicing."""
+    """Return views of `batch_rows` rows. Iterating over an added axis takes a fifth of the time of slicing."""
     full = len(array) // batch_rows
     parts = list(array[: full * batch_rows].reshape(full, batch_rows, *array.shape[1:]))
     if full * batch_rows < len(array):
@@ -110,7 +110,7 @@ def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
 
 
 def _typed(tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The same memory as `dtype`; a copy for date32, whose days numpy keeps in 64 bits."""
+    """View the tensor's memory as `dtype`; copy date32, because numpy stores days in 64 bits."""
     array: npt.NDArray[Any] = tensor.numpy()
     return array.view(dtype) if array.dtype.itemsize == dtype.itemsize else array.astype(dtype)
 
@@ -122,7 +122,7 @@ def _list_of_arrays(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnBlock:
-    """Rows as columns that were converted once; every batch is made of views of them."""
+    """Block of rows as columns that were converted once; every batch is made of views of the columns."""
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -131,11 +131,11 @@ class ColumnBlock:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the rows take."""
+        """Bytes of the rows in memory."""
         return sum(column.num_bytes for column in self.columns)
 
     def slice(self, start: int, stop: int) -> "ColumnBlock":
-        """Rows [start, stop), a view; rows past the end are left out, as in a Python slice."""
+        """Return rows [start, stop), a view; rows past the end are left out, as in a Python slice."""
         stop = min(stop, self.num_rows)
         start = min(start, stop)
         if stop - start == self.num_rows:
@@ -144,14 +144,14 @@ class ColumnBlock:
         return ColumnBlock(names=self.names, columns=columns, num_rows=stop - start, output=self.output)
 
     def to_batch(self) -> Any:
-        """All rows as one batch."""
+        """Return all rows as one batch."""
         return self.output.batch(zip(self.names, self.output.values(self.columns), strict=True), self.num_rows)
 
     def split(self, batch_rows: int) -> Iterator[Any]:
-        """Batches of `batch_rows` rows, the last one shorter if it must be; a block of no rows gives none.
+        """Yield batches of `batch_rows` rows; the last batch may be shorter. A block without rows gives no batch.
 
-        Every column is cut once for all batches, so that a batch costs little more than its views: 51 columns
-        about 20 us, whatever `batch_rows` is.
+        Every column is cut once for all batches, so a batch costs little more than its views: about 20 us for 51
+        columns and any `batch_rows`.
         """
         output, names = self.output, self.names
         if not self.columns or not self.num_rows:
@@ -163,7 +163,7 @@ class ColumnBlock:
 
 
 def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
-    """The rows of all blocks, one after the other; one block is itself."""
+    """Return the rows of all blocks, one after the other. A single block is returned as it is."""
     first = blocks[0]
     if len(blocks) == 1:
         return first
@@ -173,7 +173,7 @@ def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
 
 
 def gather_blocks(blocks: Sequence[ColumnBlock], order: Tensor) -> ColumnBlock:
-    """Row order[i] of the blocks' concatenation, for all i; order is int64, shape [rows]."""
+    """Return row order[i] of the blocks' concatenation, for all i. order: int64 [rows]."""
     first = blocks[0]
     parts = list(zip(*(block.columns for block in blocks), strict=True))
     columns = gather_columns(first.names, parts, Gatherer(order))
@@ -181,10 +181,10 @@ def gather_blocks(blocks: Sequence[ColumnBlock], order: Tensor) -> ColumnBlock:
 
 
 def split_rows(batch: Any, num_rows: int) -> list[Any]:
-    """The rows of a batch, in order: dicts of column -> value, or record batches of one row from a record batch.
+    """Return the rows of a batch, in order: dicts of column -> value, or one-row record batches of a record batch.
 
     A value is a tensor without the batch dimension (a 0-d tensor for a number, all values for a ragged row), an
-    ndarray or numpy scalar, or a Python object. It is a view of the batch.
+    ndarray or numpy scalar, or a Python object. Values are views of the batch.
 
         {"x": tensor([1, 2]), "name": ["a", "b"]}      {"x": tensor(1), "name": "a"}, {"x": tensor(2), "name": "b"}
     """

@@ -1,11 +1,11 @@
-"""The kinds of columns of a block: how each holds its rows, is sliced, joined and gathered.
+"""Hold the columns of a block: each kind of column stores, slices, joins and gathers its rows.
 
     Rows      numbers of one shape      a tensor [rows, ...]
     Matrix    stacked columns           a tensor [columns, rows]: one column after the other in memory
     Lists     ragged numbers            values [total, ...] and offsets [rows + 1]
     Objects   everything else           an Arrow array, Python objects only on the way out
 
-`split` gives the columns of torch batches; `column_blocks.ArrayOutput` those of numpy batches.
+`split` gives the columns of torch batches, and `column_blocks.ArrayOutput` gives the columns of numpy batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from torch_dataloader_utils.shape.reused_memory import new_columns, new_tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Numbers: `values` has shape [rows, ...]."""
+    """Column of numbers: `values` has shape [rows, ...]."""
 
     values: Tensor
 
@@ -43,34 +43,34 @@ class Rows:
         return self.values.nbytes
 
     def slice(self, start: int, stop: int) -> Self:
-        """Rows [start, stop), a view."""
+        """Return rows [start, stop), a view."""
         return type(self)(self.values[start:stop])
 
     def value(self) -> Tensor:
-        """All rows."""
+        """Return all rows."""
         return self.values
 
     def split(self, batch_rows: int) -> Iterator[Tensor]:
-        """Views of `batch_rows` rows."""
+        """Return an iterator over views of `batch_rows` rows."""
         return split_batches(self.values, batch_rows)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All rows, one part after the other."""
+        """Return all rows, one part after the other."""
         return cls(join([part.values for part in parts]))
 
     @classmethod
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """The rows of the concatenation in the gatherer's order."""
+        """Return the rows of the concatenation in the gatherer's order."""
         return cls(gatherer.rows([part.values for part in parts]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
-    """Stacked columns: `columns` has shape [columns, rows]; batches see its transpose, [rows, columns].
+    """Matrix of stacked columns: `columns` has shape [columns, rows]; batches see its transpose, [rows, columns].
 
-    Column-major, so that building it is n copies of whole columns instead of a transpose (8 to 11 times faster), and
-    gathering it is as fast as gathering its columns.
+    The matrix is column-major: it is built by n copies of whole columns instead of a transpose (8 to 11 times faster),
+    and gathering the matrix is as fast as gathering its columns.
     """
 
     columns: Tensor
@@ -81,25 +81,25 @@ class Matrix:
         return self.columns.nbytes
 
     def slice(self, start: int, stop: int) -> Self:
-        """Rows [start, stop), a view."""
+        """Return rows [start, stop), a view."""
         return type(self)(self.columns[:, start:stop])
 
     def value(self) -> Tensor:
-        """All rows, shape [rows, columns]."""
+        """Return all rows, shape [rows, columns]."""
         return self.columns.t()
 
     def split(self, batch_rows: int) -> Iterator[Tensor]:
-        """Views of `batch_rows` rows."""
+        """Return an iterator over views of `batch_rows` rows."""
         return split_batches(self.columns.t(), batch_rows)
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All rows, one part after the other, column-major again."""
+        """Return all rows, one part after the other, column-major."""
         return cls(join([part.columns for part in parts], dim=1))
 
     @classmethod
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """The rows of the concatenation in the gatherer's order, straight into one new matrix."""
+        """Return the rows of the concatenation in the gatherer's order, gathered directly into one new matrix."""
         sources = [part.columns for part in parts]
         gathered = new_tensor((len(sources[0]), len(gatherer.order)), sources[0].dtype)
         gatherer.columns(list(zip(*(source.unbind() for source in sources), strict=True)), gathered.unbind())
@@ -108,7 +108,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
-    """Ragged rows; offsets begin at 0."""
+    """Column of ragged rows; offsets begin at 0."""
 
     values: Tensor
     offsets: Tensor
@@ -119,16 +119,16 @@ class Lists:
         return self.values.nbytes + self.offsets.nbytes
 
     def slice(self, start: int, stop: int) -> Self:
-        """Rows [start, stop), a view of the values."""
+        """Return rows [start, stop), a view of the values with new offsets."""
         ends = self.offsets[start : stop + 1].numpy()
         return type(self)(self.values[ends[0] : ends[-1]], torch.from_numpy(ends - ends[0]))
 
     def value(self) -> Ragged:
-        """All rows."""
+        """Return all rows."""
         return Ragged(self.values, self.offsets)
 
     def split(self, batch_rows: int) -> Iterator[Ragged]:
-        """`batch_rows` rows each, offsets from 0: all batches at once, none costs more than its views."""
+        """Yield `batch_rows` rows each, offsets from 0. All batches are cut at once: a batch costs only its views."""
         ends = self.offsets.numpy()
         num_rows = len(ends) - 1
         cuts = np.append(ends[:-1:batch_rows], ends[-1:])
@@ -142,19 +142,19 @@ class Lists:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All rows, one part after the other."""
+        """Return all rows, one part after the other."""
         return cls(*join_lists([part.values for part in parts], [part.offsets for part in parts]))
 
     @classmethod
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """The rows of the concatenation in the gatherer's order."""
+        """Return the rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
         return cls(*gather_cpu_lists(joined.values, joined.offsets, gatherer.order))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objects:
-    """Rows as an Arrow array; a null becomes `null` in Python."""
+    """Column as an Arrow array; a null becomes `null` in Python."""
 
     rows: pa.ChunkedArray
     null: Any = None
@@ -165,30 +165,30 @@ class Objects:
         return int(self.rows.nbytes)
 
     def slice(self, start: int, stop: int) -> Self:
-        """Rows [start, stop), a view."""
+        """Return rows [start, stop), a view."""
         return type(self)(self.rows.slice(start, stop - start), self.null)
 
     def value(self) -> list[Any]:
-        """All rows as Python objects."""
+        """Return all rows as Python objects."""
         objects = python_objects(self.rows)
         if self.null is None or not self.rows.null_count:
             return objects
         return [self.null if row is None else row for row in objects]
 
     def split(self, batch_rows: int) -> Iterator[list[Any]]:
-        """Python objects of `batch_rows` rows, made one batch at a time."""
+        """Yield Python objects of `batch_rows` rows, made one batch at a time."""
         for start in range(0, len(self.rows), batch_rows):
             yield self.slice(start, start + batch_rows).value()
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All rows, one part after the other; nothing is copied."""
+        """Return all rows, one part after the other, without a copy."""
         chunks = [chunk for part in parts for chunk in part.rows.chunks]
         return cls(pa.chunked_array(chunks, parts[0].rows.type), parts[0].null)
 
     @classmethod
     def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """The rows of the concatenation in the gatherer's order."""
+        """Return the rows of the concatenation in the gatherer's order."""
         joined = cls.concat(parts)
         chunks = list(map(array_for_take, joined.rows.chunks))
         rows = pa.chunked_array(chunks, joined.rows.type)
@@ -197,18 +197,20 @@ class Objects:
 
 Column = Rows | Matrix | Lists | Objects
 
-# Columns of this many rows and more lie in one piece of memory, so many of them. Shorter ones have memory of their
-# own, so that keeping one column keeps no other, unless several of them fit into a page.
+# From this many rows on, so many columns share one piece of memory. Each shorter column has its own memory, so that
+# keeping one column keeps no other column, unless several columns fit into a page.
 _ROWS_TOGETHER = 4096
 _COLUMNS_TOGETHER = 4
 _PAGE_BYTES = 4096
 
 
 def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
-    """Every column, given as its parts, in the gatherer's order; plain numbers several columns at a time.
+    """Gather every column in the gatherer's order. Columns of plain numbers are gathered several at a time.
+
+    columns: parts of each column.
 
     Raises:
-        UnsupportedFeatureError: Arrow cannot take rows of the type of this column.
+        UnsupportedFeatureError: Arrow cannot take rows of a column's type.
     """
     num_rows = len(gatherer.order)
     flat, others = _flat_by_dtype(columns)
@@ -231,9 +233,9 @@ def _gather(name: str, parts: Sequence[Any], gatherer: Gatherer) -> Column:
 
 
 def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
-    """Every column, given as its parts (two or more), joined; plain numbers several columns at a time.
+    """Join the parts of every column. Columns of plain numbers are joined several at a time.
 
-    num_rows: of all parts together.
+    columns: parts of each column, two or more. num_rows: number of rows of all parts together.
     """
     flat, others = _flat_by_dtype(columns)
     if num_rows < _ROWS_TOGETHER:
@@ -247,7 +249,7 @@ def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Col
 
 
 def _flat_by_dtype(columns: Sequence[Sequence[Any]]) -> tuple[dict[torch.dtype, list[int]], Sequence[int]]:
-    """The numbers of columns of one number a row, by their dtype, and those of all others."""
+    """Return the indices of columns with one number a row, by dtype, and the indices of all other columns."""
     flat: dict[torch.dtype, list[int]] = {}
     others = []
     for index, parts in enumerate(columns):

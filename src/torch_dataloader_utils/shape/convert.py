@@ -1,4 +1,4 @@
-"""Converts Arrow columns to block columns, or into the matrix of a stack; checks text and applies the null policy."""
+"""Convert Arrow columns to block columns, or into the matrix of a stack; check text and apply the null policy."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from torch_dataloader_utils.shape.specs import ColumnSpec, Fill, Mask, Natural, 
 
 
 def check_text(name: str, array: pa.Array) -> None:
-    """Refuse text that no Python string can hold; takes 2 to 15 % of the time of making strings.
+    """Raise CorruptFileError for text that no Python string can hold. Takes 2 to 15 % of the time of making strings.
 
     Raises:
-        CorruptFileError: the column holds text, itself or inside of its values, that is not UTF-8.
+        CorruptFileError: the column, or a value inside its values, holds text that is not UTF-8.
     """
     try:
         for text in _texts(array):
@@ -37,7 +37,7 @@ def check_text(name: str, array: pa.Array) -> None:
 
 
 def _texts(array: pa.Array) -> Iterator[pa.Array]:
-    """The text in a column, one array for each place in its type that holds text."""
+    """Yield the text in a column, one array for each place in its type that holds text."""
     kind = array.type
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
         yield array
@@ -56,12 +56,12 @@ def _texts(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
-    """The column, and its mask if the policy asks for one (True where valid).
+    """Convert a column. Return the column, and its mask (True where valid) if the policy asks for a mask.
 
-    The mask of numbers has the shape of the numbers; that of lists and objects is one bool a row.
+    The mask of numbers has the shape of the numbers. The mask of lists and objects is one bool a row.
 
     Raises:
-        NullValueError: nulls that the policy does not allow. CorruptFileError: text that is not UTF-8.
+        NullValueError: the column has nulls that the policy does not allow. CorruptFileError: a text is not UTF-8.
     """
     if spec.is_plain and array.null_count == 0 and not isinstance(spec.nulls, Mask):
         return (Rows(from_dlpack(array)),)
@@ -75,11 +75,11 @@ def convert_column(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
 
 
 class StackBuilder:
-    """Builds the matrix of a stack, from columns that are put there one by one as they come.
+    """Builder of a stack's matrix: columns are put into the matrix one by one as they come.
 
-    Columns that lie in one buffer in their order, at even distances, are the matrix as they lie. Others are copied
-    once: 8 to 11 times as fast as stacking tensors row by row, and faster still while a core has the column in its
-    cache.
+    Columns that lie in one buffer, in order and at even distances, are the matrix without a copy. Other columns are
+    copied once: 8 to 11 times as fast as stacking tensors row by row, and faster still while a core has the column in
+    its cache.
     """
 
     def __init__(self, spec: StackSpec, num_rows: int) -> None:
@@ -94,7 +94,7 @@ class StackBuilder:
         """Put a column at this place of the stack.
 
         Raises:
-            NullValueError: nulls that the policy of the column does not allow.
+            NullValueError: the column has nulls that its policy does not allow.
         """
         column = self._spec.columns[place]
         if not (column.is_plain and array.null_count == 0):
@@ -108,7 +108,7 @@ class StackBuilder:
             self._copy(place, array)
 
     def columns(self) -> tuple[Column, ...]:
-        """The matrix of all columns, and its mask of the same shape if any column's nulls are masked."""
+        """Return the matrix of all columns, and its mask of the same shape if any column's nulls are masked."""
         is_complete = len(self._in_place) == self._shape[0]
         numbers = _as_matrix(self._in_place, self._dtype) if is_complete else None
         if numbers is None:
@@ -122,14 +122,17 @@ class StackBuilder:
         self._room()[place].numpy()[...] = np.from_dlpack(array)
 
     def _room(self) -> Tensor:
-        """Memory for the matrix, taken once a column has to be copied."""
+        """Return memory for the matrix, allocated when the first column must be copied."""
         if self._copies is None:
             self._copies = new_tensor(self._shape, self._dtype)
         return self._copies
 
 
 def _as_matrix(arrays: Sequence[pa.Array], dtype: torch.dtype) -> Tensor | None:
-    """Arrays of numbers as one tensor [arrays, rows], if they lie at even distances in one writable buffer."""
+    """Return arrays of numbers as one tensor [arrays, rows] without a copy.
+
+    Return None unless the arrays lie at even distances in one writable buffer.
+    """
     buffers, rows = [array.buffers()[1] for array in arrays], len(arrays[0])
     wholes = {(buffer.parent.address, buffer.parent.size) for buffer in buffers}
     starts = [buffer.address + array.offset * dtype.itemsize for array, buffer in zip(arrays, buffers, strict=True)]
@@ -175,7 +178,7 @@ def _convert_objects(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
 
 
 def _nulls_become(spec: ColumnSpec) -> float | None:
-    """The raw number that replaces a null of this column; None where a null is an error."""
+    """Return the raw number that replaces a null of this column; None if a null is an error."""
     match spec.nulls:
         case Fill(value=value):
             return value  # type: ignore[no-any-return]
@@ -203,15 +206,15 @@ def counted_nulls_error(
 ) -> NullValueError:
     """Return the error about columns that have nulls and refuse them.
 
-    where: Name of the data. counts: Nulls of each column. nulls: `nulls=` of the caller.
+    where: name of the data. counts: number of nulls of each column. nulls: `nulls=` of the caller.
     """
     seen = "; ".join(
         f"column {spec.name!r} ({spec.data_type}) has {plural(counts[spec.name], 'null')}" for spec in refused
     )
     whole = {**(nulls if isinstance(nulls, Mapping) else {}), **{spec.name: _harmless(spec) for spec in refused}}
     return NullValueError(
-        f"{where}: {seen}. Tensors have no place for them. Pass nulls={whole!r} with values of your choice, or "
-        '"mask" for a bool tensor beside the column; or leave such rows out with filters=.'
+        f"{where}: {seen}. Tensors cannot hold nulls. Pass nulls={whole!r} with values of your choice, or "
+        '"mask" for a bool tensor beside the column; or leave rows with nulls out with filters=.'
     )
 
 
@@ -224,14 +227,14 @@ def _harmless(spec: ColumnSpec) -> Any:
 
 
 def _null_items_become(spec: ColumnSpec) -> float | None:
-    """As `_nulls_become`, for items of lists: their mask is one bool a list and cannot tell items apart."""
+    """Return `_nulls_become` for items of lists. The mask of lists is one bool a list and cannot mark items."""
     if isinstance(spec.nulls, Mask):
         return math.nan if pt.is_floating(element_of(spec.kind)) else None
     return _nulls_become(spec)
 
 
 def number_dtype(spec: ColumnSpec) -> torch.dtype:
-    """The dtype of a column of numbers."""
+    """Return the dtype of a column of numbers."""
     return torch.bool if pt.is_boolean(element_of(spec.kind)) else _raw_dtype(spec)
 
 
@@ -264,7 +267,7 @@ def _mask(valid: Bools | None, count: int) -> Tensor:
 
 def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
     nulls, total = int(valid.size - np.count_nonzero(valid)), valid.size
-    # A mask is a bool a row, and says nothing of the items of a list.
+    # A mask is one bool a row and cannot mark the items of a list.
     or_mask = "" if what == "nulls in lists" else ', or "mask" for a bool tensor beside it'
     if isinstance(spec.nulls, Refuse):
         advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ("fill", value)}}{or_mask}'

@@ -1,11 +1,11 @@
-"""Text and categories as numbers, made by Arrow and numpy where row groups are decoded: no Python object a row.
+"""Encode text and categories as numbers while row groups are decoded, with Arrow and numpy: no Python object a row.
 
     Hash         a value's bucket           "Paris" -> 320,963          by XXH64, which never changes
     Vocabulary   a value's number           "Paris" -> 17               by a list of values that was made before
     Bytes        a text's UTF-8 bytes       "Paris" -> 80 97 114 105 115
 
-`EncodingShaper` replaces columns of record batches before they are shaped, so that `nulls=`, `stack=` and every output
-format work with the numbers as if they were stored so.
+`EncodingShaper` replaces columns of record batches before they are shaped: `nulls=`, `stack=` and every output format
+work with the numbers as if the files stored numbers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,17 +37,17 @@ _NUMBER = pa.int64()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hash:
-    """Each value becomes a bucket in [0, buckets), an int64: its XXH64 with `seed`, modulo `buckets`.
+    """Encoder of each value as a bucket in [0, buckets), an int64: its XXH64 with `seed`, modulo `buckets`.
 
         Hash(buckets=1_000_000)    "Paris" -> xxh64(b"Paris", 0) % 1_000_000 = 320963
 
     Text is hashed as its UTF-8 bytes, binary values as they are, integers of every width as 8 bytes, little-endian.
-    XXH64 is specified, and there for every language: the buckets are the same on every platform, in every version of
-    this library, and where a model is served. Nulls stay nulls.
+    XXH64 has a specification and libraries in every language: the buckets are the same on every platform, in every
+    version of this library, and where a model is served. Nulls stay nulls.
 
     Attributes:
-        buckets: how many there are.
-        seed: taken modulo 2^64; other seeds put values together in other ways.
+        buckets: number of buckets.
+        seed: any integer, taken modulo 2^64; with another seed, other values share a bucket.
     """
 
     buckets: int
@@ -59,42 +59,42 @@ class Hash:
 
     @property
     def num_ids(self) -> int:
-        """The rows that an embedding of these numbers needs."""
+        """Number of rows that an embedding of these numbers needs."""
         return self.buckets
 
     def numbers(self, values: pa.Array) -> Int64s:
-        """The bucket of each value; undefined for nulls."""
+        """Return the bucket of each value; undefined for nulls."""
         hashed = _integer_hashes(values, self.seed) if pt.is_integer(values.type) else _text_hashes(values, self.seed)
         buckets: Int64s = (hashed % np.uint64(self.buckets)).astype(np.int64)
         return buckets
 
     def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
-        """The type that values of this type become; None if they cannot be hashed."""
+        """Return the type of encoded values of this type; None if values of this type cannot be hashed."""
         return _NUMBER if _is_text(data_type) or pt.is_integer(data_type) else None
 
 
 class Vocabulary:
-    """Each value becomes its number, an int64: values are numbered in their order, from 0, leaving out `unknown`.
+    """Encoder of each value as its number, an int64: values are numbered in list order, from 0, leaving out `unknown`.
 
         Vocabulary(["DE", "FR"], unknown=0)     DE 1, FR 2, all others 0
         Vocabulary(["DE", "FR"], unknown=-1)    DE 0, FR 1, all others -1
         Vocabulary(["DE", "FR"], unknown=2)     DE 0, FR 1, all others 2
 
-    Nulls stay nulls. `tdu vocabulary` makes a file of a column's values, which `Vocabulary.load` reads.
+    Nulls stay nulls. `tdu vocabulary` writes a column's values to a file, and `Vocabulary.load` reads the file.
 
     Args:
-        values: a list or Arrow array of texts, binary values or integers, each once.
-        unknown: the number of values that are not in the list.
+        values: list or Arrow array of texts, binary values or integers, each value once.
+        unknown: number that encodes every value outside the list.
 
     Raises:
-        ConfigError: a null or a value that comes twice. ConfigTypeError: values of other types.
+        ConfigError: `values` has a null, or a value comes twice. ConfigTypeError: values have other types.
     """
 
     def __init__(self, values: Any, *, unknown: int = 0) -> None:
         self.unknown = check_integer("unknown", unknown)
         self._values = vocabulary_values(values, "The vocabulary")
         self._seed, self._order = 0, np.zeros(0, np.int64)
-        # Values are found by their hashes; a seed under which all differ is found at once, or at the second try.
+        # Values are found by their hashes, with a seed that gives all values different hashes: the first seed, usually.
         while True:
             hashes = self._keys(self._values)
             self._order = np.argsort(hashes, kind="stable")
@@ -108,10 +108,11 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, unknown: int = 0) -> "Vocabulary":
-        """The vocabulary of a Parquet file as `tdu vocabulary` writes it: the values of its first column, in order.
+        """Load the vocabulary of a Parquet file from `tdu vocabulary`: the values of its first column, in order.
 
         Raises:
-            ConfigTypeError: no path. ConfigError: no such file, or not a Parquet file with a column that can be one.
+            ConfigTypeError: `path` is not a path. ConfigError: the file does not exist, or is not a Parquet file with a
+                column of valid values.
         """
         file = check_path("path", path)
         try:
@@ -128,24 +129,24 @@ class Vocabulary:
         return f"Vocabulary(<{len(self._values):,} values, {self._digest}>, unknown={self.unknown})"
 
     def __len__(self) -> int:
-        """How many values it has."""
+        """Return the number of values."""
         return len(self._values)
 
     @property
     def num_ids(self) -> int:
-        """The rows that an embedding of these numbers needs: one more than the largest number."""
+        """Number of rows that an embedding of these numbers needs: the largest number plus 1."""
         known = len(self) - 1 + (0 <= self.unknown < len(self))
         return max(known, self.unknown) + 1
 
     def numbers(self, values: pa.Array) -> Int64s:
-        """The number of each value; undefined for nulls."""
+        """Return the number of each value; undefined for nulls."""
         if not len(self):
             return np.full(len(values), self.unknown, dtype=np.int64)
         keys = self._keys(values)
         places = np.minimum(np.searchsorted(self._sorted, keys), len(self) - 1)
         found, positions = self._sorted[places] == keys, self._order[places]
         if pt.is_integer(values.type):
-            if pt.is_uint64(values.type):  # beyond int64, whose negative numbers have the same bits
+            if pt.is_uint64(values.type):  # values beyond int64 have the bits of negative int64 numbers
                 found &= keys <= np.uint64(np.iinfo(np.int64).max)
         else:
             same = pc.equal(self._values.take(pa.array(positions)), values.cast(self._values.type))
@@ -154,12 +155,12 @@ class Vocabulary:
         return np.where(found, numbered, self.unknown)
 
     def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
-        """The type that values of this type become; None if they are not of the kind of the vocabulary's."""
+        """Return the type of encoded values of this type; None if the vocabulary has values of another kind."""
         kinds = (pt.is_integer, _is_utf8, _is_binary)
         return _NUMBER if any(kind(data_type) and kind(self._values.type) for kind in kinds) else None
 
     def _keys(self, values: pa.Array) -> Words:
-        """A word for each value: integers are their own, of text its hash."""
+        """Return a 64-bit word for each value: an integer itself, or the hash of a text."""
         return _integer_words(values) if pt.is_integer(values.type) else _text_hashes(values, self._seed)
 
     def _check_once(self) -> None:
@@ -173,13 +174,13 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """A text becomes its UTF-8 bytes, a binary value its own: a list of uint8 a row, which is `Ragged` in tensors.
+    """Encoder of a text as its UTF-8 bytes, and of a binary value as its bytes: a list of uint8 a row.
 
-    For those who tokenise on the device. Nothing is copied; nulls stay nulls.
+    Tensor batches have a `Ragged` of these bytes, for tokenising on the device. No byte is copied. Nulls stay nulls.
     """
 
     def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
-        """The type that values of this type become; None if they are no text and no bytes."""
+        """Return the type of encoded values of this type; None if the type is neither text nor binary."""
         if not _is_text(data_type):
             return None
         is_large = pt.is_large_string(data_type) or pt.is_large_binary(data_type)
@@ -190,10 +191,10 @@ Encoder = Hash | Vocabulary | Bytes
 
 
 def encoded_schema(delivered: pa.Schema, encode: Mapping[str, Encoder] | None) -> pa.Schema:
-    """The delivered columns, those of `encode` in the types that they become.
+    """Return the schema of the delivered columns, with the columns of `encode` in their encoded types.
 
     Raises:
-        ConfigError: a column that is not delivered, or of a type that its encoder does not take.
+        ConfigError: a column is not delivered, or has a type that its encoder does not take.
     """
     for name, encoder in (encode or {}).items():
         index = delivered.get_field_index(name)
@@ -225,7 +226,7 @@ def _encoded_type(column: pa.Field, encoder: Encoder) -> pa.DataType:
 
 
 def _with_items(data_type: pa.DataType, encoder: Hash | Vocabulary) -> pa.DataType | None:
-    """The type with its items encoded, at any depth of lists."""
+    """Return the type with its items encoded, at any depth of lists."""
     data_type = decoded_type(data_type)
     if not (pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type)):
         return encoder.encoded_type(data_type)
@@ -239,7 +240,7 @@ def _with_items(data_type: pa.DataType, encoder: Hash | Vocabulary) -> pa.DataTy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingShaper:
-    """Wraps a shaper of encoded columns: encodes those of `encoders` first. Implements `_core.block.Shaper`."""
+    """Shaper that encodes the columns of `encoders`, and then uses `shaper`. Implements `_core.block.Shaper`."""
 
     shaper: Shaper
     encoders: Mapping[str, Encoder]
@@ -253,7 +254,7 @@ class EncodingShaper:
         return replace(self, shaper=self.shaper.with_copied_columns(least_bytes))
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> Block:
-        """The block of the encoded rows."""
+        """Return the block of the encoded rows."""
         return self.shaper.block(self._encoded(parts))
 
     def _encoded(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -269,16 +270,16 @@ class EncodingShaper:
             yield pa.RecordBatch.from_arrays(columns, names)
 
     def concat(self, blocks: Sequence[Block]) -> Block:
-        """The rows of all blocks, one after the other."""
+        """See Shaper."""
         return self.shaper.concat(blocks)
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
-        """Row order[i] of the blocks' concatenation, for all i."""
+        """See Shaper."""
         return self.shaper.gather(blocks, order)
 
 
 def encoded(array: pa.Array, encoder: Encoder) -> pa.Array:
-    """The column as its encoder makes it; each distinct text is looked at once."""
+    """Return the encoded column. Each distinct text is encoded once."""
     if isinstance(encoder, Bytes):
         return _as_bytes(plain(array))
     if pt.is_run_end_encoded(array.type):
@@ -300,7 +301,7 @@ def _numbered(values: pa.Array, encoder: Hash | Vocabulary) -> pa.Array:
 
 
 def _encoded_lists(array: pa.Array, encoder: Hash | Vocabulary) -> pa.Array:
-    """The lists with their items encoded: those that the array's rows span, no others."""
+    """Return the lists with their items encoded. Only items of the array's rows are encoded."""
     if pt.is_fixed_size_list(array.type):
         size = array.type.list_size
         items = encoded(array.values.slice(array.offset * size, len(array) * size), encoder)
@@ -332,7 +333,7 @@ def _integer_hashes(values: pa.Array, seed: int) -> Words:
 
 
 def _integer_words(values: pa.Array) -> Words:
-    """64 bits each, shape [n]; 0 for nulls."""
+    """Return each integer as 64 bits, shape [n]; 0 for nulls."""
     filled = values.fill_null(0) if values.null_count else values
     words: Words = (
         filled.to_numpy().astype(np.dtype("i8" if pt.is_signed_integer(values.type) else "u8")).view(np.uint64)
@@ -341,13 +342,15 @@ def _integer_words(values: pa.Array) -> Words:
 
 
 def vocabulary_values(values: Any, what: str) -> pa.Array:
-    """The values as large_string, large_binary or int64, in one array; `what` has them, for messages.
+    """Return the values as large_string, large_binary or int64, in one array.
+
+    what: name of the values' owner, for messages.
 
     Raises:
-        ConfigTypeError: they are of another type. ConfigError: a null, or an integer beyond int64.
+        ConfigTypeError: the values have another type. ConfigError: a null, or an integer beyond int64.
     """
-    # Arrow would take the letters of a text, a set in an order that changes with the process, and keys of a mapping
-    # without the numbers that it gives them.
+    # Arrow would take the letters of a text, a set in an order that changes with the process, and the keys of a mapping
+    # without its values.
     if isinstance(values, str | bytes | set | frozenset | Mapping):
         raise ConfigTypeError(f"values is {of_type(values)}: pass a list of texts, or of integers, in a fixed order.")
     try:

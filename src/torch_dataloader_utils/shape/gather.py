@@ -1,7 +1,7 @@
-"""Rows of several tensors joined, gathered in another order, or cut into views for many batches at once.
+"""Join rows of several tensors, gather rows in another order, and cut tensors into views for many batches at once.
 
-CPU tensors only, by compiled code, numpy or Arrow, because torch would start threads. `gather_lists` takes those of
-devices too.
+CPU tensors only, by compiled code, numpy or Arrow, because torch would start threads. `gather_lists` takes tensors on
+any device.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,17 +21,17 @@ from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.pickling import signed, unsigned
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 
-# Rows that the compiled code numbers by 32 bits.
+# Largest number of rows that the compiled code numbers by 32 bits.
 _MOST_SHORT = (1 << 32) - 1
 
 
 def is_flat(tensor: Tensor) -> bool:
-    """Whether a column holds one number of at most 8 bytes a row, as `Gatherer.columns` takes it."""
+    """Return whether a column holds one number of at most 8 bytes a row, as `Gatherer.columns` takes it."""
     return tensor.dim() == 1 and tensor.dtype.itemsize <= 8
 
 
 def join(parts: Sequence[Tensor], dim: int = 0, out: Tensor | None = None) -> Tensor:
-    """The parts one after the other along `dim`; one part alone is itself, not a copy, unless `out` is given."""
+    """Join the parts along `dim`. A single part is returned as it is, not copied, unless `out` is given."""
     if out is None:
         if len(parts) == 1:
             return parts[0]
@@ -43,7 +43,7 @@ def join(parts: Sequence[Tensor], dim: int = 0, out: Tensor | None = None) -> Te
 
 
 def join_lists(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(values, offsets) of all ragged parts, one after the other; offsets count on from part to part."""
+    """Return (values, offsets) of all ragged parts, one after the other; offsets count on from part to part."""
     if len(values) == 1:
         return values[0], offsets[0]
     starts = np.cumsum([0, *(len(part) for part in values)])
@@ -52,13 +52,13 @@ def join_lists(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Ten
 
 
 class Gatherer:
-    """Gathers columns of several blocks by one order: int64, shape [rows].
+    """Gatherer of columns of several blocks by one order: int64 [rows].
 
-    A column is given as its parts, one of each block. They are first joined in a scratch array, which serves all
-    columns of one width, and its rows are then read in the order. The join is sequential and leaves the column in a
-    core's cache for those random reads: that is 2 to 3 times as fast as writing rows from each part to their places,
-    and 1.6 times as fast as reading them from a single part. Only a single part of which few rows are wanted is read
-    where it is.
+    A column is given as its parts, one part a block. The parts are first joined in a scratch array, and the rows are
+    then read from this array in the order. One scratch array serves all columns of one width. The join is sequential
+    and leaves the column in a core's cache for the random reads: this is 2 to 3 times as fast as writing rows from each
+    part to their places, and 1.6 times as fast as reading rows from a single part. A single part is read without a copy
+    only if few of its rows are wanted.
 
     Raises, when it gathers:
         IndexError: an entry of the order is negative or past the last row.
@@ -73,20 +73,20 @@ class Gatherer:
         self._order: npt.NDArray[np.uint32] | None = None
 
     def rows(self, parts: Sequence[Tensor]) -> Tensor:
-        """Row order[i] of the parts' concatenation for all i, shape [len(order), ...]."""
+        """Return row order[i] of the parts' concatenation for all i, shape [len(order), ...]."""
         rows = join(parts)
         self._check(len(rows))
         gathered = new_tensor((len(self.order), *rows.shape[1:]), rows.dtype)
         if rows.is_contiguous():
             np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
-        else:  # of tensors with a permutation, `take` would copy all rows first
+        else:  # a tensor with a permutation: `take` would copy all rows first
             gathered.numpy()[:] = rows.numpy()[self.order.numpy()]
         return gathered
 
     def columns(self, columns: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]) -> None:
-        """Gathers columns of one dtype, each given as its parts, into `outs`, [len(order)] each; see `is_flat`.
+        """Gather columns of one dtype, each given as its parts, into `outs`, [len(order)] each. See `is_flat`.
 
-        By one call of compiled code where there is some (51 columns of 65,536 rows: 6.5 ms), else one by one (9.9 ms).
+        With compiled code by one call (51 columns of 65,536 rows: 6.5 ms), else one column after the other (9.9 ms).
         """
         part_rows, dtype = list(map(len, columns[0])), columns[0][0].dtype
         self._check(sum(part_rows))
@@ -97,7 +97,7 @@ class Gatherer:
                 column = join(parts, out=room) if is_joined else parts[0]
                 np.take(column.numpy(), self.order.numpy(), out=out.numpy(), mode="clip")
             return
-        held = [part.contiguous() for parts in columns for part in parts]  # until the call ends: it is given addresses
+        held = [part.contiguous() for parts in columns for part in parts]  # until the call ends: it gets addresses
         are_alike = all(part.dtype is dtype for part in held) and all(
             list(map(len, each)) == part_rows for each in columns
         )
@@ -108,17 +108,17 @@ class Gatherer:
         _decoder.gather(sources, rows, targets, dtype.itemsize, self._short_order(), scratch)
 
     def _short_order(self) -> npt.NDArray[np.uint32]:
-        """The order as `_decoder.gather` takes it."""
+        """Return the order as uint32, as `_decoder.gather` takes it."""
         if self._order is None:
             self._order = self.order.numpy().astype(np.uint32)
         return self._order
 
     def _check(self, num_rows: int) -> None:
         if self._has_negative or self._last_row >= num_rows:
-            raise IndexError(f"rows were requested that do not exist: there are {num_rows}")
+            raise IndexError(f"rows were requested that do not exist: there are {num_rows} rows")
 
     def _room(self, rows: int, dtype: torch.dtype) -> Tensor:
-        """Scratch memory for a column, the same for all columns of one width."""
+        """Return scratch memory for a column, the same for all columns of one width."""
         scratch = self._scratch.get(dtype.itemsize)
         if scratch is None or len(scratch) < rows:
             scratch = self._scratch[dtype.itemsize] = new_tensor((rows,), dtype)
@@ -130,10 +130,10 @@ def _addresses(tensors: Iterable[Tensor]) -> npt.NDArray[np.uint64]:
 
 
 def gather_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """(values, offsets) of the ragged rows at `order`, on any device.
+    """Return (values, offsets) of the ragged rows at `order`, on any device.
 
-    Value j of the result, which lies in its row r, is value j - new_offsets[r] + offsets[order[r]]. What is added to j
-    is the same for a whole row, so it is repeated as often as the row is long.
+    Value j of the result, in its row r, is value j - new_offsets[r] + offsets[order[r]]. The shift of j is the same for
+    a whole row, so it is repeated once for each value of the row.
 
         values [7, 8, 9], offsets [0, 2, 2, 3], order [2, 0]      values [9, 7, 8], offsets [0, 1, 3]
     """
@@ -148,10 +148,9 @@ def gather_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor
 
 
 def gather_cpu_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """The same as `gather_lists`, for CPU tensors: each row is copied whole, not value by value.
+    """Return `gather_lists` of CPU tensors, copying each row whole, not value by value.
 
-    Arrow does it, which is given each row as a binary string (65,536 rows of 110 int32: 25 ms; by an index for every
-    value 400 ms).
+    Arrow takes the rows as binary strings (65,536 rows of 110 int32: 25 ms; with an index for every value 400 ms).
     """
     width = values.dtype.itemsize * prod(values.shape[1:])
     if len(order) == 0 or width == 0 or len(values) == 0:
@@ -169,10 +168,10 @@ _AT_ONCE = 8
 
 
 def split_batches(values: Tensor, batch_rows: int) -> Iterator[Tensor]:
-    """Views of `batch_rows` rows, the last one shorter if it must be.
+    """Return an iterator over views of `batch_rows` rows; the last view may be shorter.
 
     No Python code runs for a single view. torch makes a view in 0.25 us from given sizes, in 0.35 us from one size.
-    `unsafe_` leaves out checks for autograd, which decoded data has none of (a fifth faster).
+    `unsafe_` leaves out checks for autograd (a fifth faster); decoded data does not use autograd.
     """
     groups, group_rows = _equal_groups(values.shape[0], batch_rows)
     return chain.from_iterable(
@@ -181,11 +180,11 @@ def split_batches(values: Tensor, batch_rows: int) -> Iterator[Tensor]:
 
 
 def in_groups(rows: Sequence[int]) -> list[Sequence[int]]:
-    """Row counts of batches, as many together as should be cut at once."""
+    """Return the row counts of batches in groups that should be cut at once."""
     return [rows[first : first + _AT_ONCE] for first in range(0, len(rows), _AT_ONCE)]
 
 
-@lru_cache(maxsize=1)  # the same for every column of a block
+@lru_cache(maxsize=1)  # every column of a block has the same groups
 def _equal_groups(total: int, rows: int) -> tuple[list[list[int]], list[int]]:
     full, left = divmod(total, rows * _AT_ONCE)
     batches, rest = divmod(left, rows)

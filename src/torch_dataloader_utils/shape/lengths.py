@@ -1,4 +1,4 @@
-"""The lengths of rows, measured by one column, and blocks that have them."""
+"""Measure the lengths of rows by one column, and keep the lengths with blocks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,24 +19,24 @@ from torch_dataloader_utils.shape.raw_numbers import plain
 
 
 def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:
-    """Raises ConfigError unless `measure_rows` can measure this column; `option` is what the user called it."""
+    """Raise ConfigError unless `measure_rows` can measure this column. option: name of the option, for messages."""
     if schema.names.count(column) != 1:
         raise ConfigError(
-            f"{option}={column!r}: the data set has no such column, or several of that name. Name one that is there "
+            f"{option}={column!r}: the data set has no such column, or several of that name. Name a column that it has "
             f"once: {', '.join(schema.names)}."
         )
     data_type = schema.field(column).type
     if not (_is_number(data_type) or _is_list(data_type) or _is_text(data_type)):
         raise ConfigError(
-            f"{option}={column!r} is {data_type}, which has no length. Name a column of integers or floats (its "
-            "value), lists (how many items) or text (how many bytes)."
+            f"{option}={column!r} is {data_type}, which has no length. Name a column of integers or floats (the length "
+            "is the value), lists (number of items) or text (number of bytes)."
         )
 
 
 def measure_rows(array: pa.Array) -> Lengths:
-    """One number a row: the value of a number, the items of a list, the bytes of a text; 0 for a null.
+    """Return the length of each row: the value of a number, the items of a list, the bytes of a text; 0 for a null.
 
-    Numbers keep their dtype, all others give int64.
+    Numbers keep their dtype; lengths of lists and texts are int64.
     """
     array = plain(array)
     data_type = array.type
@@ -68,37 +68,37 @@ def _is_text(data_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthBlock:
-    """A block and the length of each of its rows; implements `_core.block.MeasuredBlock`."""
+    """Block with the length of each row; implements `_core.block.MeasuredBlock`."""
 
     rows: Block
     lengths: Lengths
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return self.rows.num_rows
 
     @property
     def num_bytes(self) -> int:
-        """Memory that rows and lengths take."""
+        """Bytes of rows and lengths in memory."""
         return self.rows.num_bytes + int(self.lengths.nbytes)
 
     def slice(self, start: int, stop: int) -> "LengthBlock":
-        """Rows [start, stop), a view."""
+        """Return rows [start, stop), a view."""
         return LengthBlock(rows=self.rows.slice(start, stop), lengths=self.lengths[start:stop])
 
     def to_batch(self) -> Any:
-        """All rows as one batch."""
+        """Return all rows as one batch."""
         return self.rows.to_batch()
 
     def split(self, batch_rows: int) -> Iterator[Any]:
-        """Batches of `batch_rows` rows, the last one shorter if it must be."""
+        """Return an iterator over batches of `batch_rows` rows; the last batch may be shorter."""
         return self.rows.split(batch_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthShaper:
-    """Wraps a shaper: its blocks also have the lengths of `column`, which need not be delivered.
+    """Shaper that adds the lengths of `column` to the blocks of `shaper`. The column need not be delivered.
 
     Joined and gathered blocks have no lengths. Implements `_core.block.Shaper`.
     """
@@ -115,7 +115,7 @@ class LengthShaper:
         return replace(self, shaper=self.shaper.with_copied_columns(least_bytes))
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> LengthBlock:
-        """The block of rows that have `column` beside the delivered ones."""
+        """Return the block of the delivered columns, with lengths. The record batches must have `column` too."""
         lengths: list[Lengths] = []
         rows = self.shaper.block(self._measured(parts, lengths))
         return LengthBlock(rows=rows, lengths=lengths[0])
@@ -127,11 +127,11 @@ class LengthShaper:
             yield part
 
     def concat(self, blocks: Sequence[Block]) -> Block:
-        """The rows of all blocks, one after the other."""
+        """See Shaper."""
         return self.shaper.concat([_rows(block) for block in blocks])
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
-        """Row order[i] of the blocks' concatenation, for all i."""
+        """See Shaper."""
         return self.shaper.gather([_rows(block) for block in blocks], order)
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a batch as views of one buffer, so that one copy moves them all instead of one for each column."""
+"""Hold the tensors of a batch as views of one buffer: one copy moves all tensors, instead of one copy a column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch import Tensor
 
 ALIGNMENT_BYTES = 64
 
-# Tensors of one storage are moved together with the gaps between them, unless gaps take more than half as much again.
+# Tensors of one storage are moved together with their gaps, unless the gaps take more than half of the tensors' bytes.
 _MOST_WASTE = 0.5
 
 _MOST_NUMBERS_OF_A_THREAD = 32_768
 
 
 class TensorPlace(NamedTuple):
-    """Where a tensor lies in a buffer: its first byte, dtype, shape, and strides (in elements)."""
+    """Place of a tensor in a buffer: its first byte, dtype, shape, and strides (in elements)."""
 
     offset: int
     dtype: torch.dtype
@@ -27,14 +27,14 @@ class TensorPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneBuffer:
-    """One buffer, uint8 [bytes], and the place of every tensor in it; its first byte is 64-byte aligned."""
+    """Buffer of all tensors, uint8 [bytes], with the place of every tensor; its first byte is 64-byte aligned."""
 
     buffer: Tensor
     places: tuple[TensorPlace, ...]
 
     @classmethod
     def found(cls, tensors: Sequence[Tensor]) -> Self | None:
-        """The buffer that all these tensors are views of already; None if there is none, or they are too scattered."""
+        """Return the buffer that all these tensors are views of; None without such a buffer or with large gaps."""
         storage = tensors[0].untyped_storage()
         if any(tensor.untyped_storage().data_ptr() != storage.data_ptr() for tensor in tensors):
             return None
@@ -55,10 +55,10 @@ class OneBuffer:
 
     @classmethod
     def packed(cls, tensors: Sequence[Tensor], allocate: Callable[[int], Tensor]) -> Self:
-        """Copies of the tensors in `allocate(num_bytes)`, dense, each with its own order of dimensions.
+        """Copy the tensors into `allocate(num_bytes)`, dense, each with its own order of dimensions.
 
         Tensors of one dtype, shape and strides lie side by side and are copied by one call: packing 51 columns and
-        making their views takes 170 us, 580 us one by one.
+        making their views takes 170 us, and 580 us one by one.
         """
         alike: dict[tuple[Any, ...], list[int]] = {}
         for index, tensor in enumerate(tensors):
@@ -80,7 +80,7 @@ class OneBuffer:
         return packed
 
     def seen_in(self, buffer: Tensor) -> list[Tensor]:
-        """The tensors as views of `buffer`, which is this one or a copy of it on any device."""
+        """Return the tensors as views of `buffer`: this object's buffer, or a copy of it on any device."""
         numbers = {dtype: typed(buffer, dtype) for dtype in {place.dtype for place in self.places}}
         return [
             numbers[dtype].as_strided(shape, strides, numbers[dtype].storage_offset() + offset // dtype.itemsize)
@@ -91,8 +91,8 @@ class OneBuffer:
 def stack_into(tensors: list[Tensor], out: Tensor) -> None:
     """Copy tensors of one dtype and shape into out[0], out[1], ..., in this thread alone.
 
-    torch divides a copy of more than 32,768 numbers among threads of its own, which then spin on all cores while
-    others decode.
+    torch divides a copy of more than 32,768 numbers among its own threads. These threads then spin on all cores while
+    other threads decode.
     """
     if tensors[0].numel() <= _MOST_NUMBERS_OF_A_THREAD:
         torch.stack(tensors, out=out)
@@ -106,17 +106,17 @@ def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def typed(buffer: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bytes as numbers of another dtype, without the bytes left over at the end."""
+    """Return the bytes as numbers of another dtype, without the bytes left over at the end."""
     return buffer[: buffer.shape[0] // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def pitch_bytes(num_bytes: int) -> int:
-    """The bytes rounded up to the alignment: the distance from one tensor to the next."""
+    """Round bytes up to the alignment: the distance from one tensor to the next."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def extent_bytes(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Bytes from the first element of a tensor to the end of its last one; strides in elements."""
+    """Return the bytes from the first element of a tensor to the end of its last element; strides in elements."""
     if 0 in shape:
         return 0
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -126,7 +126,7 @@ def extent_bytes(dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int
 def move_as_one(
     tensors: Sequence[Tensor], move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]
 ) -> list[Tensor]:
-    """The tensors after one `move` of all their memory, packed into `allocate(num_bytes)` first if they are scattered.
+    """Move all tensors by one `move` of their memory. Scattered tensors are packed into `allocate(num_bytes)` first.
 
     Plain CPU tensors only; see `is_plain`.
     """
@@ -135,7 +135,7 @@ def move_as_one(
 
 
 def is_plain(tensor: object) -> bool:
-    """Whether this is a dense CPU tensor: no subclass, no gradients, not nested."""
+    """Return whether this is a dense CPU tensor: no subclass, no gradients, not nested."""
     return (
         type(tensor) is Tensor
         and tensor.is_cpu
@@ -146,5 +146,5 @@ def is_plain(tensor: object) -> bool:
 
 
 def as_stored(tensor: Tensor) -> Tensor:
-    """The tensor with its values in memory: torch may store conjugates or negatives of them and a flag."""
+    """Return the tensor with its values in memory: torch may store conjugates or negatives of values, and a flag."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor

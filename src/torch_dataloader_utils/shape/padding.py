@@ -1,4 +1,4 @@
-"""A collate function that pads: ragged columns to dense tensors with masks."""
+"""Pad ragged columns to dense tensors with masks: `PadRagged`, a collate function."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,22 +15,22 @@ from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PadRagged:
-    """Pads the ragged columns of a batch; pass it as `collate_fn=PadRagged()` (picklable, for all workers).
+    """Collate function that pads the ragged columns of a batch: `collate_fn=PadRagged()`. Picklable, for all workers.
 
-    Column `tokens` becomes a tensor [rows, length, ...], and `tokens_mask` comes beside it: bool [rows, length], True
-    where there is a value. length is that of the longest row of the batch, rounded up to `pad_to_multiple_of`.
+    Column `tokens` becomes a tensor [rows, length, ...], with a mask `tokens_mask`: bool [rows, length], True at
+    values. The length is the length of the longest row of the batch, rounded up to `pad_to_multiple_of`.
 
         [[7, 8], [], [9]], multiple of 4      7 8 0 0      1 1 0 0
                                               0 0 0 0      0 0 0 0
                                               9 0 0 0      1 0 0 0
 
     Attributes:
-        columns: which ragged columns; None for all.
-        padding_value: fills what a row leaves free; one number, or one for each column by name (0 for the others).
-        side: where the padding goes, "right" or "left".
-        pad_to_multiple_of: lengths are rounded up to a multiple of it: tensor cores like multiples of 8 or 64, and
-            compiled models few different shapes.
-        with_masks: whether masks come along.
+        columns: names of ragged columns; None for all ragged columns.
+        padding_value: number that fills short rows, or a number for each column by name (0 for other columns).
+        side: side of the padding, "right" or "left".
+        pad_to_multiple_of: lengths are rounded up to a multiple of this number: tensor cores prefer multiples of 8 or
+            64, and compiled models prefer few different shapes.
+        with_masks: true to add masks.
     """
 
     columns: Sequence[str] | None = None
@@ -41,7 +41,7 @@ class PadRagged:
 
     def __post_init__(self) -> None:
         if self.side not in ("right", "left"):
-            raise ConfigError(f'PadRagged: side={self.side!r}; it is "right" (values first) or "left" (padding first).')
+            raise ConfigError(f'PadRagged: side={self.side!r}; pass "right" (values first) or "left" (padding first).')
         object.__setattr__(self, "columns", check_column_names("columns", self.columns))
         hold_integers(self, "pad_to_multiple_of", least=1)
         hold_flags(self, "with_masks")
@@ -52,11 +52,11 @@ class PadRagged:
             )
 
     def __call__(self, batch: TensorBatch) -> TensorBatch:
-        """The batch with dense columns; columns that are not ragged stay as they are.
+        """Return the batch with dense columns. Columns that are not ragged stay as they are.
 
         Raises:
-            ConfigError: a column (of padding_value, too) that is not there or not ragged, a mask whose name is taken,
-                or a padding value that a column does not hold.
+            ConfigError: a column (also of padding_value) does not exist or is not ragged, the name of a mask is taken,
+                or a column cannot hold its padding value.
         """
         if not isinstance(batch, TensorBatch):
             raise ConfigError(f'PadRagged pads batches of output_format="torch", not {type(batch).__name__}.')

@@ -1,7 +1,7 @@
-"""Tensors and Arrow data on their way through pickle, without surprises of torch and pyarrow.
+"""Pickle tensors and Arrow data with their own rows only, and in every dtype.
 
-Pickling a view writes the whole storage behind it (a batch of 1,024 rows would carry its row group of 65,536),
-and torch refuses to pickle uint16, uint32 and uint64.
+torch and pyarrow pickle a view with the whole storage behind it (a batch of 1,024 rows would carry its row group of
+65,536 rows), and torch refuses to pickle uint16, uint32 and uint64.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,42 +18,42 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 @dataclass(frozen=True, slots=True)
 class UnsignedTensor:
-    """A tensor of one of the refused dtypes, as signed bits."""
+    """Tensor of a dtype that torch refuses to pickle, as signed bits."""
 
     bits: Tensor
     dtype: torch.dtype
 
 
 def signed(tensor: Tensor) -> Tensor:
-    """The same bits under a dtype that all of torch knows: uint16, uint32, uint64 as signed integers."""
+    """View uint16, uint32 and uint64 as signed integers of the same bits, which all of torch supports."""
     carrier = _SIGNED.get(tensor.dtype)
     return tensor if carrier is None else tensor.view(carrier)
 
 
 def unsigned(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor that `signed` made of one of `dtype`, under that dtype again.
+    """View a tensor from `signed` as its first dtype, `dtype`, again.
 
-    Others are not viewed: derivatives do not go through a view as bits.
+    A tensor of `dtype` is returned as it is: derivatives do not go through a view as bits.
     """
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def portable(tensor: Tensor) -> Tensor | UnsignedTensor:
-    """The value to pickle for `tensor`: its own rows only, of a dtype that pickles. `from_portable` undoes it."""
+    """Return the value to pickle for `tensor`: only its own rows, in a dtype that pickles. See `from_portable`."""
     if tensor.untyped_storage().nbytes() > tensor.nbytes:
         tensor = tensor.clone()
     return UnsignedTensor(signed(tensor), tensor.dtype) if tensor.dtype in _SIGNED else tensor
 
 
 def from_portable(column: Any) -> Any:
-    """The tensor that was made portable; anything else passes through."""
+    """Return the tensor that `portable` converted; any other value is returned as it is."""
     return unsigned(column.bits, column.dtype) if isinstance(column, UnsignedTensor) else column
 
 
 def register_arrow_pickling() -> None:
-    """From now on multiprocessing pickles record batches, tables and arrays with their own rows and whole types.
+    """Make multiprocessing pickle record batches, tables and arrays with only their own rows, and with whole types.
 
-    Also where they are members of something else. Chunked arrays need nothing: they are pickled as their arrays.
+    This also holds for members of other objects. Chunked arrays are pickled as their arrays.
     """
     ForkingPickler.register(pa.RecordBatch, _reduce_batch)
     ForkingPickler.register(pa.Table, lambda table: (pa.Table.from_batches, (table.to_batches(), table.schema)))
@@ -80,10 +80,10 @@ def _reduce_array(array: pa.Array) -> tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def _as_stream(batch: pa.RecordBatch) -> pa.Buffer | None:
-    """The rows of the batch, and no others, as an IPC stream; None for types that do not come out of it as they were.
+    """Return only the rows of the batch, as an IPC stream; None for types that an IPC stream changes.
 
-    Those are extension types that nobody registered, categories of extension types (pyarrow 26.0.1), and more than 64
-    levels of lists and structs.
+    Such types are unregistered extension types, categories of extension types (pyarrow 26.0.1), and more than 64 levels
+    of lists and structs.
     """
     sink = pa.BufferOutputStream()
     try:

@@ -1,4 +1,4 @@
-"""Arrow arrays as raw numbers and their validity; handles slices, and copies nothing that has no nulls."""
+"""Take raw numbers and validity out of Arrow arrays, also of slices; arrays without nulls are not copied."""
 
 from dataclasses import dataclass
 
@@ -17,20 +17,20 @@ Bools = npt.NDArray[np.bool_]
 class RawNumbers:
     """Numbers of a column, flat.
 
-    values: an Arrow array of the raw type (see `raw_type`), one entry a number; undefined where there is a null.
-    valid: bool, one a number; None if there is no null.
+    values: Arrow array of the raw type (see `raw_type`), one entry a number; the entry of a null is undefined.
+    valid: bool, one entry a number; None without nulls.
     """
 
     values: pa.Array
     valid: Bools | None
 
     def filled(self, value: float) -> pa.Array:
-        """The values with `value` in the place of nulls; no copy if there are none."""
+        """Return the values with `value` in place of nulls. Values without nulls are not copied."""
         if self.valid is None:
             return self.values
         dtype = numpy_dtype(self.values.type)
         start, count = self.values.offset, len(self.values)
-        # Memory of Arrow's pool: fresh pages would cost more than the copy, see `memory`.
+        # Memory of Arrow's pool: fresh pages would cost more than the copy, see `reused_memory`.
         numbers = np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
         np.copyto(numbers, np.frombuffer(self.values.buffers()[1], dtype)[start : start + count])
         np.putmask(numbers, ~self.valid, value)
@@ -39,10 +39,10 @@ class RawNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RawLists:
-    """A list column; null rows are empty.
+    """List column; null rows are empty.
 
-    items: of all rows. offsets: where rows begin, int64, shape [rows + 1], from 0. valid: which rows are not null; None
-        if all are.
+    items: items of all rows. offsets: start of each row, int64 [rows + 1], from 0. valid: bool [rows], False at nulls;
+        None without nulls.
     """
 
     items: RawNumbers
@@ -51,7 +51,7 @@ class RawLists:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array without dictionary or run-end encoding, and a tensor column as its lists."""
+    """Return the array without dictionary or run-end encoding, and a tensor column as its lists."""
     if pt.is_dictionary(array.type):
         return plain(array.dictionary_decode())
     if pt.is_run_end_encoded(array.type):
@@ -60,21 +60,21 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def validity(array: pa.Array) -> Bools | None:
-    """bool, shape [rows], False at nulls; None if there are none."""
+    """Return bool [rows], False at nulls; None without nulls."""
     if array.null_count == 0:
         return None
     return _unpack_bits(array.is_valid()).view(np.bool_)
 
 
 def _unpack_bits(array: pa.BooleanArray) -> npt.NDArray[np.uint8]:
-    """0 or 1 for each value of a bool array, undefined for nulls; takes a seventh of the time of a cast."""
+    """Return 0 or 1 for each value of a bool array, undefined for nulls. Takes a seventh of the time of a cast."""
     start, count = array.offset, len(array)
     packed = np.frombuffer(array.buffers()[1], np.uint8)[start // 8 : (start + count + 7) // 8]
     return np.unpackbits(packed, bitorder="little")[start % 8 : start % 8 + count]
 
 
 def raw_numbers(array: pa.Array) -> RawNumbers:
-    """The numbers of a column that `classify` calls a NumberType.
+    """Return the numbers of a column that `classify` calls a NumberType.
 
     A null row of a fixed-size list counts as `list_size` nulls.
     """
@@ -99,13 +99,13 @@ def raw_numbers(array: pa.Array) -> RawNumbers:
 
 
 def _zeros_and_ones(array: pa.Int8Array) -> npt.NDArray[np.uint8]:
-    """bool8 values as 0 and 1, though any byte but 0 is true; no copy if there are no other bytes."""
+    """Return bool8 values as 0 and 1: any byte but 0 is true. Values without other bytes are not copied."""
     values = np.frombuffer(array.buffers()[1], np.uint8)[array.offset : array.offset + len(array)]
     return values if values.max(initial=0) <= 1 else (values != 0).view(np.uint8)
 
 
 def raw_lists(array: pa.Array) -> RawLists:
-    """The lists of a column that `classify` calls a ListType."""
+    """Return the lists of a column that `classify` calls a ListType."""
     array = plain(array)
     valid = validity(array)
     offsets = array.offsets.to_numpy().astype(np.int64)

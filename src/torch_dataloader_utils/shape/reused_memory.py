@@ -1,8 +1,8 @@
-"""New tensors in memory that is used again and again.
+"""Make new tensors in memory that is used again and again.
 
-It is recycled, or comes from Arrow's pool, which keeps its pages. torch's CPU allocator gives large ones back to the
-system, and touching fresh pages costs as much as the work: gathering windows of 65,536 rows of 51 columns takes 7 ms
-with fresh pages, 4 ms without.
+The memory is recycled, or comes from Arrow's pool, which keeps its pages. torch's CPU allocator gives large tensors
+back to the system, and touching fresh pages costs as much as the work: gathering windows of 65,536 rows of 51 columns
+takes 7 ms with fresh pages, 4 ms without.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 
-# Smaller blocks use memory of Arrow's pool, which does as well for them.
+# Smaller tensors use memory of Arrow's pool, which is as fast for them.
 SMALLEST_BYTES = 64 << 10
 
 
 def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised contiguous CPU tensor, 64-byte aligned, writable; large ones in recycled memory."""
+    """Return an uninitialised contiguous CPU tensor, 64-byte aligned and writable; a large one in recycled memory."""
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes == 0:
         return torch.empty(tuple(shape), dtype=dtype)
@@ -29,10 +29,11 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def new_columns(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> list[tuple[int, Tensor]]:
-    """Room for `count` columns, `at_once` of them (fewer at the end) in memory of their own.
+    """Return room for `count` columns, in sets of `at_once` columns (the last set may be smaller).
 
-    Gives (number of the first column, uninitialised [columns, num_rows]) for each such set of columns. Who keeps one
-    column keeps the memory of its set. Shared memory is one piece for all, because each piece that is sent takes time.
+    Returns (number of the first column, uninitialised [columns, num_rows]) for each set. A set has its own memory, so
+    a column that is kept keeps the memory of its set. Shared memory is one piece for all sets, because each piece that
+    is sent takes time.
     """
     if RECYCLED.is_shared:
         whole = new_tensor((count, num_rows), dtype)

@@ -1,4 +1,4 @@
-"""`make_shaper` checks the options and gives the shaper of one output format; the entry to this package."""
+"""Make the shaper of an output format: `make_shaper` checks the options. This module is the entry to the package."""
 
 import itertools
 from collections import Counter
@@ -52,19 +52,19 @@ def make_shaper(
     stack: Mapping[str, Sequence[str]] | None = None,
     nulls: Any = None,
 ) -> Shaper:
-    """The shaper of record batches with `columns` of `schema` (None: all of them).
+    """Return the shaper of record batches with `columns` of `schema` (None: all columns).
 
     Args:
         output_format: "torch" gives `TensorBatch`, "numpy" dicts of ndarrays, "arrow" RecordBatches, "dict" dicts of
             Python lists.
-        schema: the data set's schema.
-        columns: names read, in the order wanted in batches.
-        stack: matrix name -> names of columns of one number type; torch and numpy only. Stacked columns are no
-            longer there on their own.
-        nulls: what nulls become, see `specs.parse_nulls`; torch and numpy only, the others keep nulls.
+        schema: schema of the data set.
+        columns: names of the columns that are read, in the order of batches.
+        stack: matrix name -> names of columns of one number type; torch and numpy only. Batches do not have stacked
+            columns on their own.
+        nulls: null policy, see `specs.parse_nulls`; torch and numpy only, the other formats keep nulls.
 
     Raises:
-        ConfigError: an option that does not fit the schema or the output format.
+        ConfigError: an option does not fit the schema or the output format.
     """
     fields = select_fields(schema, columns)
     if output_format not in get_args(OutputFormat):
@@ -93,9 +93,9 @@ def make_shaper(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnShaper:
-    """Record batches to blocks of tensors; implements `_core.block.Shaper`. Built by `make_shaper`.
+    """Shaper of record batches to blocks of tensors; implements `_core.block.Shaper`. Built by `make_shaper`.
 
-    names: the entries of a batch: stacks first, then columns, each mask behind its column.
+    names: names of a batch's entries: stacks first, then columns, each mask after its column.
     least_copied_bytes: see `with_copied_columns`; None: only columns that must be converted are copied.
     """
 
@@ -114,11 +114,11 @@ class ColumnShaper:
         return replace(self, least_copied_bytes=least_bytes)
 
     def block(self, parts: Iterable[pa.RecordBatch]) -> ColumnBlock:
-        """The block of these columns. Numbers without nulls stay in Arrow's memory, unless they are to be copied.
+        """Return the block of these columns. Numbers without nulls stay in Arrow's memory, unless they must be copied.
 
         Raises:
             SchemaError: a column is missing or has another type than in the schema.
-            NullValueError: nulls that `nulls=` does not allow, with the column and how many.
+            NullValueError: a column has nulls that `nulls=` does not allow; the message has column and count.
         """
         coming = iter(parts)
         first = next(coming)
@@ -150,11 +150,11 @@ class ColumnShaper:
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
-        """The rows of all blocks, one after the other; one block is itself, not a copy."""
+        """Return the rows of all blocks, one after the other. A single block is returned as it is, not copied."""
         return concat_blocks(blocks)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ColumnBlock:
-        """Row i of the result is row order[i] of the blocks' concatenation, in new memory.
+        """Return the block with row order[i] of the blocks' concatenation as row i, in new memory.
 
         Raises:
             IndexError: an entry of `order` is negative or past the last row.
@@ -174,7 +174,7 @@ def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:
 
 
 def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[np.dtype[Any], ...]:
-    """numpy dtypes in the order of `output_names`."""
+    """Return numpy dtypes in the order of `output_names`."""
     dtypes: list[np.dtype[Any]] = []
     for stack in stacks:
         dtypes += _with_mask(_dtype(stack.columns[0]), has_mask=stack.has_mask)
@@ -192,14 +192,14 @@ def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
 
 
 class ColumnCopies:
-    """Copies the columns of one block into recycled memory, each as it comes, while a core has it in its cache; those
-    that were decoded there stay where they are.
+    """Copies of one block's columns into recycled memory, for worker processes.
 
-    For worker processes: there, recycled memory is shared with the trainer's process, so it is sent without another
-    copy; and a few large regions are sent in less time than one for each column.
+    Each column is copied as it comes, while a core has the column in its cache. A column that was decoded into recycled
+    memory is not copied. In a worker process recycled memory is shared with the trainer's process, so it is sent
+    without another copy, and a few large regions are sent in less time than one region for each column.
 
-    Columns of one number a row (and masks of one bool) go side by side; they are copied if together they take at least
-    `least_bytes`. Any other column is copied if it takes as much alone. Smaller ones stay where they are.
+    Columns of one number a row (and masks of one bool a row) are copied side by side if together they take at least
+    `least_bytes`. Any other column is copied if it takes `least_bytes` alone. Smaller columns are not copied.
     """
 
     def __init__(self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int) -> None:
@@ -211,7 +211,7 @@ class ColumnCopies:
         self._recycled = range(0)  # addresses
 
     def copy(self, column: Column) -> Column:
-        """The same rows in recycled memory; the column itself if it is small or is not dense numbers."""
+        """Return the same rows in recycled memory; the column itself if it is small or does not hold dense numbers."""
         match column:
             case Rows(values=values) if self._is_recycled(values):
                 if values.dim() == 1 and self._places is None:
@@ -235,7 +235,7 @@ class ColumnCopies:
         return address in self._recycled
 
     def _copied_beside(self, column: Rows) -> Rows:
-        """The column in the next free place beside the others of its dtype; itself if all together are small."""
+        """Copy the column to the next free place of its dtype. Return the column itself if all together are small."""
         if self._places is None:
             self._places = self._make_places()
         places = self._places.get(column.values.dtype)
@@ -249,7 +249,7 @@ class ColumnCopies:
         return values.nbytes >= self._least_bytes and values.is_contiguous()
 
     def _make_places(self) -> dict[torch.dtype, list[Tensor]]:
-        """Room for all columns that are still to come, by their dtypes; none if together they are small."""
+        """Return room for all columns that are still to come, by dtype; no room if together they are small."""
         lengths = {dtype: self._num_rows * dtype.itemsize * count for dtype, count in self._counts.items()}
         num_bytes = sum(map(pitch_bytes, lengths.values()))
         if num_bytes < self._least_bytes:

@@ -1,7 +1,7 @@
-"""Lays batches out in few large buffers (slabs), writes them there, and makes views of them on the other side.
+"""Lay batches out in few large buffers (slabs), write batches there, and make views of batches on the other side.
 
-Implements `_core.slab_codec.SlabCodec`. The stream decides which memory a buffer is (shared, pinned, on a device) and
-when it is free again.
+Implements `_core.slab_codec.SlabCodec`. The stream decides the memory of a buffer (shared, pinned, on a device) and
+when a buffer is free again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,11 +39,11 @@ _DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 Find = Callable[[Tensor], SlabPlace | None]
-"""Finds where a tensor begins in a slab; None if it is in none."""
+"""Function that returns the place in a slab where a tensor begins; None if the tensor is not in a slab."""
 
 
 class _Look(NamedTuple):
-    """The facts that the tensors of a group share; shape and strides (in elements) as in memory."""
+    """Properties that the tensors of a group share; shape and strides (in elements) as in memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -52,10 +52,10 @@ class _Look(NamedTuple):
 
 
 class SlabGroup(NamedTuple):
-    """Tensors of one dtype and shape; number i begins at byte `offset + i * pitch_bytes` of buffer number `buffer`.
+    """Group of tensors of one dtype and shape: tensor i begins at byte `offset + i * pitch_bytes` of a buffer.
 
     shape, strides (in elements): as in memory; for a transposed group (column-major matrices) [columns, rows].
-    parts: which parts of the batch they are, see `SlabLayout`.
+    parts: numbers of the tensors' parts of the batch, see `SlabLayout`. buffer: number of the buffer.
     """
 
     dtype_code: int
@@ -68,7 +68,7 @@ class SlabGroup(NamedTuple):
     pitch_bytes: int
 
     def inside(self, buffer: Tensor) -> Tensor:
-        """The tensors as they lie in their buffer, shape [tensors, *self.shape]."""
+        """Return the tensors as they lie in their buffer, shape [tensors, *self.shape]."""
         numbers = typed(buffer, _DTYPES[self.dtype_code])
         return numbers.as_strided(
             (len(self.parts), *self.shape),
@@ -77,19 +77,20 @@ class SlabGroup(NamedTuple):
         )
 
     def tensors(self, buffers: Sequence[Tensor]) -> Tensor:
-        """The tensors as batches have them, shape [tensors, rows, ...]."""
+        """Return the tensors as batches have them, shape [tensors, rows, ...]."""
         inside = self.inside(buffers[self.buffer])
         return inside.mT if self.is_transposed else inside
 
 
 @dataclass(frozen=True, slots=True)
 class SlabLayout:
-    """Where the columns of one batch lie; equal for batches of the same columns in the same places.
+    """Layout of one batch: the places of its columns. Equal for batches of the same columns in the same places.
 
-    Parts of the batch (see `BatchTree`) that are dense CPU tensors belong to a group; others are sent beside the slab.
+    Parts of the batch (see `BatchTree`) that are dense CPU tensors belong to a group. The other parts are objects and
+    are sent beside the slab.
 
-    objects: numbers of those other parts. lying: how many groups, the first ones, lie in slabs already.
-    num_bytes: bytes of the groups that are copied.
+    form: tree of the batch. objects: part numbers of the objects. groups: groups of tensors; the first `lying` groups
+    lie in slabs already, and the others are copied. num_bytes: bytes of the copied groups.
     """
 
     form: BatchTree
@@ -100,12 +101,12 @@ class SlabLayout:
 
     @classmethod
     def of(cls, batch: Any) -> Self:
-        """The layout of a batch of which all tensors are copied."""
+        """Return the layout of a batch with all its tensors copied."""
         return cls.where_it_lies(batch, _nowhere)[0]
 
     @classmethod
     def where_it_lies(cls, batch: Any, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
-        """The layout of a batch whose tensors in slabs (see `find`) stay there, and the spans of slabs they lie in."""
+        """Return the layout of a batch that leaves tensors in slabs (see `find`) in place, and these spans of slabs."""
         copied: dict[_Look, list[int]] = {}
         lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
         objects = []
@@ -135,7 +136,7 @@ class SlabLayout:
         return layout, tuple(spans)
 
     def pick(self, batch: Any) -> list[list[Tensor]] | None:
-        """The tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
+        """Return the tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
         if BatchTree.of(batch) != self.form:
             return None
         parts = self.form.parts(batch)
@@ -153,7 +154,7 @@ class SlabLayout:
         return picked
 
     def objects_of(self, batch: Any) -> tuple[Any, ...]:
-        """The parts of the batch that belong to no group."""
+        """Return the parts of the batch that belong to no group."""
         parts = self.form.parts(batch) if self.objects else []
         return tuple(parts[index] for index in self.objects)
 
@@ -169,7 +170,10 @@ def _nowhere(tensor: Tensor) -> None:  # noqa: ARG001
 def _lying_groups(
     lying: dict[tuple[_Look, int], list[tuple[int, int]]],
 ) -> tuple[list[SlabGroup], list[SlabSpan]]:
-    """lying: for tensors that look alike, in one slab, the byte where each begins and which part it is."""
+    """Return the groups of tensors that lie in slabs, and the spans of slabs that they use.
+
+    lying: for each look and slab, the (first byte, part number) of every tensor.
+    """
     groups: list[SlabGroup] = []
     spans: list[SlabSpan] = []
     for (look, slab), members in lying.items():
@@ -181,7 +185,7 @@ def _lying_groups(
 
 
 def _copied_groups(copied: dict[_Look, list[int]], buffer: int) -> tuple[list[SlabGroup], int]:
-    """The groups, one after the other in this buffer, and the bytes that they take."""
+    """Return the groups of copied tensors, one after the other in buffer number `buffer`, and their bytes."""
     groups, offset = [], 0
     for look, parts in copied.items():
         pitch = pitch_bytes(prod(look.shape) * look.dtype.itemsize)
@@ -204,7 +208,7 @@ def _group(look: _Look, parts: tuple[int, ...], *, buffer: int, offset: int, pit
 
 
 def _evenly_spaced(members: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """(first start, pitch, parts) of groups, from the ascending (start, part) of every tensor.
+    """Yield (first start, pitch, parts) of groups, from the ascending (start, part) of every tensor.
 
     [(0, a), (64, b), (128, c), (500, d)]      (0, 64, (a, b, c)), (500, 0, (d,))
     """
@@ -224,24 +228,24 @@ def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 Objects = tuple[Any, ...]
-"""The parts of a batch that are not dense tensors; they are sent beside the slab."""
+"""Parts of a batch that are not dense tensors; they are sent beside the slab."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorBatchCodec:
-    """Batches to slabs and back: `TensorBatch`es, and the dicts, tuples and lists that transforms return."""
+    """Codec of batches to slabs and back: `TensorBatch`es, and the dicts, tuples and lists that transforms return."""
 
     def write(
         self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None = None
     ) -> tuple[SlabLayout, Objects] | None:
-        """Copies every dense CPU tensor of the batch into `allocate(num_bytes)` and says how to read it back.
+        """Copy every dense CPU tensor of the batch into `allocate(num_bytes)`. Return layout and objects to read it.
 
-        Anything else in it (Python lists, sparse or nested tensors, tensor subclasses) goes into the objects.
-        None for a batch without dense tensors, or one that is no dict, (named) tuple or list of columns.
-        `layout` may be that of an earlier written batch: the same object is returned if it fits.
+        All other parts (Python lists, sparse or nested tensors, tensor subclasses) are objects. Returns None for a
+        batch without dense tensors, or a batch that is not a dict, (named) tuple or list of columns. `layout` may be
+        the layout of an earlier batch: the same object is returned if it fits.
 
         Raises:
-            InternalError: the buffer is smaller than asked for.
+            InternalError: the buffer is smaller than requested.
         """
         if not is_container(batch):
             return None
@@ -257,12 +261,12 @@ class TensorBatchCodec:
     def refer(
         self, batch: Any, find: Find, allocate: Callable[[int], Tensor]
     ) -> tuple[SlabLayout, Objects, tuple[SlabSpan, ...]] | None:
-        """As `write`, but tensors that `find` finds in slabs stay there; also returns the spans of slabs they lie in.
+        """Write a batch as `write` does, but leave tensors in slabs in place. Return also the spans of these slabs.
 
-        All other dense tensors, if there are any, are copied into `allocate(num_bytes)`, the last buffer.
+        `find` finds tensors in slabs. All other dense tensors are copied into `allocate(num_bytes)`, the last buffer.
 
         Raises:
-            InternalError: the buffer is smaller than asked for.
+            InternalError: the buffer is smaller than requested.
         """
         if not is_container(batch):
             return None
@@ -279,9 +283,10 @@ class TensorBatchCodec:
     def cut(
         self, layout: SlabLayout, objects: Objects, buffers: Sequence[Tensor], rows: Sequence[int]
     ) -> Iterator[TensorBatch]:
-        """As `view`, cut into batches of `rows[0]`, `rows[1]`, ... rows (in all); only for a `TensorBatch`.
+        """Yield the batch of `view` cut into batches of `rows[0]`, `rows[1]`, ... rows; only for a `TensorBatch`.
 
-        Each group of tensors is cut at once: 51 columns of three dtypes take three cuts.
+        The numbers add up to the rows of the batch. Each group of tensors is cut at once: 51 columns of three dtypes
+        take three cuts.
         """
         if layout.objects or any(layout.form.columns) or not layout.groups:
             yield from self.view(layout, objects, buffers).cut(rows)
@@ -292,14 +297,14 @@ class TensorBatchCodec:
             yield TensorBatch(zip(layout.form.names, map(parts.__getitem__, range(len(parts))), strict=True))
 
     def view(self, layout: SlabLayout, objects: Objects, buffers: Sequence[Tensor]) -> Any:
-        """The batch, as views of its buffers, which may be copies of them on any device."""
+        """Return the batch, as views of its buffers or of copies of the buffers on any device."""
         parts = dict(zip(layout.objects, objects, strict=True))
         parts |= _numbered(layout, [group.tensors(buffers) for group in layout.groups])
         return layout.form.filled(map(parts.__getitem__, range(len(parts))))
 
 
 def _copy(layout: SlabLayout, tensors: Sequence[list[Tensor]], allocate: Callable[[int], Tensor]) -> None:
-    """Copy the groups that do not lie in slabs yet."""
+    """Copy the groups that do not lie in slabs."""
     buffer = allocate(layout.num_bytes)
     if layout.num_bytes > buffer.shape[0]:
         raise InternalError(f"A batch needs {layout.num_bytes} bytes, its slab has {buffer.shape[0]}.")
@@ -308,6 +313,6 @@ def _copy(layout: SlabLayout, tensors: Sequence[list[Tensor]], allocate: Callabl
 
 
 def _numbered(layout: SlabLayout, groups: Sequence[Tensor]) -> dict[int, Any]:
-    """The tensors of all groups, by their part number in the batch."""
+    """Return the tensors of all groups, by their part number in the batch."""
     numbers = chain.from_iterable(group.parts for group in layout.groups)
     return dict(zip(numbers, chain.from_iterable(group.unbind() for group in groups), strict=True))

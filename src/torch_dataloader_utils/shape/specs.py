@@ -1,4 +1,4 @@
-"""Specifications of columns and stacks, null policies among them: checked and decided once for a shaper."""
+"""Check the options of columns, stacks and nulls once, and decide the specification of each column for a shaper."""
 
 import math
 import operator
@@ -28,38 +28,38 @@ _FORMS = '"error", "mask", ("fill", value) or {"fill": value}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Natural:
-    """The default: a null is NaN in floats and None in Python lists; everywhere else it is an error."""
+    """Default policy: a null is NaN in floats, None in Python lists, and an error in all other columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """A null is an error, also in floats and Python lists."""
+    """Policy that makes every null an error, also in floats and Python lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """A null becomes `value` (raw: an int, float or bool for numbers); a null list becomes an empty one."""
+    """Policy that fills nulls with `value` (raw: an int, float or bool for numbers); a null list becomes empty."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """A null becomes zero (None in Python lists) and a bool column `<column>_mask` is True where a value is valid."""
+    """Policy that adds a bool column `<column>_mask`, True at valid values. A null is zero (None in Python lists)."""
 
 
 NullPolicy = Natural | Refuse | Fill | Mask
 
 
 def parse_nulls(nulls: Any, columns: Mapping[str, ColumnType]) -> dict[str, NullPolicy]:
-    """The policy of every column in `columns`.
+    """Return the policy of every column in `columns`.
 
-    nulls: None, one policy for all columns, or a dict of column -> policy. One fill value for all columns
-    means those that become tensors; Python lists keep None. {"fill": x} is a policy for all columns unless
-    a column is called "fill".
+    nulls: None, one policy for all columns, or a dict of column -> policy. One fill value for all columns is for
+        columns that become tensors; Python lists keep None. {"fill": x} is a policy for all columns unless a column is
+        called "fill".
 
     Raises:
-        ConfigError: no such policy, no such column, or a fill value that the column's type cannot hold.
+        ConfigError: the policy or the column does not exist, or the column's type cannot hold the fill value.
     """
     if nulls is None:
         return dict.fromkeys(columns, Natural())
@@ -96,10 +96,10 @@ def _parse_policy(policy: Any, name: str, kind: ColumnType) -> NullPolicy:
 
 
 def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
-    """The value as it is written: raw bits for numbers (a datetime becomes its int64), as given for objects.
+    """Return the value to write: raw bits for numbers (a datetime becomes its int64), the value itself for objects.
 
     Raises:
-        ConfigError: the column's type cannot hold it without a change (0.5 or -1 for uint8, "x" for int64).
+        ConfigError: the column's type cannot hold the value unchanged (0.5 or -1 for uint8, "x" for int64).
     """
     element = element_of(kind)
     try:
@@ -116,7 +116,7 @@ def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
 
 def _held_float(value: Any, element: pa.DataType) -> float:
     if isinstance(value, str):
-        raise TypeError("a text is no number")
+        raise TypeError("a text is not a number")
     number = float(value)
     with np.errstate(over="ignore"):
         if math.isfinite(number) and not np.isfinite(numpy_dtype(element).type(number)):
@@ -138,15 +138,15 @@ def _raw_value(value: Any, element: pa.DataType) -> Any:
     return pa.array([value], element).view(raw_type(element))[0].as_py()
 
 
-# Intervals of other writers. Without this, pyarrow raises a KeyError with the number of the type.
+# Intervals of other writers. Without this check, pyarrow raises a KeyError with the number of the type.
 _WITHOUT_ARRAYS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
-    """One column of the record batches: its name, Arrow type, what it becomes, and what its nulls become.
+    """Specification of one column: its name, Arrow type, kind in batches, and null policy.
 
-    is_plain: Arrow stores exactly the numbers handed out, so that a column without nulls needs no conversion.
+    is_plain: true if Arrow stores exactly the numbers of batches, so that a column without nulls needs no conversion.
     """
 
     name: str
@@ -158,23 +158,23 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSpec:
-    """Columns of one element type that become one matrix [rows, columns], in this order."""
+    """Specification of a stack: columns of one element type that become one matrix [rows, columns], in this order."""
 
     name: str
     columns: tuple[ColumnSpec, ...]
 
     @property
     def has_mask(self) -> bool:
-        """Whether a mask matrix goes with it: some column's nulls are masked."""
+        """True if the stack has a mask matrix: the nulls of at least one column are masked."""
         return any(isinstance(column.nulls, Mask) for column in self.columns)
 
 
 def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The schema of the columns read, in the order asked for (None: all).
+    """Return the schema of the columns that are read, in the order of `columns` (None: all columns).
 
     Raises:
-        ConfigError: an unknown column, or a name that occurs twice in `columns` or in the schema.
-        UnsupportedFeatureError: a column of a type that pyarrow has no arrays of in Python.
+        ConfigError: a column does not exist, or a name occurs twice in `columns` or in the schema.
+        UnsupportedFeatureError: a column has a type without Python arrays in pyarrow.
     """
     there = Counter(schema.names)
     names = list(there.elements() if columns is None else columns)
@@ -198,7 +198,7 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
 
 
 def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
-    """One specification a field of `schema`; for `nulls` and errors see `parse_nulls`."""
+    """Return the specification of each field of `schema`. For `nulls` and errors see `parse_nulls`."""
     kinds = {field.name: classify(field.type) for field in schema}
     policies = parse_nulls(nulls, kinds)
     return tuple(
@@ -214,11 +214,11 @@ def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
 
 
 def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[ColumnSpec]) -> tuple[StackSpec, ...]:
-    """The matrices of `stack` (matrix name -> column names), checked.
+    """Check `stack` (matrix name -> column names), and return the specification of each matrix.
 
     Raises:
-        ConfigError: a column is unknown, not one number a row, of another type than its neighbours, or in two stacks;
-            a stack is empty.
+        ConfigError: a column is unknown, does not hold one number a row, differs in type from its neighbours, or is in
+            two stacks; or a stack is empty.
     """
     by_name = {column.name: column for column in columns}
     stacks: list[StackSpec] = []
@@ -257,10 +257,10 @@ def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]
 
 
 def output_names(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[str, ...]:
-    """Names of the batch's entries: every stack (and its mask), then every other column (and its mask).
+    """Return the names of a batch's entries: every stack (and its mask), then every other column (and its mask).
 
     Raises:
-        ConfigError: two entries would have one name.
+        ConfigError: two entries would have the same name.
     """
     names: list[str] = []
     for stack in stacks:

@@ -1,4 +1,4 @@
-"""`TensorBatch`, the batch that a trainer gets: a dict of columns that is moved between devices as one."""
+"""Give a batch to the trainer as a dict of columns that moves between devices as one: `TensorBatch`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,49 +17,49 @@ from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 
 BatchColumn = Tensor | Ragged | list[Any]
-"""A Tensor of shape [rows, ...], ragged rows, or one Python object a row."""
+"""Column of a batch: a Tensor of shape [rows, ...], ragged rows, or one Python object a row."""
 
 Kind = TypeVar("Kind", Ragged, list[Any])
 
 
 @container
 class TensorBatch(dict[str, Tensor]):
-    """Columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
+    """Batch of columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
 
-    To type checkers every column is a Tensor, as most are, so that `model(batch["x"])` needs no cast. The others have
-    their type from `batch.ragged("tokens")` and `batch.objects("name")`.
+    To type checkers every column is a Tensor, as most columns are, so that `model(batch["x"])` needs no cast. Use
+    `batch.ragged("tokens")` and `batch.objects("name")` for other columns: they return the right type.
 
-    It is a dict, so that code for dicts of tensors handles it (`DataLoader`, Accelerate, Lightning, the HF Trainer),
-    also code that makes a new dict of the same type from items. Tensors are views of the row group they were read from:
-    writing into them is allowed, and keeping one keeps the row group in memory (clone it to keep it for long).
-    Pickling writes only the rows of the batch, not the whole row group.
+    A batch is a dict, so code for dicts of tensors handles it (`DataLoader`, Accelerate, Lightning, the HF Trainer),
+    also code that makes a new dict of the same type from items. Tensors are views of the row group that they were read
+    from. You may write into a tensor. A tensor that you keep keeps its row group in memory (clone the tensor to keep it
+    for long). Pickling writes only the rows of the batch, not the whole row group.
     """
 
     __slots__ = ("__weakref__", "_rows_without_columns")
 
-    # Any: of `BatchColumn`, mypy would refuse a dict literal with columns of two kinds.
+    # Any: with `BatchColumn`, mypy would refuse a dict literal with columns of two kinds.
     def __init__(self, columns: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), *, num_rows: int = 0) -> None:
-        """The batch of these columns; `num_rows` counts only where there is no column to ask."""
+        """Make a batch of these columns. num_rows: number of rows, used only if the batch has no columns."""
         super().__init__(columns)
         self._rows_without_columns = num_rows
 
-    if TYPE_CHECKING:  # dict's own, which costs no Python call
+    if TYPE_CHECKING:  # at run time dict's own method, which costs no Python call
 
         def __setitem__(self, name: str, column: BatchColumn) -> None: ...
 
     def ragged(self, name: str) -> Ragged:
-        """The column as the `Ragged` that it is.
+        """Return a ragged column, typed as `Ragged`.
 
         Raises:
-            KeyError: no such column. ConfigTypeError: a column of tensors or objects.
+            KeyError: the batch has no such column. ConfigTypeError: the column has tensors or objects.
         """
         return self._of_kind(name, Ragged, "ragged rows")
 
     def objects(self, name: str) -> list[Any]:
-        """The column as the Python list that it is: texts, nested lists, decimals, ...
+        """Return a column of Python objects, typed as a list: texts, nested lists, decimals, ...
 
         Raises:
-            KeyError: no such column. ConfigTypeError: a column of numbers.
+            KeyError: the batch has no such column. ConfigTypeError: the column has numbers.
         """
         return self._of_kind(name, list, "Python objects")
 
@@ -73,16 +73,16 @@ class TensorBatch(dict[str, Tensor]):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the first column; a projection of zero columns still knows its row count."""
+        """Number of rows of the first column; a batch without columns still knows its row count."""
         for column in self.values():
             return len(column)
         return self._rows_without_columns
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "TensorBatch":
-        """The same rows with every tensor on `device`, also those in dicts, lists and tuples inside; objects stay.
+        """Return the same rows with every tensor on `device`, also tensors in dicts, lists and tuples; objects stay.
 
-        All dense tensors go over as one copy, and are views of one tensor there. Use `non_blocking=True` after
-        `pin_memory()` to overlap the copy with computing.
+        All dense tensors are moved by one copy, and are views of one tensor on the device. Use `non_blocking=True`
+        after `pin_memory()` to overlap the copy with computing.
         """
 
         def move(tensor: Tensor) -> Tensor:
@@ -93,11 +93,11 @@ class TensorBatch(dict[str, Tensor]):
         return self._move(move, _pageable)
 
     def pin_memory(self) -> "TensorBatch":
-        """The same rows in page-locked memory, in one buffer; DataLoader(pin_memory=True) calls this."""
+        """Return the same rows in page-locked memory, in one buffer. DataLoader(pin_memory=True) calls this."""
         return self._move(lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory(), _page_locked)
 
     def cut(self, rows: Sequence[int]) -> "Iterator[TensorBatch]":
-        """Batches of `rows[0]`, `rows[1]`, ... rows, views; the numbers add up to `num_rows`."""
+        """Yield batches of `rows[0]`, `rows[1]`, ... rows, as views. The numbers must add up to `num_rows`."""
         if not self:
             yield from (TensorBatch(num_rows=count) for count in rows)
             return
@@ -108,7 +108,7 @@ class TensorBatch(dict[str, Tensor]):
                 yield TensorBatch(zip(names, parts, strict=True))
 
     def _move(self, move: Callable[[Tensor], Tensor], allocate: Callable[[int], Tensor]) -> "TensorBatch":
-        """Every tensor moved by `move`: all plain ones at once, in memory from `allocate` if they are scattered."""
+        """Move every tensor by `move`: all plain tensors at once, packed in memory from `allocate` if scattered."""
 
         def move_all(parts: list[Any]) -> list[Any]:
             plain = [number for number, part in enumerate(parts) if is_plain(part)]
@@ -124,14 +124,14 @@ class TensorBatch(dict[str, Tensor]):
         return self._with_parts(move_all)
 
     def _with_parts(self, change: Callable[[list[Any]], list[Any]]) -> "TensorBatch":
-        """The same batch with its parts replaced by what `change` makes of them; see `BatchTree`."""
+        """Return the same batch with its parts replaced by `change(parts)`. See `BatchTree`."""
         tree = BatchTree.of(self)
         changed: TensorBatch = tree.filled(iter(change(tree.parts(self))))
         changed._rows_without_columns = self._rows_without_columns
         return changed
 
     def copy(self) -> "TensorBatch":
-        """A new batch of the same column objects."""
+        """Return a new batch of the same column objects."""
         return TensorBatch(self, num_rows=self._rows_without_columns)
 
     __copy__ = copy

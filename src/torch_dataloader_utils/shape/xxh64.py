@@ -1,8 +1,8 @@
-"""XXH64 of many values at once, by numpy: the hash that `Hash` puts values into buckets by.
+"""Compute XXH64 of many values at once with numpy: `Hash` uses this hash to put values into buckets.
 
-Source: the xxHash specification, version 0.1.1 (XXH64). Every implementation of it, in any language, gives the same
-numbers, so that what was trained here can be served elsewhere. Text is hashed as its UTF-8 bytes, integers as 8 bytes,
-little-endian.
+Source: the xxHash specification, version 0.1.1 (XXH64). Every implementation of the specification, in any language,
+gives the same numbers, so a model that was trained here can be served elsewhere. Text is hashed as its UTF-8 bytes,
+integers as 8 bytes, little-endian.
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ _STRIPE_BYTES = 32
 
 
 class ByteSpans(NamedTuple):
-    """Values as bytes: value i is `data[starts[i] : starts[i] + lengths[i]]`; those of nulls mean nothing."""
+    """Values as bytes: value i is `data[starts[i] : starts[i] + lengths[i]]`. The bytes of nulls have no meaning."""
 
     data: npt.NDArray[np.uint8]
     starts: Places
@@ -35,7 +35,7 @@ class ByteSpans(NamedTuple):
 
 
 def byte_spans(array: pa.Array) -> ByteSpans:
-    """The values of an array of text or bytes (large ones too); nothing is copied."""
+    """Return the values of an array of text or bytes (also of large types), without copying values."""
     is_large = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:
@@ -47,17 +47,17 @@ def byte_spans(array: pa.Array) -> ByteSpans:
 
 
 def hash_integers(values: Words, seed: int) -> Words:
-    """XXH64 of 8 bytes each, shape [n]: two's complement for negative numbers."""
+    """Return XXH64 of each value as 8 bytes, shape [n]; negative numbers are in two's complement."""
     hashed = np.full(len(values), (seed + _P5 + 8) & _WORD, dtype=np.uint64)
     return _mixed(_with_word(hashed, values))
 
 
 def hash_bytes(spans: ByteSpans, seed: int) -> Words:
-    """XXH64 of each value, shape [n]; takes one step of numpy for each 32 bytes of the longest."""
-    # The longest come first, so that those with another stripe are always the first ones.
+    """Return XXH64 of each value, shape [n]. Takes one step of numpy for each 32 bytes of the longest value."""
+    # The longest values come first, so that the values with another stripe are always a prefix.
     order = np.argsort(-spans.lengths, kind="stable")
     starts, lengths = spans.starts[order], spans.lengths[order]
-    # A word may be read at each byte; the last ones need bytes behind them.
+    # A word may be read at each byte: the last words need padding.
     data = np.concatenate([spans.data, np.zeros(8, np.uint8)])
     words: Words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
     hashed = _stripes(words, starts, lengths // _STRIPE_BYTES, seed) + lengths.astype(np.uint64)
@@ -84,7 +84,7 @@ def hash_bytes(spans: ByteSpans, seed: int) -> Words:
 
 
 def _stripes(words: Words, starts: Places, stripes: Places, seed: int) -> Words:
-    """The hash after all whole stripes of 32 bytes; values come in the order of falling `stripes`."""
+    """Return the hashes after all whole stripes of 32 bytes. Values come in the order of falling `stripes`."""
     hashed = np.full(len(starts), (seed + _P5) & _WORD, dtype=np.uint64)
     long = int(np.count_nonzero(stripes))
     if not long:
@@ -92,7 +92,7 @@ def _stripes(words: Words, starts: Places, stripes: Places, seed: int) -> Words:
     first = np.array([seed + _P1 + _P2, seed + _P2, seed, seed - _P1], dtype=object) & _WORD
     lanes = np.tile(first.astype(np.uint64), (long, 1))
     places = starts[:long, None] + np.arange(0, _STRIPE_BYTES, 8)
-    # How many values have more than i stripes, for all i.
+    # Number of values with more than i stripes, for all i.
     counts = long - np.searchsorted(stripes[:long][::-1], np.arange(int(stripes[0])), side="right")
     for count in counts.tolist():
         lanes[:count] = _round(lanes[:count], words[places[:count]].astype(np.uint64))
@@ -118,7 +118,7 @@ def _with_word(hashed: Words, words: Words) -> Words:
 
 
 def _mixed(hashed: Words) -> Words:
-    """The last step of XXH64: every bit of the result depends on every bit before."""
+    """Apply the last step of XXH64: every bit of the result depends on every bit of the input."""
     hashed = (hashed ^ (hashed >> np.uint64(33))) * np.uint64(_P2)
     hashed = (hashed ^ (hashed >> np.uint64(29))) * np.uint64(_P3)
     return hashed ^ (hashed >> np.uint64(32))

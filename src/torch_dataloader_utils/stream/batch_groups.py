@@ -1,10 +1,11 @@
-"""Block slices, and batch groups: neighbouring batches that a worker process sends at once, in one part or several.
+"""Cut blocks into slices, and join slices to batch groups: neighbouring batches that a worker process sends at once.
 
-A part is rows of one block, sent where they lie. Only where a batch spans two blocks, or a block is small, rows are
-first put together:
+A group has one or several parts. A part is rows of one block, sent without a copy. Rows are first put together only if
+a batch spans two blocks or a block is small:
 
-    batches of 1,000 rows; block 1 has 5,600, block 2, which is small, 1,900, block 3 has 7,500
-    parts: 5 batches of block 1, 3 put together of the rest of it, block 2 and half a batch of block 3, 7 of block 3
+    batches of 1,000 rows; block 1 has 5,600 rows, block 2 is small and has 1,900, block 3 has 7,500
+    parts: 5 batches of block 1; 3 batches put together from the rest of block 1, block 2 and the first 500 rows of
+           block 3; 7 batches of block 3
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,31 +30,31 @@ class BlockSlice(NamedTuple):
 
     @classmethod
     def of(cls, block: Block) -> Self:
-        """All rows of a block."""
+        """Return all rows of a block."""
         return cls(block, 0, block.num_rows)
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return self.stop - self.start
 
     @classmethod
     def one_after_other(cls, block: Block, rows: Sequence[int]) -> list[Self]:
-        """The first rows[0] rows of a block, the next rows[1], ..."""
+        """Return the first rows[0] rows of a block, the next rows[1] rows, ..."""
         return [cls(block, start, stop) for start, stop in pairwise(accumulate(rows, initial=0))]
 
     def cut(self, start: int, stop: int | None = None) -> Self:
-        """Rows [start, stop) of these; rows past their end are left out."""
+        """Return rows [start, stop) of this slice; rows past its end are left out."""
         start, stop = GroupRows(start, stop).of(self.num_rows)
         return type(self)(self.block, self.start + start, self.start + stop)
 
     def rows(self) -> Block:
-        """The rows, as a block of their own."""
+        """Return the rows as a block."""
         return self.block.slice(self.start, self.stop)
 
 
 def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
-    """The rows of all slices, in order; slices that follow each other in one block become one block."""
+    """Return the rows of all slices, in order. Slices that follow each other in one block become one block."""
     merged: list[BlockSlice] = []
     for block, start, stop in slices:
         if merged and merged[-1].block is block and merged[-1].stop == start:
@@ -63,12 +64,12 @@ def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
     return [each.rows() for each in merged]
 
 
-# Sending one more part costs as much as copying this many bytes, so smaller blocks are put together.
+# Sending another part costs as much as copying this many bytes, so smaller blocks are put together.
 LEAST_PART_BYTES = 256 << 10
 
 
 class GroupPart(NamedTuple):
-    """Neighbouring batches as one: batch i has the next `rows[i]` rows of `batch`."""
+    """Neighbouring batches in one object: batch i has the next `rows[i]` rows of `batch`."""
 
     batch: Any
     rows: tuple[int, ...]
@@ -82,9 +83,9 @@ class BatchGroup:
 
 
 def group_parts(slices: Sequence[BlockSlice], rows: tuple[int, ...], shaper: Shaper) -> Iterator[GroupPart]:
-    """The parts of a group of batches of `rows[0]`, `rows[1]`, ... rows, which are the rows of these slices."""
+    """Yield the parts of a group of batches. The batches have `rows[0]`, `rows[1]`, ... rows of these slices."""
     borders = list(accumulate(rows, initial=0))
-    begin, done = 0, 0  # the row that the slice begins with; the first batch that is in no part yet
+    begin, done = 0, 0  # first row of the slice; first batch that is in no part yet
     waiting: list[BlockSlice] = []  # rows that are in no part yet
     for each in slices:
         end = begin + each.num_rows
@@ -125,7 +126,7 @@ class RowCollector:
     _spans: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, slices: Iterable[BlockSlice]) -> None:
-        """Add the next rows; rows of one block must be added in their order in the block, without gaps."""
+        """Add the next rows. Rows of one block must be added in block order, without gaps."""
         for each in slices:
             block, start, stop = each
             number = self._number.setdefault(id(block), len(self._slices))
@@ -137,7 +138,7 @@ class RowCollector:
             self.num_rows += stop - start
 
     def block(self, shaper: Shaper) -> Block:
-        """All rows as one block; there must be at least one."""
+        """Return all rows as one block. At least one row must have been added."""
         if len(self._slices) == 1:
             return self._slices[0].rows()
         number, start, rows = np.array(self._spans, dtype=np.int64).T

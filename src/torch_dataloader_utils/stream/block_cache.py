@@ -1,4 +1,4 @@
-"""A cache of decoded row groups: keeps those that were used last, within a byte budget."""
+"""Cache decoded row groups: keep the most recently used row groups, within a byte budget."""
 
 import threading
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.block import Block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheInfo:
-    """Counts of one cache in this process. hits, misses: row groups asked for; a miss decodes one."""
+    """Counts of one cache in this process. hits, misses: requests for row groups; a miss decodes a row group."""
 
     hits: int
     misses: int
@@ -19,10 +19,10 @@ class CacheInfo:
 
 
 class BlockCache:
-    """Blocks by row group; drops the least recently used first. Thread-safe; empty in every new process.
+    """Cache of blocks by row group; drops the least recently used block first. Thread-safe; empty in every new process.
 
-    A row group that several threads want is decoded once; the others wait. The block used last stays even if it alone
-    exceeds the budget, so that reading a row group row by row decodes it once.
+    If several threads request a row group, one thread decodes it and the others wait. The block used last stays even if
+    it alone exceeds the budget, so that reading a row group row by row decodes it once.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -34,7 +34,7 @@ class BlockCache:
         self._held_bytes = 0
 
     def get(self, group: int, decode: Callable[[int], Block]) -> Block:
-        """The block of a row group; calls `decode(group)` unless the cache has it. Errors are not cached."""
+        """Return the block of a row group; call `decode(group)` if it is not in the cache. Errors are not cached."""
         with self._lock:
             found = self._blocks.get(group)
             if found is not None:
@@ -59,17 +59,17 @@ class BlockCache:
         return block
 
     def holds(self, group: int) -> bool:
-        """Whether asking for a row group would decode nothing."""
+        """Return whether a request for a row group would decode nothing."""
         with self._lock:
             return group in self._blocks
 
     def info(self) -> CacheInfo:
-        """Hits, misses and bytes held."""
+        """Return hits, misses and bytes held."""
         with self._lock:
             return CacheInfo(hits=self._hits, misses=self._misses, held_bytes=self._held_bytes)
 
     def _evict(self) -> None:
-        """Drop the oldest blocks until the budget holds; keeps the newest and those that are still being decoded."""
+        """Drop the oldest blocks until the budget holds. Keeps the newest block and blocks that are being decoded."""
         for group in list(self._blocks)[:-1]:
             if self._held_bytes <= self._budget_bytes:
                 return

@@ -1,4 +1,4 @@
-"""Decodes row groups to blocks, in a pool of threads, within a byte budget that all lanes of a worker share."""
+"""Decode row groups to blocks, in a pool of threads, within a byte budget that all lanes of a worker share."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,28 +14,28 @@ from torch_dataloader_utils._runtime.threads import ThreadPool
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
 from torch_dataloader_utils.stream.decode_jobs import DecodeJob, DependentJob, GroupDecoder, GroupToDecode, Pending
 
-# The most that one job decodes: row groups (64 of 20 KB take 4 to 8 ms, so long the trainer may wait for the first of
-# them), projected bytes, and rows: a column of one value takes a few bytes, however many its rows.
+# Limits of one job: row groups (64 of 20 KB take 4 to 8 ms, and the trainer may wait so long for the first row group),
+# projected bytes, and rows (a column with one value takes a few bytes for any number of rows).
 MOST_GROUPS_OF_JOB = 64
 _MOST_BYTES_OF_JOB = 2 << 20
 _MOST_ROWS_OF_JOB = 1 << 16
 
-# Row groups held for each thread: those of one job, and of the job that the trainer has. Of small ones many more fit
-# into the budget, and would only make the first batch wait.
+# Row groups held for each thread: the row groups of one job, and of the job that the trainer has. Many more small row
+# groups fit into the budget, but would only make the first batch wait.
 _GROUPS_A_THREAD = 2 * MOST_GROUPS_OF_JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOptions:
-    """How far to decode ahead.
+    """Limits of decoding ahead.
 
-    threads: row groups decoded at once.
-    budget_bytes: blocks held ahead of the trainer, of all lanes of a worker together; a row group that is needed now is
-        decoded even if it alone exceeds the budget.
-    worker_threads: the same as threads, for a worker process.
-    small_bytes: row groups up to this size are decoded several by one job, see `GroupDecoder`; 0: none are.
-    least_groups: so many row groups may be held if their projected bytes fit, however large they are decoded; None: one
-        for each thread and the one that is delivered.
+    threads: number of row groups decoded at once.
+    budget_bytes: bytes of blocks held ahead of the trainer, for all lanes of a worker together. A row group that is
+        needed now is decoded even if it alone exceeds the budget.
+    worker_threads: number of threads in a worker process, in place of `threads`.
+    small_bytes: one job decodes several row groups of at most this size, see `GroupDecoder`; 0: one row group a job.
+    least_groups: number of row groups that may be held if their projected bytes fit, for any decoded size; None: one
+        row group for each thread, and the row group that is delivered.
     """
 
     threads: int
@@ -46,7 +46,7 @@ class DecodeOptions:
 
 
 class Decoder:
-    """Decodes the row groups of one worker by jobs, within its budget; `close` cancels what has not begun."""
+    """Decoder of one worker's row groups: runs jobs in threads, within the budget. `close` cancels waiting jobs."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Decoder:
         self._held_groups = 0
         self._where = -1, ""
         groups, formats = work.inventory.groups, work.inventory.files.formats
-        # The projected bytes of text do not say how much memory its rows take.
+        # The projected bytes of text do not show how much memory its rows take.
         is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB) & ~is_text
@@ -73,9 +73,10 @@ class Decoder:
         self._groups = GroupDecoder(work, reader, shaper, counters)
 
     def next_job(self, groups: Sequence[int]) -> Sequence[int]:
-        """The row groups that the next job should decode, out of these (at least one), from the first on.
+        """Return the first of these row groups that the next job should decode, at least one.
 
-        One; or several small ones, as many as fit into half of the budget, so that another job can run beside it.
+        One row group; or several small row groups that fit into half of the budget, so that another job can run
+        beside this job.
         """
         numbers = np.asarray(groups)
         num_bytes, rows = np.cumsum(self._bytes[numbers]), np.cumsum(self._rows[numbers])
@@ -84,10 +85,10 @@ class Decoder:
         return groups[: max(1, len(fits) if fits.all() else int(fits.argmin()))]
 
     def room_for(self, groups: Sequence[int]) -> int:
-        """How many of these row groups, from the first on, fit into the budget beside what is held.
+        """Return how many of these row groups, from the first on, fit into the budget beside the held row groups.
 
-        Stored bytes say little where values repeat: dictionary-encoded values may take hundreds of times as much
-        once decoded. So beyond `least_groups` row groups, the estimated decoded bytes must fit.
+        Stored bytes say little if values repeat: dictionary-encoded values may take hundreds of times the bytes once
+        decoded. So beyond `least_groups` row groups, the estimated decoded bytes must fit.
         """
         num_bytes = self._held_bytes + np.cumsum(self._bytes[np.asarray(groups)])
         num_groups = self._held_groups + np.arange(1, len(groups) + 1)
@@ -97,11 +98,11 @@ class Decoder:
 
     @property
     def knows_growth(self) -> bool:
-        """Whether a row group was decoded yet; before that `room_for` allows only `least_groups`."""
+        """True once a row group was decoded; before that `room_for` allows only `least_groups`."""
         return self._groups.growth.ratio < math.inf
 
     def submit(self, groups: Sequence[GroupToDecode]) -> DecodeJob:
-        """Start decoding row groups by one job."""
+        """Start one job that decodes these row groups."""
         numbers = [each.group for each in groups]
         self._held_bytes += self._projected_bytes(numbers)
         self._held_groups += len(groups)
@@ -110,11 +111,11 @@ class Decoder:
     def run_after(
         self, needed: Sequence[Pending[BlockSlice]], job: Callable[[list[BlockSlice]], Block]
     ) -> DependentJob[BlockSlice, Block]:
-        """Have a decoding thread run a job as soon as these row groups are decoded."""
+        """Let a decoding thread run a job as soon as the row groups of `needed` are decoded."""
         return DependentJob(self._pool, job, needed)
 
     def release(self, job: DecodeJob) -> None:
-        """One row group of a job is not needed any more. They share memory, which is free with the last of them."""
+        """Release one row group of a job. Row groups of a job share memory, which is free after the last release."""
         job.left -= 1
         self._held_groups -= 1
         if job.left == 0:
@@ -122,16 +123,16 @@ class Decoder:
         self.counters.main.released_groups += 1
 
     def where(self, group: int) -> str:
-        """A row group, for messages; asked for with every batch that a function is given."""
+        """Return the description of a row group for messages. Called for every batch that a function gets."""
         if self._where[0] != group:
             self._where = group, self._work.inventory.task(group).where
         return self._where[1]
 
     def close(self) -> None:
-        """Cancel what has not begun and let the threads end."""
+        """Cancel jobs that have not begun, and let the threads end."""
         self._groups.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _projected_bytes(self, groups: Sequence[int]) -> int:
-        """The bytes that row groups count against the budget: their projected ones."""
+        """Return the bytes that row groups count against the budget: their projected bytes."""
         return int(self._bytes[np.asarray(groups)].sum())

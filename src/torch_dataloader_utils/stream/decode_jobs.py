@@ -1,7 +1,7 @@
-"""Jobs of decoding threads: each decodes one row group, or several small ones to one block.
+"""Run jobs in decoding threads: a job decodes one row group, or several small row groups to one block.
 
-If small row groups were jobs of their own, the trainer's thread would wake up for each and take the interpreter's lock
-from the decoding thread; and two thirds of the time that a small row group takes alone are not decoding.
+With one job for each small row group, the trainer's thread would wake up for every row group and take the interpreter's
+lock from the decoding thread. Also, two thirds of the time of such a job would not be decoding.
 """
 
 import math
@@ -20,28 +20,28 @@ from torch_dataloader_utils.stream.batch_groups import BlockSlice
 
 
 class GroupToDecode(NamedTuple):
-    """A row group by its number, and which of its live rows are needed."""
+    """Number of a row group, and the range of its live rows that is needed."""
 
     group: int
     rows: GroupRows = ALL_ROWS
 
 
 JobResult = Sequence[BlockSlice | BaseException]
-"""For each row group of a job the rows that are needed of it, or its error."""
+"""For each row group of a job its needed rows, or its error."""
 
 
 class GroupDecoder:
-    """Decodes the row groups of a job, in the thread that calls it, and counts them.
+    """Decoder of a job's row groups: runs in the calling thread, and counts row groups and bytes.
 
-    One row group alone is read and converted column by column. Several small ones are joined and converted to one
-    block, of which each is a slice. If that fails, each is decoded alone, as if the others were not there: that finds
-    the one that is wrong, and gives the rows before it. If then none of them fails, they are of a kind that does not
-    join, and no more are joined.
+    A single row group is read and converted column by column. Several small row groups are joined and converted to one
+    block, and each row group is a slice of the block. If joining fails, each row group is decoded alone: this finds the
+    bad row group and gives the rows before it. If all row groups decode alone, their kind cannot be joined, and no more
+    row groups are joined.
 
-    Jobs that are one call without Python's lock run in parallel; other jobs of several row groups are mostly Python,
+    Jobs that are one call without Python's lock run in parallel. Other jobs of several row groups are mostly Python,
     see `QuickJobs`.
 
-    growth: how much larger row groups are once decoded.
+    growth: ratio of decoded bytes to projected bytes.
     """
 
     def __init__(self, work: WorkerInput, reader: RowGroupReader, shaper: Shaper, counters: WorkerCounters) -> None:
@@ -57,22 +57,22 @@ class GroupDecoder:
         self._is_closed = False
 
     def close(self) -> None:
-        """From now on `decode` raises CancelledError."""
+        """Make `decode` raise CancelledError from now on."""
         self._is_closed = True
 
     def decode(self, groups: Sequence[GroupToDecode]) -> JobResult:
-        """The rows of each row group, or its error; raises the error of a row group that is alone."""
+        """Return the rows of each row group, or its error. For a single row group, raise its error."""
         if len(groups) == 1:
             return [self._decode_one(groups[0])]
         job = partial(self._decode_several, groups)
-        # The next job is most often like the last one.
+        # The next job is most often like the last job.
         return job() if self._decodes_by_one_call else self._quick_jobs.run(job, len(groups))
 
     def _decode_several(self, groups: Sequence[GroupToDecode]) -> JobResult:
         if self._do_join:
             try:
                 return self._decode_joined(groups)
-            except BaseException:  # noqa: BLE001, S110 - decoding each alone raises the error where it belongs
+            except BaseException:  # noqa: BLE001, S110 - decoding row groups alone finds the one with the error
                 pass
         alone = list(map(self._rows_or_error, groups))
         self._do_join = self._do_join and any(isinstance(outcome, BaseException) for outcome in alone)
@@ -95,7 +95,7 @@ class GroupDecoder:
             block = read_block(self._reader, self._shaper, task, needed.rows)
             counts.decoded_groups += 1
             counts.decoded_bytes += block.num_bytes
-        share = block.num_rows / task.live_rows if task.live_rows > 0 else 1  # 1 too where nobody has counted them
+        share = block.num_rows / task.live_rows if task.live_rows > 0 else 1  # also 1 without row counts
         self.growth.learn(int(share * self._projected_bytes[needed.group]), block.num_bytes)
         return BlockSlice.of(block)
 
@@ -112,26 +112,26 @@ class GroupDecoder:
 
 
 class Growth:
-    """Decoded bytes divided by projected bytes, of the row groups decoded so far."""
+    """Ratio of decoded bytes to projected bytes, of the row groups decoded so far."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._projected_bytes = self._decoded_bytes = 0
 
     def learn(self, projected_bytes: int, decoded_bytes: int) -> None:
-        """Take row groups that were decoded into account."""
+        """Add the bytes of decoded row groups."""
         with self._lock:
             self._projected_bytes += projected_bytes
             self._decoded_bytes += decoded_bytes
 
     @property
     def ratio(self) -> float:
-        """At least 1; infinity before anything was decoded."""
+        """Ratio of decoded to projected bytes: at least 1; infinity before the first row group was decoded."""
         return max(1.0, self._decoded_bytes / self._projected_bytes) if self._projected_bytes else math.inf
 
 
 class DecodeJob:
-    """The row groups that one job decodes, and its pending result. left: how many of them are still needed."""
+    """Job that decodes row groups, with its pending result. left: number of row groups that are still needed."""
 
     __slots__ = ("_result", "groups", "left")
 
@@ -141,12 +141,12 @@ class DecodeJob:
         self._result = result
 
     def rows(self, group: int) -> "PendingRows":
-        """The rows of one of the row groups."""
+        """Return the pending rows of one of the row groups."""
         return PendingRows(self._result, self.groups.index(group))
 
 
 class PendingRows:
-    """The pending rows of one row group of a job. No Future: making one takes half as long as decoding."""
+    """Pending rows of one row group of a job. Not a Future: making a Future takes half as long as decoding."""
 
     __slots__ = ("_index", "_job")
 
@@ -155,15 +155,15 @@ class PendingRows:
         self._index = index
 
     def done(self) -> bool:
-        """Whether the rows, or their error, are there."""
+        """Return whether the rows, or their error, are available."""
         return self._job.done()
 
     def cancelled(self) -> bool:
-        """Whether the job was cancelled, so that the rows never come."""
+        """Return whether the job was cancelled, so that the rows never come."""
         return self._job.cancelled()
 
     def result(self) -> BlockSlice:
-        """The rows, or their error."""
+        """Wait for the rows and return them, or raise their error."""
         outcome = self._outcome()
         if isinstance(outcome, BaseException):
             try:
@@ -173,7 +173,7 @@ class PendingRows:
         return outcome
 
     def exception(self) -> BaseException | None:
-        """The error in place of the rows, or None."""
+        """Wait for the end of the job. Return the error of the rows, or None."""
         outcome = self._outcome()
         return outcome if isinstance(outcome, BaseException) else None
 
@@ -192,10 +192,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Awaited(Protocol[T_co]):
-    """A result that may not be there yet."""
+    """Result that may still be pending."""
 
     def done(self) -> bool:
-        """Whether the result, or an error, is there."""
+        """Return whether the result, or an error, is available."""
         ...
 
     def result(self) -> T_co:
@@ -204,27 +204,27 @@ class Awaited(Protocol[T_co]):
 
 
 class Pending(Awaited[T_co], Protocol[T_co]):
-    """The part of a Future's interface that `DependentJob` needs."""
+    """Part of a Future's interface that `DependentJob` needs."""
 
     def cancelled(self) -> bool:
-        """Whether the job was cancelled, so that no result comes."""
+        """Return whether the job was cancelled, so that no result comes."""
         ...
 
     def exception(self) -> BaseException | None:
-        """Wait for the end; the error, or None."""
+        """Wait for the end. Return the error, or None."""
         ...
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call a function at the end, or now if that was already."""
+        """Call a function at the end, or now if the end has come."""
         ...
 
 
 class DependentJob(Generic[T, R]):
-    """The result of a job that takes the results of `needed`; if one of those failed, its error.
+    """Job that takes the results of `needed`. If a needed result is an error, the job's result is this error.
 
     The thread that finishes the last of `needed` runs the job at once: its core's cache has the data, and the job does
-    not queue behind what was submitted to the pool meanwhile. If all were done before, the pool runs the job, or the
-    first caller of `result`.
+    not queue behind jobs that were submitted to the pool meanwhile. If all results were available before, the pool or
+    the first caller of `result` runs the job.
     """
 
     def __init__(self, pool: Executor, job: Callable[[list[T]], R], needed: Sequence[Pending[T]]) -> None:
@@ -236,50 +236,50 @@ class DependentJob(Generic[T, R]):
             pool.submit(self._begin.run)
 
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Return whether the result is available."""
         return self._result.done()
 
     def result(self) -> R:
-        """The job's result, or raise its error; runs the job here if it can begin and no thread has begun it."""
+        """Return the job's result, or raise its error. Runs the job here if it can begin and no thread has begun it."""
         if self._begin.is_free:
             self._begin.run()
         return self._result.result()
 
 
 class _Start(Generic[T, R]):
-    """Begins the job, once. Pool and needed results may refer to this for long, so it is empty once the job began."""
+    """Single start of a job. Pool and needed results may refer to this object for long, so it drops a started job."""
 
     def __init__(self, job: Callable[[list[T]], R], needed: Sequence[Pending[T]], result: "Future[R]") -> None:
         self._work: tuple[Callable[[list[T]], R], Sequence[Pending[T]], Future[R]] | None = (job, needed, result)
-        # One more: `add_done_callback` calls back at once for what is done, in a thread that has other things to do.
+        # Plus one: `add_done_callback` calls back at once if a result is available, in a thread that must not run jobs.
         self._count = len(needed) + 1
         self._lock = threading.Lock()
 
     @property
     def is_free(self) -> bool:
-        """Whether all needed results are there."""
+        """True if all needed results are available."""
         return self._count == 0
 
     def one_is_done(self, _: Any) -> None:
-        """The callback of each needed result."""
+        """Count one needed result, and run the job after the last. This is the callback of each needed result."""
         if self.count_down():
             self.run()
 
     def count_down(self) -> bool:
-        """One more is done; returns whether it was the last."""
+        """Count one more result. Return whether it was the last."""
         with self._lock:
             self._count -= 1
             return self._count == 0
 
     def run(self) -> None:
-        """Run the job, unless it was begun."""
+        """Run the job unless it has begun."""
         with self._lock:
             work, self._work = self._work, None
         if work is None:
             return
         job, needed, result = work
         error = next(filter(None, map(_error, needed)), None)
-        if error is not None:  # not raised here: it is kept by what failed, and would keep this frame
+        if error is not None:  # not raised here: the failed result keeps the error, and the error would keep this frame
             result.set_exception(error)
             return
         try:

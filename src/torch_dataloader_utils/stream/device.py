@@ -1,4 +1,4 @@
-"""`DevicePrefetcher`: copies batches to the device before the step that needs them, while the trainer computes."""
+"""Copy batches to the device before the step that needs them, while the trainer computes: `DevicePrefetcher`."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _HOLD_NO_TENSORS = frozenset([str, bytes, int, float, bool, type(None)])
 
 
 def move_itself(value: Any, device: torch.device) -> Any:
-    """The result of the value's `to(device)`; the value itself if it has no such method, or one that moves in place."""
+    """Return `value.to(device)`; the value itself if it has no method `to`, or a method that moves in place."""
     if not callable(getattr(type(value), "to", None)):
         return value
     moved = value.to(device)
@@ -25,10 +25,10 @@ def move_itself(value: Any, device: torch.device) -> Any:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """The value with all its tensors on the device; the same object if it holds none.
+    """Return the value with all its tensors on the device; the same object if it holds no tensors.
 
-    A value with a method `to` moves itself. Dicts, lists and (named) tuples, however deep, are copied if a member
-    moves. Everything else stays as it is.
+    A value with a method `to` moves itself. Dicts, lists and (named) tuples at any depth are copied if a member moves.
+    Everything else stays as it is.
     """
     value = move_itself(value, device)
     if isinstance(value, dict):
@@ -42,7 +42,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def _with_members(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
-    """A copy of a dict of any kind, with other members; by assignment, because some have an `update` of their own."""
+    """Copy a dict of any class and change members. Uses assignment, because some classes redefine `update`."""
     of_its_kind = copy(value)
     for key, member in changed.items():
         of_its_kind[key] = member
@@ -51,7 +51,7 @@ def _with_members(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCopy:
-    """A batch on its way to the device: layout and descriptor (see SlabCodec), and its bytes, complete after `done`."""
+    """Batch on its way to the device: layout and descriptor (see SlabCodec), and bytes, complete after `done`."""
 
     layout: Any
     descriptor: Any
@@ -61,12 +61,12 @@ class DeviceCopy:
 
 @dataclass(slots=True)
 class CudaCopies:
-    """Copies batches to a CUDA device on a stream of its own, each as one transfer from page-locked memory.
+    """Copies of batches to a CUDA device on a separate stream, each as one transfer from page-locked memory.
 
-    `start` waits if `most` page-locked buffers are still being copied; `finish` waits if the device is `most` steps
+    `start` waits if `most` page-locked buffers are still being copied. `finish` waits if the device is `most` steps
     behind.
 
-    holds_objects: whether batches may hold tensors where the codec does not look for them.
+    holds_objects: true if batches may hold tensors in objects that the codec does not look into.
     """
 
     device: torch.device
@@ -81,10 +81,10 @@ class CudaCopies:
 
     def __post_init__(self) -> None:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.device = self._stream.device  # "cuda" is another device when another one is current
+        self.device = self._stream.device  # "cuda" means the current device, which may change later
 
     def start(self, batch: Any) -> DeviceCopy | None:
-        """Begin to copy a batch; None for one that the codec cannot write."""
+        """Begin to copy a batch. Return None if the codec cannot write the batch."""
         buffer = here = torch.empty(0, dtype=torch.uint8)
 
         def allocate(num_bytes: int) -> torch.Tensor:
@@ -104,7 +104,7 @@ class CudaCopies:
         return DeviceCopy(self._layout, descriptor, there, done)
 
     def finish(self, transfer: DeviceCopy) -> Any:
-        """The batch, for use on the caller's current stream; tensors that are not dense are moved now."""
+        """Return the batch, for use on the caller's current stream. Tensors that are not dense are moved now."""
         current = torch.cuda.current_stream(self.device)
         while len(self._given) >= self.most:
             self._given.popleft().synchronize()
@@ -115,7 +115,7 @@ class CudaCopies:
         return self.codec.view(transfer.layout, descriptor, (transfer.buffer,))
 
     def _page_locked(self, num_bytes: int) -> torch.Tensor:
-        """A buffer of at least `num_bytes` that no copy reads."""
+        """Return a buffer of at least `num_bytes` that no copy reads."""
         while self._busy and (len(self._busy) == self.most or self._busy[0][0].query()):  # type: ignore[no-untyped-call]
             done, buffer = self._busy.popleft()
             done.synchronize()
@@ -124,36 +124,36 @@ class CudaCopies:
             if buffer.shape[0] >= num_bytes:
                 return self._free.pop(index)
         self._free.clear()
-        # torch rounds page-locked memory up to powers of two; the whole of it fits the next, longer batch too.
+        # torch rounds page-locked memory up to a power of two; a buffer of this size may fit a longer batch too.
         return torch.empty(1 << (num_bytes - 1).bit_length(), dtype=torch.uint8, pin_memory=True)
 
 
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event after all the work that the stream was given so far."""
+    """Record an event after all work that was given to the stream so far."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 
 
 class LoaderProgress(Protocol):
-    """Where a loader stands. position: after the last batch."""
+    """Progress of a loader. position: position after the last batch."""
 
     @property
     def position(self) -> object: ...
 
     def encode(self, position: Any) -> dict[str, Any]:
-        """The state of a position that this had."""
+        """Return the state of a former position of this loader."""
         ...
 
 
 @runtime_checkable
 class PositionedLoader(Protocol):
-    """A loader that knows its position: what `create_dataloader` and `blend` give.
+    """Loader that knows its position, as `create_dataloader` and `blend` return it.
 
-    codec: how its batches are written into flat buffers, or None.
-    is_transformed: whether a function of the user made the batches, so that they may hold anything.
-    next_position: where a pass would begin now.
-    progress: where it stands.
+    codec: codec that writes the batches into flat buffers, or None.
+    is_transformed: true if a function of the user made the batches; then a batch may hold any object.
+    next_position: position where a pass would begin now.
+    progress: present progress of the loader.
     """
 
     @property
@@ -180,41 +180,43 @@ class PositionedLoader(Protocol):
 
 
 class DevicePrefetcher:
-    """The batches of a loader on `device`, copied while the previous steps run.
+    """Iterable over the batches of a loader on `device`; batches are copied while the previous steps run.
 
         for batch in DevicePrefetcher(loader, "cuda"):
             loss = model(batch["x"])
 
-    On CUDA each batch is written into one page-locked buffer and copied as one transfer on a separate stream; its
-    tensors are views of one device buffer. Both buffers are used again. `depth` batches are copied ahead. That takes
-    `depth` + 1 page-locked buffers of one batch, and at most 2 x `depth` + 3 batches on the device beside those that
-    you keep (the host runs at most `depth` + 1 steps ahead of the device).
+    On CUDA each batch is written into one page-locked buffer and copied as one transfer on a separate stream. Its
+    tensors are views of one device buffer. Both buffers are used again. `depth` batches are copied ahead. This takes
+    `depth` + 1 page-locked buffers of one batch, and at most 2 x `depth` + 3 batches on the device beside the batches
+    that you keep (the host runs at most `depth` + 1 steps ahead of the device).
 
-    Every tensor of a batch is moved, also those inside dicts, lists and tuples; an object with a method `to` moves
-    itself; everything else stays as it is. Tensors that are not dense (sparse ones, those with gradients), and all
-    batches on devices other than CUDA, are moved when the batch is given out. On the CPU batches stay as they are.
+    Every tensor of a batch is moved, also tensors inside dicts, lists and tuples. An object with a method `to` moves
+    itself, and everything else stays as it is. Tensors that are not dense (sparse tensors, tensors with gradients), and
+    all batches on devices other than CUDA, are moved when the batch is given out. On the CPU batches stay as they are.
 
-    The state counts the batches given out, not those copied ahead. Length and epochs are the loader's.
+    The state counts the batches given out, not the batches copied ahead. Length and epochs are the loader's.
     """
 
     def __init__(self, loader: PositionedLoader, device: torch.device | str | int, *, depth: int = 2) -> None:
-        """A prefetcher of this loader.
+        """Make a prefetcher of this loader.
+
+        loader: loader of `create_dataloader` or `blend`. depth: number of batches that are copied ahead.
 
         Raises:
-            ConfigTypeError: no loader of this package, or a depth that is no whole number.
-            ConfigError: no such device here, or a depth below 1.
+            ConfigTypeError: `loader` is not a loader of this package, or `depth` is not a whole number.
+            ConfigError: this host has no such device, or `depth` is below 1.
         """
         if not isinstance(loader, PositionedLoader):
             raise ConfigTypeError(
-                f"DevicePrefetcher got {of_type(loader)}: pass the loader that create_dataloader or blend "
-                "gives. Those of torch have pin_memory=True."
+                f"DevicePrefetcher got {of_type(loader)}: pass a loader from create_dataloader or blend. Loaders of "
+                "torch have pin_memory=True."
             )
         self.loader = loader
         self.device = _find_device(device)
         self._depth = check_integer("depth", depth, least=1)
         # The loader's position after the last batch given out; None: the loader's own state is the state.
         self._given: object = None
-        # The loader's position after the last batch taken from it: if it now stands elsewhere, it was moved.
+        # The loader's position after the last batch taken from it; if the position differs now, the loader was moved.
         self._taken: object = None
         self._copies: CudaCopies | None = None
 
@@ -227,9 +229,9 @@ class DevicePrefetcher:
         self.loader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch given out; see TableDataset.state_dict.
+        """Return the state after the last batch given out. See TableDataset.state_dict.
 
-        If the loader was moved since (by `set_epoch`, a loaded state, another pass), it is the loader's state.
+        If the loader was moved since (by `set_epoch`, a loaded state, another pass), return the loader's state.
         """
         was_moved = self._taken is not None and self._taken != self.loader.progress.position
         has_own = self._given is not None and not was_moved
@@ -241,7 +243,7 @@ class DevicePrefetcher:
         self.loader.load_state_dict(state)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Raises ConfigTypeError; see `refuse_number`."""
+        """Raise ConfigTypeError. See `refuse_number`."""
         refuse_number(self, index)
 
     def __iter__(self) -> Iterator[Any]:
@@ -254,14 +256,14 @@ class DevicePrefetcher:
             waiting.append((batch if transfer is None else None, transfer, self._taken))
             if copies is None or len(waiting) > self._depth:
                 yield self._give(*waiting.popleft())
-        # Where row counts are not known, the loader learns only now that this was the end.
+        # Without row counts, the loader learns only now that this was the end.
         self._taken = self.loader.progress.position
         while waiting:
             yield self._give(*waiting.popleft())
         self._given = None
 
     def _find_copies(self) -> CudaCopies | None:
-        """The copies that run ahead, kept from pass to pass; None where batches are moved one by one."""
+        """Return the copies that run ahead, kept from pass to pass; None if batches are moved one by one."""
         codec = self.loader.codec
         if self._copies is None and codec is not None and self.device.type == "cuda":
             self._copies = CudaCopies(self.device, codec, self._depth + 1, holds_objects=self.loader.is_transformed)

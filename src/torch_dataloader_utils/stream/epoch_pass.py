@@ -1,13 +1,13 @@
-"""One pass over an epoch, from the plan to the batch that the trainer is given: `epoch_pass`.
+"""Run one pass over an epoch, from the plan to the batch that the trainer is given: `epoch_pass`.
 
-    plan      where the pass begins, the plan from there on, and what each worker has to do      PassWork
+    plan      the position, the plan from this position on, and the work of each worker          PassWork
     stream    a WorkerStream in this process, or worker processes                                BatchSource
-    batch     the next one; pinned, and on the trainer's device, if that is wanted
-    count     a state counts the batches that the trainer was given, so each is counted before
-    give      after the metrics and callbacks, Accelerate, and the comparison with other ranks
+    batch     take the next batch; pin it and move it to the trainer's device, if requested
+    count     count the batch before it is given, because a state counts the batches given to the trainer
+    give      give the batch, after metrics, callbacks, Accelerate and the comparison with other ranks
 
-It is the same for a loader with threads, for one with worker processes, and for a data set in somebody else's
-DataLoader: `PassSetup` has what differs.
+A loader with threads, a loader with worker processes and a data set in a foreign DataLoader run the same pass.
+`PassSetup` has the differences.
 """
 
 from collections.abc import Callable, Generator
@@ -38,12 +38,12 @@ _END: Any = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassWork:
-    """The work of one rank in one pass.
+    """Work of one rank in one pass.
 
-    position: where it begins. plan: from there on. inputs: of every worker.
-    num_batches: all batches of the rank in this pass; None where row counts are not known.
+    position: position at the start of the pass. plan: plan from this position on. inputs: input of every worker.
+    num_batches: number of all batches of the rank in this pass; None if row counts are not known.
     first_worker: the worker whose batch comes first.
-    padding_rows: rows that the rank delivers a second time, to take its last step.
+    padding_rows: number of rows that the rank delivers a second time, to take its last step.
     """
 
     position: Position
@@ -55,7 +55,7 @@ class PassWork:
 
     @classmethod
     def of(cls, dataset: "TableDataset", position: Position) -> "PassWork":
-        """The work of this data set's rank."""
+        """Return the work of this data set's rank in a pass from `position` on."""
         plan = dataset.planner.plan(position)
         inputs = plan.worker_inputs(dataset.rank)
         segment, steps = position.segment, plan.rank_steps
@@ -69,16 +69,16 @@ class PassWork:
         )
 
     def rest_of(self, dataset: "TableDataset", worker: int, batches: int, cursor: Cursor) -> WorkerInput:
-        """The input of a worker for what comes after its first `batches` batches of this pass.
+        """Return the input of a worker for the rest of this pass, after the worker's first `batches` batches.
 
-        cursor: its place after them; counts only where row counts are not known.
+        cursor: place of the worker after these batches; used only if row counts are not known.
         """
         steps = Pass(self.position, dataset.rank, 1)
         if self.num_batches is None:
             if batches:
                 steps.count_with_cursor(worker, cursor)
         else:
-            # The step of the worker's next batch; the plan from there on begins with it.
+            # Plan from the step of the worker's next batch, so that the plan begins with this batch.
             turn = (worker - self.first_worker) % len(self.inputs)
             steps = Pass(self.position, dataset.rank, batches * len(self.inputs) + turn)
             steps.count()
@@ -86,10 +86,10 @@ class PassWork:
 
 
 class BatchSource(Protocol):
-    """Where the batches of one pass come from.
+    """Source of the batches of one pass.
 
-    batches: as they arrive. num_batches: how many there are; None where row counts are not known.
-    worker, cursor: of the batch that came last. The cursor counts only where num_batches is None.
+    batches: batches as they arrive. num_batches: number of batches; None if row counts are not known.
+    worker, cursor: worker and cursor of the last batch. The cursor is valid only if num_batches is None.
     """
 
     batches: Generator[Any]
@@ -101,7 +101,7 @@ class BatchSource(Protocol):
 
 
 class ThreadSource:
-    """The batches of one worker, made in this process."""
+    """Source of the batches of one worker, made in this process."""
 
     def __init__(self, stream: WorkerStream, worker: int) -> None:
         self._stream = stream
@@ -116,7 +116,7 @@ class ThreadSource:
 
 
 class RemoteSource:
-    """The batches of worker processes or actors, in the order in which they are given."""
+    """Source of the batches of worker processes or actors, in the order in which batches are given."""
 
     def __init__(self, delivered: Generator[tuple[int, Cursor, Any]], num_batches: int | None) -> None:
         self.batches = self._unpacked(delivered)
@@ -132,13 +132,13 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSetup:
-    """How one pass is run.
+    """Settings of one pass.
 
-    topology: what it is planned for. open_source: starts the threads or processes that make its batches.
-    num_processes: how many worker processes these are; 0: threads. meter: counts what the pass does.
-    worker: the worker of a foreign DataLoader that gives its own batches; None where all batches of the rank are given.
-    in_order: whether batches come in the order of the plan. pins: whether they go to page-locked memory.
-    placement: the device that they go to, with Accelerate following; None: they stay where they are.
+    topology: topology of the plan. open_source: function that starts the threads or processes that make the batches.
+    num_processes: number of worker processes; 0 for threads. meter: counts rows, bytes, requests and times of the pass.
+    worker: worker of a foreign DataLoader that gives its own batches; None if all batches of the rank are given.
+    in_order: true if batches come in the order of the plan. pins: true if batches are copied to page-locked memory.
+    placement: device of the batches, with Accelerate following the pass; None: batches stay where they are.
     """
 
     topology: Topology
@@ -152,9 +152,9 @@ class PassSetup:
 
 
 def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup]) -> "Generator[BatchT]":
-    """The batches of one pass, which begins when the first one is asked for.
+    """Yield the batches of one pass. The pass begins when the first batch is requested.
 
-    With the last batch the epoch is over: a state that is taken then names the next one.
+    The epoch is over with the last batch: a state that is taken then names the next epoch.
     """
     # Plan.
     dataset.check_ranks()
@@ -177,7 +177,7 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
                 progress.finish(this_pass)
             number = 0
             while True:
-                # Batch. Pinning or moving it may fail: then it was not received.
+                # Batch. Pinning or moving a batch may fail: then the batch was not received.
                 with watch.waiting:
                     batch = next(batches, _END)
                     if batch is _END:
@@ -208,7 +208,7 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
 
 
 def _described(dataset: "TableDataset", work: PassWork, setup: PassSetup) -> EpochRun:
-    """The pass as callbacks see it."""
+    """Describe the pass for callbacks."""
     num_rows = None
     if work.num_batches is not None:
         num_rows = sum(rows_of_batches(each.program.batching) for each in work.inputs)
@@ -227,12 +227,12 @@ def _described(dataset: "TableDataset", work: PassWork, setup: PassSetup) -> Epo
 def _comparing(
     dataset: "TableDataset", work: PassWork, setup: PassSetup
 ) -> AbstractContextManager[PassComparison | None]:
-    """Compares what this rank reads with what the others read, where several run; a worker of one does not."""
+    """Return a context that compares what the ranks read, if several run. DataLoader workers do not compare."""
     passes, position = dataset.compared, work.position
     if passes is None or setup.worker is not None or running_ranks() < 2:
         return nullcontext()
     record = dataset.data_record
-    # Elsewhere ranks may differ in steps, and so in where they stand.
+    # Without row counts, or with rank_sharding="chunks", ranks may differ in steps and so in position.
     has_place = work.num_batches is not None and dataset.planner.options.rank_sharding == "rows"
     if not has_place or not passes.compares_places:
         return passes.comparing(record, None, None)

@@ -1,4 +1,4 @@
-"""Reads one lane as a stream of rows: row groups are decoded ahead, to blocks that batches take rows of."""
+"""Read one lane as a stream of rows: row groups are decoded ahead to blocks, and batches take rows of these blocks."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import repeat
@@ -17,11 +17,11 @@ from torch_dataloader_utils.stream.decode_jobs import Awaited, DecodeJob, Depend
 
 
 class DecodeAhead:
-    """Starts decoding row groups, and holds each one's pending rows until `done` is called for it.
+    """Row groups of a lane that are decoded ahead; holds each row group's pending rows until `done` is called for it.
 
-    decodes_rows_needed: decode of a row group only from the first to the last row that the lane needs, where the format
-        allows it; False where row counts are not known.
-    has_freed: whether memory was freed since the last `prefetch`.
+    decodes_rows_needed: true to decode a row group only from the first to the last row that the lane needs, if the
+        format allows it; false if row counts are not known.
+    has_freed: true if memory was freed since the last `prefetch`.
     """
 
     def __init__(self, decoder: Decoder, slices: GroupSlices, *, decodes_rows_needed: bool) -> None:
@@ -47,23 +47,23 @@ class DecodeAhead:
             self._begin(groups)
 
     def rows(self, group: int) -> Pending[BlockSlice]:
-        """The rows of a row group from `first_row` on; starts decoding it now if need be, even beyond the budget.
+        """Return the rows of a row group from `first_row` on. Starts decoding it if necessary, even beyond the budget.
 
-        Row groups that the same job decodes are started only as far as the budget allows.
+        Other row groups of the same job are started only as far as the budget allows.
         """
         return self._job_of(group).rows(group)
 
     def first_row(self, group: int) -> int:
-        """The first row of a row group that the lane needs."""
+        """Return the first row of a row group that the lane needs."""
         return self._needed[group].start
 
     def begun(self, group: int) -> Pending[BlockSlice] | None:
-        """The rows of a row group, if its decoding was started and it is still needed."""
+        """Return the rows of a row group; None if its decoding was not started or it is not needed any more."""
         job = self._jobs.get(group)
         return None if job is None else job.rows(group)
 
     def done(self, group: int) -> None:
-        """The row group is not needed any more."""
+        """Release a row group that is not needed any more."""
         job = self._jobs.pop(group)
         self._decoder.release(job)
         self.has_freed = self.has_freed or not job.left
@@ -82,7 +82,7 @@ class DecodeAhead:
         self._jobs.update(dict.fromkeys(groups, job))
 
     def _next_groups(self) -> Sequence[int]:
-        """The row groups of the next job; the first job has one at most, each further one twice as many."""
+        """Return the row groups of the next job: at most one in the first job; the limit doubles with each job."""
         return self._decoder.next_job(self._waiting[-self._most :][::-1])
 
 
@@ -90,10 +90,10 @@ T = TypeVar("T")
 
 
 class LaneBlocks:
-    """The rows of the group slices of a lane, which are known by their numbers: their places in `slices`.
+    """Rows of a lane's group slices. A slice is known by its number: its index in `slices`.
 
-    Plain units take the rows of their slices: `take`. Windows are gathered from several slices in the
-    decoding threads (`gather`) and released later (`finish`). A row group is dropped after its last slice.
+    Plain units take the rows of their slices (`take`). Windows are gathered from several slices in the decoding threads
+    (`gather`) and released later (`finish`). A row group is dropped after its last slice.
     """
 
     def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:
@@ -107,22 +107,22 @@ class LaneBlocks:
         self._ahead = DecodeAhead(decoder, self.slices, decodes_rows_needed=work.exact)
 
     def prefetch(self) -> None:
-        """Start decoding the next row groups, as far as the budget goes."""
+        """Start decoding the next row groups of the lane, as far as the budget allows."""
         self._ahead.prefetch()
 
     def take(self, number: int) -> BlockSlice:
-        """The rows of one slice; slices must be taken in order."""
+        """Return the rows of one slice. Slices must be taken in order."""
         pending = self._ahead.rows(self._group(number))
-        if self._ahead.has_freed or not pending.done():  # else there is no more room than before
+        if self._ahead.has_freed or not pending.done():  # else the budget has no more room than before
             self.prefetch()
         rows = self._cut(number, self.wait(pending))
         self.finish(range(number, number + 1))
         return rows
 
     def gather(self, slices: range, job: Callable[[Sequence[Block]], Block]) -> DependentJob[BlockSlice, Block]:
-        """Have a decoding thread run a job on the rows of these slices, as soon as they are decoded.
+        """Let a decoding thread run a job on the rows of these slices, as soon as they are decoded.
 
-        Starts decoding their row groups if need be, even beyond the budget.
+        Starts decoding their row groups if necessary, even beyond the budget.
         """
         needed = [self._ahead.rows(self._group(number)) for number in slices]
 
@@ -133,32 +133,32 @@ class LaneBlocks:
         return self._decoder.run_after(needed, gathered)
 
     def learn_growth(self, slices: range) -> None:
-        """Wait for the first of these slices if nothing was decoded yet, so that the budget can be judged.
+        """Wait for the first of these slices if no row group was decoded yet, so that decoded sizes can be estimated.
 
-        Otherwise what follows a window would be started only once the whole window is decoded.
+        Otherwise the row groups after a window would be started only after the whole window is decoded.
         """
         if slices and not self._decoder.knows_growth:
             self._decoder.counters.count_stall(self._ahead.rows(self._group(slices.start)).exception)
 
     def finish(self, slices: range) -> None:
-        """These slices were taken: row groups whose last slice is among them are dropped."""
+        """Record that these slices were taken, and drop each row group whose last slice was taken."""
         for number in slices:
             group = self._group(number)
             if self._last_of_group[group] == number:
                 self._ahead.done(group)
 
     def wait(self, pending: Awaited[T]) -> T:
-        """The result of a decoding thread; waiting for it is counted as a stall."""
+        """Return the result of a decoding thread. Waiting for the result counts as a stall."""
         return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
 
     def has_begun(self, slices: range) -> bool:
-        """Whether all row groups of these slices are being decoded or are decoded."""
+        """Return whether the decoding of all row groups of these slices was started."""
         return all(self._ahead.begun(self._group(number)) is not None for number in slices)
 
     def block_of(self, number: int, *, waits: bool) -> Block | None:
-        """The block of the row group of a slice, if that was started and decoded without an error.
+        """Return the block of a slice's row group; None if its decoding was not started or failed.
 
-        waits: whether to wait for that; otherwise None if it is still being decoded.
+        waits: true to wait for a row group that is being decoded; false to return None for it.
         """
         pending = self._ahead.begun(self._group(number))
         if pending is None:
@@ -170,30 +170,30 @@ class LaneBlocks:
         return None if pending.exception() else pending.result().block
 
     def slices_of(self, unit: int) -> range:
-        """The slices of row groups that one unit of the lane has."""
+        """Return the numbers of a unit's slices."""
         return range(self._first_of_unit[unit], self._first_of_unit[unit + 1])
 
     def where(self, number: int) -> str:
-        """The row group of a slice, for messages."""
+        """Return the description of a slice's row group, for messages."""
         return self._decoder.where(self._group(number))
 
     def _group(self, number: int) -> int:
         return self._groups[number]
 
     def _cut(self, number: int, whole: BlockSlice) -> BlockSlice:
-        """The rows of a slice, out of those decoded of its row group; all where row counts are not known."""
+        """Cut a slice's rows from the decoded rows of its row group; return all rows if row counts are not known."""
         if not self._exact:
             return whole
         first = self._ahead.first_row(self._group(number))
         return whole.cut(int(self.slices.start[number]) - first, int(self.slices.stop[number]) - first)
 
 
-# Windows gathered ahead of the trainer's current one; part of the documented memory of a rank.
+# Number of windows gathered ahead of the trainer's current window; part of the documented memory of a rank.
 _WINDOWS_AHEAD = 2
 
 
 class LaneWindows:
-    """Gives the rows of a lane's window units, which must be taken in order.
+    """Rows of a lane's window units, to be taken in order.
 
     The next windows are gathered ahead once their row groups are being decoded, so that the trainer's thread does no
     work for each row.
@@ -210,7 +210,7 @@ class LaneWindows:
         self._gathered: dict[int, DependentJob[BlockSlice, Block]] = {}
 
     def take(self, unit: int) -> Block:
-        """The rows of a unit, which are part of its window, in the window's order."""
+        """Return the rows of a unit (a part of its window) in the window's order."""
         if unit not in self._gathered:
             self._start(unit)
         self._blocks.learn_growth(self._blocks.slices_of(unit))
@@ -221,7 +221,7 @@ class LaneWindows:
         return rows
 
     def close(self) -> None:
-        """Drop what is gathered ahead; it refers to this."""
+        """Drop the windows that are gathered ahead: they refer to this object."""
         self._gathered.clear()
 
     def _look_ahead(self, unit: int) -> None:
@@ -250,15 +250,15 @@ class LaneWindows:
         return permutation(rows, seed=program.seed, epoch=program.epoch, purpose=Purpose.WINDOW, index=key)
 
 
-# A small row group is joined with those after it that are being decoded, up to so many batches or bytes: with many
-# small files, a batch at every border would have to be put together from two. The first one of a pass is not joined, so
-# that the first batch does not wait.
+# A small row group is joined with the next row groups that are being decoded, up to so many batches or bytes. Without
+# this, with many small files, the batch at every border would have to be put together from two blocks. The first row
+# group of a pass is not joined, so that the first batch does not wait.
 _JOINED_BATCHES = 16
 _JOINED_BYTES = 1 << 20
 
 
 class LaneReader:
-    """Gives the rows of one lane in order. cursor: (units finished, rows taken of the next unit)."""
+    """Reader of one lane: gives its rows in order. cursor: (units finished, rows taken of the next unit)."""
 
     def __init__(
         self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
@@ -276,7 +276,7 @@ class LaneReader:
         self.cursor = (0, 0)
 
     def prefetch(self) -> None:
-        """Start decoding what comes next."""
+        """Start decoding the next row groups."""
         self._blocks.prefetch()
 
     def close(self) -> None:
@@ -287,11 +287,11 @@ class LaneReader:
 
     @property
     def where(self) -> str:
-        """The row group that the last rows came from, for messages."""
+        """Description of the row group that the last rows came from, for messages."""
         return self._blocks.where(next(number for end, number in self._ends if self._offset <= end))
 
     def take(self, rows: int) -> Iterator[BlockSlice]:
-        """The next `rows` rows, as one span or several; fewer only where the lane ends."""
+        """Yield the next `rows` rows, as one slice or several; fewer rows only at the end of the lane."""
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
             self.advance(count)
@@ -299,9 +299,9 @@ class LaneReader:
             yield BlockSlice(block, start, start + count)
 
     def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
-        """Batches that lie whole in the current block, at most `most`, as views: the fast path.
+        """Return an iterator over at most `most` batches that lie whole in the current block, as views: the fast path.
 
-        Call `advance(batch_rows)` for each one that is taken; none are left over when the next rows are asked for.
+        Call `advance(batch_rows)` for each batch that is taken. Take all batches before the next rows of this lane.
         """
         block = self._block_with_rows(batch_rows)
         if block is None:
@@ -310,14 +310,14 @@ class LaneReader:
         return block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows) if count else iter(())
 
     def advance(self, rows: int) -> None:
-        """The next rows of the current block were taken."""
+        """Record that the next `rows` rows of the current block were taken."""
         self._offset += rows
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
 
     def _block_with_rows(self, batch_rows: int) -> Block | None:
-        """The current block, or the next one if all its rows are taken; None at the end of the lane."""
+        """Return the current block, or the next block if all its rows are taken; None at the end of the lane."""
         while self._current is None or self._offset == self._current.num_rows:
-            self._current, self._offset = None, 0  # let go of it before the next one is waited for
+            self._current, self._offset = None, 0  # release the block before waiting for the next block
             taken = next(self._source, None)
             if taken is None:
                 return None
@@ -329,9 +329,9 @@ class LaneReader:
         return self._current
 
     def _with_following(self, rows: BlockSlice, most_rows: int) -> list[BlockSlice]:
-        """These rows, and plain ones after them that are being decoded, up to `most_rows` and _JOINED_BYTES.
+        """Return these rows and the next plain rows that are being decoded, up to `most_rows` and _JOINED_BYTES.
 
-        Beyond that only what follows in the same block, which costs nothing.
+        Beyond these limits, return only rows that follow in the same block: they cost nothing.
         """
         slices, num_bytes = [rows], rows.block.num_bytes
         while True:
@@ -354,7 +354,7 @@ class LaneReader:
         return self._blocks.block_of(following, waits=waits)
 
     def _unit_rows(self) -> Generator[tuple[BlockSlice, int]]:
-        """The rows of all units, each with the last of the slices (see LaneBlocks) that it is made of."""
+        """Yield the rows of all units in pieces, each with the number of its last slice (see LaneBlocks)."""
         for unit in range(len(self._units)):
             self.cursor = (unit, 0)
             slices = self._blocks.slices_of(unit)
@@ -364,7 +364,7 @@ class LaneReader:
                     yield self._blocks.take(number), number
                 continue
             self._next = slices.stop
-            last = max(slices.stop - 1, 0)  # a unit may have no rows, and no slices
+            last = max(slices.stop - 1, 0)  # a unit may have no rows and no slices
             if self._units.windows.permuted:
                 yield BlockSlice.of(self._windows.take(unit)), last
             else:

@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 
 class TableDataLoader(DataLoader[BatchT]):
-    """Batches of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len`, `plan` and `metrics`.
+    """Loader of one rank, with `state_dict`, `load_state_dict`, `set_epoch`, an exact `len`, `plan` and `metrics`.
 
     num_workers=0 decodes ahead in threads of this process. num_workers=N runs N worker processes, under all start
-    methods, with what DataLoader offers for them (pinning, time-outs, persistent workers, in_order). A data set made
+    methods, with DataLoader's options for workers (pinning, time-outs, persistent workers, in_order). A data set made
     with workers=RayWorkers(N) has N workers in actors of Ray.
 
-    The loader is sharded already: `Accelerator.prepare` gives it back, and from then on its batches arrive on the
-    device; samplers that trainers set the epoch of (Lightning does) set the loader's.
+    The loader is sharded already: `Accelerator.prepare` returns the same loader, and from then on batches arrive on
+    the device. Trainers that set the epoch of a sampler (as Lightning does) set the loader's epoch.
     """
 
-    # Accelerate saves and loads the states of loaders that have this, in save_state and load_state.
+    # Accelerate saves and loads the states of loaders with this attribute, in save_state and load_state.
     use_stateful_dataloader = True
 
     dataset: TableDataset[BatchT]
@@ -62,17 +62,18 @@ class TableDataLoader(DataLoader[BatchT]):
         callbacks: Sequence[LoaderCallback] | None = None,
         **options: Any,
     ) -> None:
-        """A loader of this data set.
+        """Make a loader of this data set.
 
         Args:
-            dataset: what is read.
-            num_workers: as many as the data set was made for; None says that too.
-            callbacks: called at its passes and batches.
-            options: those of torch's DataLoader that do not follow from the data set.
+            dataset: data set of this package.
+            num_workers: number of workers that the data set was made for; None for this number.
+            callbacks: objects that are called for each pass and batch.
+            options: options of torch's DataLoader that do not follow from the data set.
 
         Raises:
-            ConfigTypeError: no data set of this package, or an option of another type.
-            ConfigError: another number of workers, an option out of range, or a function that cannot be sent to them.
+            ConfigTypeError: `dataset` is not a data set of this package, or an option has another type.
+            ConfigError: the number of workers differs, an option is out of range, or a function cannot be sent to
+                workers.
         """
         num_workers = _check_workers(dataset, num_workers)
         callbacks = check_callbacks("callbacks", callbacks)
@@ -84,7 +85,7 @@ class TableDataLoader(DataLoader[BatchT]):
             options.setdefault("multiprocessing_context", stages.start_method)
         super().__init__(dataset, batch_size=None, num_workers=processes, collate_fn=as_it_is, **options)
         self._meter = LoaderMeter((*stages.callbacks, *callbacks), stages.row_tokens)
-        # Past DataLoader's guard, which wants no sampler beside an iterable data set; this one only takes epochs.
+        # Set without DataLoader's guard, which forbids a sampler for an iterable data set; this one only takes epochs.
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._decode = stages.decode
@@ -106,70 +107,70 @@ class TableDataLoader(DataLoader[BatchT]):
         return f"<TableDataLoader of {made} from {self.dataset!r}{read and '; ' + read}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it reads and delivers, and the plan of the pass that would begin now."""
+        """Return HTML for notebooks: a summary of the loader, and the plan of the pass that would begin now."""
         return html_of(repr(self), [("epoch", self.epoch)]) + self.plan._repr_html_()
 
     @property
     def progress(self) -> Progress:
-        """Where the loader stands."""
+        """Progress of the data set: its epoch and position."""
         return self.dataset.progress
 
     @property
     def codec(self) -> SlabCodec | None:
-        """How its batches are written into flat buffers; None where their format has no such form."""
+        """Codec that writes batches into flat buffers; None if the format of batches has no flat form."""
         return self.dataset.pipeline.codec
 
     @property
     def is_transformed(self) -> bool:
-        """Whether a function of the user makes its batches, so that they may hold anything."""
+        """True if a function of the user makes the batches; then a batch may hold any object."""
         return bool(self.dataset.pipeline.functions)
 
     @property
     def next_position(self) -> Position:
-        """Where a pass would begin now."""
+        """Position where a pass would begin now."""
         return self.dataset.next_position
 
     @property
     def plan(self) -> "EpochPlan":
-        """The plan of the pass that would begin now."""
+        """Plan of the pass that would begin now."""
         return self.dataset.plan
 
     @property
     def epoch(self) -> int:
-        """The epoch of the present or next pass."""
+        """Epoch of the present or next pass."""
         return self.dataset.epoch
 
     @property
     def decode_ahead_bytes(self) -> int:
-        """How far the next pass decodes ahead; the data set's own number, or less (see `decode_within`)."""
+        """Bytes that the next pass decodes ahead: the data set's number, or the number of `decode_within`."""
         return self._decode.budget_bytes
 
     def decode_within(self, budget_bytes: int) -> None:
-        """Decode ahead no more than this from the next pass on; worker processes that persist go on as they began.
+        """Decode ahead at most `budget_bytes` from the next pass on. Persistent worker processes keep their budget.
 
-        The row group in use and the next one are held if their projected bytes fit, however large they are decoded.
+        The row group in use and the next row group are held if their projected bytes fit, for any decoded size.
         """
         self._decode = replace(self._decode, budget_bytes=budget_bytes, least_groups=2)
         if self._workers is not None:
             self._workers.decode_as(self._decode)
 
     def metrics(self) -> Metrics:
-        """Counts since the loader was built: rows, bytes, requests, times. Callable from any thread."""
+        """Return counts since the loader was built: rows, bytes, requests, times. Any thread may call this."""
         return self._meter.metrics()
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether Accelerate is to leave the loader as it is; else it would train every process on rank 0's rows."""
+        """True, so that Accelerate leaves the loader as it is; else it would train every process on rank 0's rows."""
         return True
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        """Accelerate writes this at the end of `prepare`."""
+        """Record that Accelerate has prepared the loader; it writes this at the end of `prepare`."""
         if is_prepared and self._placement is None:
             self._placement = Placement.of_process(non_blocking=self.pin_memory)
 
     def place(self, device: torch.device | str | int | None, non_blocking: bool = False) -> None:
-        """Give batches on `device` from the next pass on (None: where they are); Accelerate then follows each pass."""
+        """Give batches on `device` from the next pass on; Accelerate then follows each pass. None: do not move them."""
         self._placement = Placement(device=device, non_blocking=non_blocking)
 
     def set_epoch(self, epoch: int) -> None:
@@ -177,7 +178,7 @@ class TableDataLoader(DataLoader[BatchT]):
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """See TableDataset.state_dict. Counts batches that the trainer received, not what was read ahead."""
+        """See TableDataset.state_dict. Counts batches that the trainer received, not batches that were read ahead."""
         return self.dataset.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -185,7 +186,7 @@ class TableDataLoader(DataLoader[BatchT]):
         self.dataset.load_state_dict(state)
 
     def __len__(self) -> int:
-        """Batches of this rank in the present epoch, those already received included.
+        """Return the number of batches of this rank in the present epoch, including batches already received.
 
         Raises:
             TypeError: row counts are not known, so only a pass can count them.
@@ -193,15 +194,15 @@ class TableDataLoader(DataLoader[BatchT]):
         return len(self.dataset)
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Raises ConfigTypeError; see `refuse_number`."""
+        """Raise ConfigTypeError. See `refuse_number`."""
         refuse_number(self, index)
 
     def __iter__(self) -> Iterator[BatchT]:  # type: ignore[override]  # torch promises its own iterator class here
-        # A generator, so that a pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
+        # A generator, so that the pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
         return closed_at_exit(epoch_pass(self.dataset, self._set_up))
 
     def _set_up(self) -> PassSetup:
-        """How a pass that begins now is run."""
+        """Return the settings of a pass that begins now."""
         return PassSetup(
             topology=self.dataset.topology,
             open_source=self._open_source,
@@ -224,7 +225,7 @@ class TableDataLoader(DataLoader[BatchT]):
 
 
 def _check_workers(dataset: Any, num_workers: int | None) -> int:
-    """The number of worker processes, which the plan of the data set is made for."""
+    """Return the number of worker processes: the number that the data set's plan is made for."""
     if not isinstance(dataset, TableDataset):
         raise ConfigTypeError(
             f"TableDataLoader got {of_type(dataset)}: pass a StructuredDataset or an IcebergDataset, or use torch's "
@@ -237,6 +238,6 @@ def _check_workers(dataset: Any, num_workers: int | None) -> int:
     if max(1, num_workers) != planned:
         raise ConfigError(
             f"num_workers={num_workers}, and the data set was made for {planned}: each worker has its own part of the "
-            "plan. Leave num_workers= out here, or make the data set with the number that is wanted."
+            "plan. Leave num_workers= out here, or make the data set with this number."
         )
     return num_workers

@@ -1,4 +1,4 @@
-"""The options of torch's DataLoader that a caller may choose, checked before anything is read; torch checks later."""
+"""Check the options of torch's DataLoader that a caller may choose, before data is read; torch checks them later."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,8 @@ from torch_dataloader_utils._core.option_values import RayWorkers
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
-# Those taken out follow from batches being made where they are read; and torch itself ignores pin_memory_device.
+# The removed options do not apply, because batches are made where rows are read; torch itself ignores
+# pin_memory_device.
 LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     "self",
     "dataset",
@@ -29,24 +30,24 @@ LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - 
 } | {"callbacks"}
 
 
-# These of them say how worker processes do their work.
+# Options that need worker processes.
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 
 def check_loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with Python's own numbers and bools, and callbacks as a tuple.
+    """Return the options with Python's own numbers and bools, and callbacks as a tuple.
 
         callbacks=None  ()      prefetch_factor=np.int64(2)  2      pin_memory="false", timeout=None  ConfigTypeError
 
     Raises:
-        ConfigTypeError: an option of another type. ConfigError: one that is out of range.
+        ConfigTypeError: an option has another type. ConfigError: an option is out of range.
     """
-    # A later torch may have options that are not known here: they stay as they are.
+    # Options of later versions of torch are not known here and stay as they are.
     return {name: _CHECKS[name](name, value) if name in _CHECKS else value for name, value in options.items()}
 
 
 def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for options of worker processes where there are none."""
+    """Raise ConfigError if an option needs worker processes and the loader has none."""
     meant = [name for name in _WORKER_OPTIONS if options.get(name)]
     if workers is not None:
         meant += [
@@ -55,22 +56,23 @@ def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Map
         if meant:
             raise ConfigError(
                 f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with workers=RayWorkers(...) there are "
-                "none. Leave it out; prefetch= and max_restarts= of RayWorkers are for its actors."
+                "none. Leave the option out; prefetch= and max_restarts= of RayWorkers are for actors."
             )
         return
     if num_workers == 0 and meant:
         raise ConfigError(
             f"{meant[0]}={options[meant[0]]!r} is for worker processes, and with num_workers=0 there are none: threads "
-            "of this process decode (num_workers=None chooses them too, unless there is a transform). Leave it out "
-            "(decoding=Decoding(ahead_bytes=...) limits how far threads read ahead), or pass num_workers=1 or more."
+            "of this process decode (num_workers=None chooses threads too, unless there is a transform). Leave the "
+            "option out (decoding=Decoding(ahead_bytes=...) limits how far threads read ahead), or pass num_workers=1 "
+            "or more."
         )
 
 
 def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
-    """The callbacks as a tuple; an empty one for None.
+    """Return the callbacks as a tuple, an empty tuple for None.
 
     Raises:
-        ConfigTypeError: no list, or something in it lacks a method of LoaderCallback.
+        ConfigTypeError: `value` is not a list, or a member is not an object of a LoaderCallback class.
     """
     if value is None:
         return ()
@@ -80,8 +82,8 @@ def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
     for callback in callbacks:
         if isinstance(callback, type) or not isinstance(callback, LoaderCallback):
             raise ConfigTypeError(
-                f"{name}: {callback!r} is not a LoaderCallback. Pass objects of subclasses of it, which have the "
-                "methods that you do not override."
+                f"{name}: {callback!r} is not a LoaderCallback. Pass objects of subclasses of LoaderCallback: they "
+                "inherit the methods that you do not override."
             )
     return callbacks
 

@@ -1,4 +1,4 @@
-"""The position of a loader: its epoch, how many batches were received, and where the next pass begins."""
+"""Keep the position of a loader: the epoch, the batches received, and the position where the next pass begins."""
 
 import json
 import logging
@@ -18,15 +18,16 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 _log = logging.getLogger(__name__)
 
-# States of up to some 200 topologies are smaller.
+# States of up to about 200 topologies are smaller.
 _SMALL_BYTES = 1_000
 
 
 class Pass:
-    """One pass over an epoch, or over the rest of one; counts the batches that were received.
+    """Pass over an epoch, or over the rest of an epoch; counts the batches that were received.
 
-    stride: steps from one batch to the next; the number of workers where one worker counts its own batches.
-    was_out_of_order: whether a batch ever came before one of an earlier step (`in_order=False`).
+    stride: number of steps from one batch to the next: 1, or the number of workers if one worker counts its own
+        batches.
+    was_out_of_order: true if a batch ever came before a batch of an earlier step (`in_order=False`).
     """
 
     def __init__(self, position: Position, rank: int, stride: int) -> None:
@@ -45,12 +46,12 @@ class Pass:
 
     @property
     def before_last(self) -> Position:
-        """The position before the last batch; with known row counts, the same as `position`."""
+        """Position before the last batch; with known row counts, the same as `position`."""
         return self._before_last or self.position
 
     @property
     def position(self) -> Position:
-        """The position after the last batch received."""
+        """Position after the last batch received."""
         cursors = None
         if self._reached is not None:
             reached = RankCursors(workers=tuple(self._reached), next_worker=self._next_worker)
@@ -59,17 +60,17 @@ class Pass:
         return replace(self._begin, segment=segment)
 
     def count(self) -> None:
-        """One more batch was received."""
+        """Count one more received batch."""
         self._steps += self._stride
 
     def count_out_of_order(self, worker: int) -> None:
-        """A batch of `worker` was received, perhaps before one of an earlier step (`in_order=False`)."""
+        """Count a batch of `worker` that may come before a batch of an earlier step (`in_order=False`)."""
         self._steps += 1
         self._from_worker[worker] = self._from_worker.get(worker, 0) + 1
         self.was_out_of_order = self.was_out_of_order or not self.is_in_order
 
     def count_with_cursor(self, worker: int, cursor: Cursor) -> None:
-        """Without row counts: a batch of `worker` was received. cursor: how far its lane came since the pass began."""
+        """Count a batch of `worker`, without row counts. cursor: progress of its lane since the pass began."""
         self._before_last = self.position
         self._steps += self._stride
         if self._reached is None:
@@ -80,7 +81,7 @@ class Pass:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the batches received are the first ones of the epoch, so that their count says which they are."""
+        """True if the received batches are the first batches of the epoch, so that their count identifies them."""
         workers = self._begin.segment.topology.num_workers
         first, count = self._begin.segment.steps_of(self._rank) % workers, sum(self._from_worker.values())
         return all(
@@ -90,28 +91,29 @@ class Pass:
 
 
 class Progress:
-    """All that changes in a data set: the position that plans are made from and states are taken of.
+    """Mutable part of a data set: the position. Plans are made from the position, and states are taken from it.
 
-    Everything else stays as it was made. Only `ComparedPasses` also counts passes, to compare them with those of other
-    ranks; no row depends on that.
+    Everything else in a data set is constant. Only `ComparedPasses` also counts passes, to compare the passes of ranks;
+    no row depends on that count.
 
-    Workers of a foreign DataLoader have copies of it from the moment when they started. Through shared memory a copy
-    learns the epoch that was set in the trainer's process, and whether a state was loaded there that it does not have.
+    Workers of a foreign DataLoader have copies of the `Progress` from the time they started. Through shared memory a
+    copy learns the epoch that was set in the trainer's process, and whether a state was loaded there later.
 
-    A pass begins at the start of the epoch or, once, at the place of a loaded state. After `break`, a new pass begins
-    the epoch again; a state taken in between has the place of the broken pass. After the last batch the state names the
-    next epoch; a pass without `set_epoch` still repeats the old one, as always in PyTorch, with a warning if shuffled.
+    A pass begins at the start of the epoch or, once, at the position of a loaded state. After `break`, a new pass
+    begins the epoch again; a state taken in between has the position of the broken pass. After the last batch the state
+    names the next epoch. A pass without `set_epoch` still repeats the old epoch, as always in PyTorch, with a warning
+    if shuffled.
 
-    is_read_ahead: set where the reader holds one batch that was not used yet, as Lightning does if it does not know the
-    length. Without row counts, states then name the place before that batch.
+    is_read_ahead: true if the reader holds one batch that was not used yet. Lightning does this if it does not know the
+    length. Without row counts, states then name the position before this batch.
 
-    files_may_change: set where a state at the start of an epoch may be of other plain files; see `decode_state`.
+    files_may_change: true if a state at the start of an epoch may be of other plain files; see `decode_state`.
 
     With several ranks the state at the end of an epoch keeps the log of that epoch, the same on every rank: other ranks
-    may still be in it, and `merge_states` must know that this rank has taken all its steps.
+    may still be in the epoch, and `merge_states` must know that this rank has taken all its steps.
 
-    Inside a DataLoader with W workers each worker counts for itself: its steps are those of the rank that are its own
-    batches, p, p + W, p + 2W, ... for worker p. The number of steps then says both which worker it is and where.
+    Inside a DataLoader with W workers each worker p counts for itself: only the steps p, p + W, p + 2W, ... of the
+    rank. So the number of steps identifies both the worker and its place.
     """
 
     def __init__(self, identity: Identity, topology: Topology, rank: int) -> None:
@@ -130,41 +132,41 @@ class Progress:
         self.files_may_change = False
         self._shared_epoch = SharedEpoch()
         self._shared_passes = SharedPasses()
-        # What this copy knows of both: the epoch that was set last, and how many states were loaded.
+        # What this copy has seen in shared memory: the epoch that was set last, and the number of loaded states.
         self._known_epoch = 0
         self._known_loads = 0
 
     @property
     def epoch(self) -> int:
-        """The epoch of the present or next pass."""
+        """Epoch of the present or next pass."""
         return self._epoch
 
     @property
     def has_finished(self) -> bool:
-        """Whether the last pass took all its steps, and no other epoch was chosen since."""
+        """True if the last pass took all its steps, and no other epoch was chosen since."""
         return self._finished_epoch is not None
 
     @property
     def has_begun_in_workers(self) -> bool:
-        """Whether workers of another DataLoader have begun a pass of these data."""
+        """True if workers of a foreign DataLoader have begun a pass over this data."""
         return self._shared_passes.has_begun
 
     def change_data(self, identity: Identity) -> None:
-        """Go on with other data, which the next pass begins with; only between epochs.
+        """Change the data of the next pass; only between epochs.
 
         Raises:
             ConfigError: the position is inside an epoch.
         """
         self.check_between_epochs()
         self._identity = identity
-        # Its log is of other data, and no state of another rank fits it any more.
+        # The log is of other data: no state of another rank fits it any more.
         self._pass = None
         if self._loaded is not None:
             self._loaded = replace(self._loaded, before=())
         self._known_loads = self._shared_passes.count_load()
 
     def check_between_epochs(self) -> None:
-        """Raises ConfigError if the position is inside an epoch."""
+        """Raise ConfigError if the position is inside an epoch."""
         if self.position.segments:
             raise ConfigError(
                 f"Epoch {self._epoch} is in progress: its data cannot change until it ends. Refresh after its last "
@@ -172,7 +174,7 @@ class Progress:
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over `epoch`; keeps a loaded position of that epoch, but no log of the one before."""
+        """Choose the epoch of the next pass. Keeps a loaded position of that epoch, but no log of the epoch before."""
         self._shared_epoch.value = check_integer("epoch", epoch, least=0)
         self._shared_passes.forget()
         self._go_to_epoch(epoch)
@@ -188,21 +190,23 @@ class Progress:
         self._finished_epoch = None
 
     def follow_trainer(self, worker: int | None) -> None:
-        """Take over what was set in the trainer's process since this copy last looked; `worker` begins a pass.
+        """Take over the epoch that was set in the trainer's process since this copy last looked.
+
+        worker: worker of a foreign DataLoader that begins a pass; None in the trainer's process.
 
         Raises:
-            ConfigError: a state was loaded there, which does not reach a worker that runs.
+            ConfigError: a state was loaded in the trainer's process, and it does not reach running workers.
         """
         passes, epoch = self._shared_passes, self._shared_epoch.value
         if passes.loads != self._known_loads:
             raise ConfigError(
-                "A state was loaded into a data set (or it was refreshed) after persistent workers of a DataLoader had "
-                "begun to read it, and it does not reach them. Do this before the first pass, make a new DataLoader, "
-                "or use create_dataloader."
+                "A state was loaded into a data set (or the data set was refreshed) after persistent workers of a "
+                "DataLoader had begun to read it, and the change does not reach them. Do this before the first pass, "
+                "make a new DataLoader, or use create_dataloader."
             )
         has_begun = passes.has_begun if worker is None else not passes.begin(worker)
         if has_begun and self._loaded_worker is None:
-            # Each new worker gets a copy from before the pass in which the loaded state was used up.
+            # Each new worker gets a copy from before the pass that used the loaded state.
             self._forget_loaded()
         if epoch != self._known_epoch:
             self._go_to_epoch(epoch)
@@ -213,16 +217,16 @@ class Progress:
         self._loaded_worker = None
 
     def next_position(self, topology: Topology) -> Position:
-        """Where a pass under `topology` would begin now."""
+        """Return the position where a pass under `topology` would begin now."""
         if self._loaded is not None:
             return self._loaded.under(topology)
         return Position(epoch=self._epoch, segment=Segment(topology=topology))
 
     def begin(self, topology: Topology, worker: int | None = None) -> Pass:
-        """Begin a pass of the whole rank, or of one DataLoader worker of it.
+        """Begin a pass of the whole rank, or of one DataLoader worker of the rank.
 
         Raises:
-            CheckpointMismatchError: the state that was loaded is one worker's of several, under another topology.
+            CheckpointMismatchError: the loaded state is the state of one of several workers, under another topology.
         """
         position = self.next_position(topology)
         if worker is not None:
@@ -242,21 +246,24 @@ class Progress:
         return self._pass
 
     def _check_own_topology(self, topology: Topology) -> None:
-        """Refuse another topology: to plan the rest takes the places of all workers, and a worker knows its own."""
+        """Raise CheckpointMismatchError if a worker's state is of another topology.
+
+        Planning the rest of the epoch needs the positions of all workers, and a worker knows only its own.
+        """
         loaded = self._loaded
         if self._loaded_worker is None or loaded is None or topology.num_workers == 1:
             return
         if loaded.segment.has_begun and loaded.topology != topology:
             raise CheckpointMismatchError(
                 "With several workers, a StatefulDataLoader resumes only with the same ranks, workers and batch size: "
-                f"the state is of {loaded.topology}, and here it is {topology}. Resume with those, or use "
-                "create_dataloader, whose states load with any others."
+                f"the state is of {loaded.topology}, and here it is {topology}. Resume with the topology of the state, "
+                "or use create_dataloader: its states load with any topology."
             )
 
     def _own_place(self, position: Position, worker: int) -> Position:
-        """The position at the next batch of `worker`, unless it is already the position of one worker.
+        """Return the position at the next batch of `worker`. A position of one worker is returned as it is.
 
-        A foreign DataLoader takes its first batch from its worker 0, whichever worker of the plan gives it.
+        A foreign DataLoader takes its first batch from its own worker 0. Any worker of the plan may give this batch.
         """
         segment = position.segment
         steps = segment.steps_of(self._rank)
@@ -269,20 +276,20 @@ class Progress:
         return replace(position, segment=replace(segment, steps=steps + worker, cursors=cursors or None))
 
     def finish(self, of: Pass) -> None:
-        """`of` has delivered its last batch: the state names the next epoch now."""
+        """Record that pass `of` has delivered its last batch: from now on the state names the next epoch."""
         if self._pass is of:
             self._finished_epoch = self._epoch
 
     def end(self, of: Pass) -> None:
-        """`of` was asked for a batch after its last one."""
+        """Record that pass `of` was asked for a batch after its last batch."""
         self.finish(of)
         self._has_ended = self._has_ended or self._pass is of
 
     @property
     def position(self) -> Position:
-        """The position of the state: the current place, or the start of the next epoch after the last batch.
+        """Position of the state: the current position, or after the last batch the start of the next epoch.
 
-        One worker of several stays in its epoch, after its last step: others may still have batches of that epoch.
+        One of several workers stays in its epoch after its last step: other workers may still have batches of it.
         """
         if self._finished_epoch is not None and self._worker is None:
             start = Segment(topology=self._topology)
@@ -294,18 +301,18 @@ class Progress:
         return self.next_position(self._topology)
 
     def _finished_log(self) -> tuple[Segment, ...]:
-        """The log of the finished epoch if there are several ranks, else nothing; see the class."""
+        """Return the log of the finished epoch if there are several ranks, else (). See the class."""
         if self._pass is None or self._topology.num_ranks == 1:
             return ()
         passed = self._pass.position
         return (*passed.history, Segment(topology=passed.topology, steps=None))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as a new JSON-able dict.
+        """Return the state as a new JSON-able dict.
 
         Raises:
-            ConfigError: batches came out of order (`in_order=False`), so that no number of steps says which they were;
-                or workers of a DataLoader read the data set, and only they know how far they are.
+            ConfigError: batches came out of order (`in_order=False`), and a number of steps cannot identify them; or
+                workers of a DataLoader read the data set, and only the workers know their positions.
         """
         if get_worker_info() is None and self._shared_passes.has_begun:
             raise ConfigError(
@@ -318,10 +325,10 @@ class Progress:
         return self._encoded(self.position)
 
     def state_for_torchdata(self) -> dict[str, Any]:
-        """The state as torchdata needs it: after the last batch another one than after the end of the pass.
+        """Return the state for torchdata: it still names the present epoch after the last batch.
 
-        After the last batch the state stays in its epoch until one more batch was asked for; a pass that continues from
-        there is empty.
+        The state names the next epoch once a batch after the last batch was requested. A pass that continues from the
+        state in between is empty.
 
         Raises:
             ConfigError: see `state_dict`.
@@ -331,17 +338,17 @@ class Progress:
         return self._encoded(self._pass.position)
 
     def encode(self, position: Position) -> dict[str, Any]:
-        """The state of a position that this had before.
+        """Return the state of a former position of this data set.
 
         Raises:
-            ConfigError: batches of its pass came out of order, and whether they had by then is not known any more.
+            ConfigError: batches of its pass came out of order, perhaps before this position.
         """
         if self._pass is not None and self._pass.was_out_of_order and position.epoch == self._pass.position.epoch:
             raise _out_of_order()
         return self._encoded(position)
 
     def _encoded(self, position: Position) -> dict[str, Any]:
-        # A worker that has not begun is at the place of the loaded state, which may be its own.
+        # Before its first pass, a worker is at the position of the loaded state, which may be the worker's own state.
         worker = self._loaded_worker if self._pass is None else self._worker
         state = encode_state(self._identity, position, worker)
         topologies = len(position.segments or position.before)
@@ -356,14 +363,14 @@ class Progress:
     def load_state_dict(
         self, state: Mapping[str, Any], counted: Callable[[Position], Position], *, in_worker: bool = False
     ) -> None:
-        """Let the next pass continue where `state` stood.
+        """Let the next pass continue from `state`.
 
-        counted: gives a position with the plan's numbers of steps where its log says that ranks took all of them.
-        in_worker: whether a worker of a foreign DataLoader loads it; there it may be that worker's own state.
+        counted: function that replaces "all steps" in a position's log by the plan's number of steps.
+        in_worker: true if a worker of a foreign DataLoader loads the state; then it may be the worker's own state.
 
         Raises:
-            CheckpointMismatchError: the state is of other data or other options, or was changed; or it is another
-                rank's, where row counts are not known, or one worker's.
+            CheckpointMismatchError: the state is of other data or other options, or was changed; without row counts,
+                it is the state of another rank; or it is the state of one worker.
         """
         loaded, worker = decode_state(state, self._identity, self._topology, files_may_change=self.files_may_change)
         if worker is not None and not in_worker:
@@ -376,7 +383,7 @@ class Progress:
             )
         stopped = loaded.segment
         if stopped.cursors and stopped.topology == self._topology:
-            stopped.cursors_of([self._rank])  # raises if they are not there
+            stopped.cursors_of([self._rank])  # raises if the state lacks this rank's cursors
         self._loaded, self._loaded_worker = counted(loaded), worker
         self._epoch = self._loaded.epoch
         self._pass = None

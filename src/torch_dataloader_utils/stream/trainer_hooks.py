@@ -1,8 +1,8 @@
-"""Hooks of trainers in a loader: a sampler that takes epochs, batches on the device, which batch is the last one.
+"""Serve the hooks of trainers: a sampler that takes epochs, batches on the device, and a mark on the last batch.
 
-Accelerate keeps a list of the loaders that are being iterated (`GradientState`), and asks the innermost one two things:
-whether this batch is its last, so that `accelerator.accumulate` steps the optimizer, and how many rows of the last
-global batch are no padding (`remainder`, 0: all of them), so that `accelerator.gather_for_metrics` cuts the rest off.
+Accelerate keeps a list of the loaders that are being iterated (`GradientState`), and asks the innermost loader two
+things. Is this batch the last? Then `accelerator.accumulate` steps the optimizer. How many rows of the last global
+batch are not padding (`remainder`, 0: all rows)? `accelerator.gather_for_metrics` cuts the other rows off.
 """
 
 import itertools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EpochSampler(Sampler[None]):
-    """Stands where trainers look for a DistributedSampler: passes epochs on to the data set, and orders nothing."""
+    """Sampler where trainers look for a DistributedSampler: passes epochs on to the data set, and orders nothing."""
 
     def __init__(self, dataset: "TableDataset") -> None:
         self._dataset = dataset
@@ -30,16 +30,16 @@ class EpochSampler(Sampler[None]):
         return itertools.repeat(None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass; in the present one it does nothing.
+        """Choose the epoch of the next pass; the number of the present epoch has no effect.
 
-        Lightning calls this after it has begun to iterate, where `TableDataset.set_epoch` would give up the pass.
+        Lightning calls this after the pass has begun, and `TableDataset.set_epoch` would then give up the pass.
         """
         if epoch != self._dataset.epoch:
             self._dataset.set_epoch(epoch)
 
 
 def warn_of_lost_places(dataset: "TableDataset") -> None:
-    """Warn if the state has the place of one rank only, where a trainer saves the state of one rank for all of them."""
+    """Warn if the state has the position of one rank only; for trainers that save the state of one rank for all."""
     if dataset.topology.num_ranks > 1 and dataset.progress.position.segment.cursors is not None:
         warn_user(
             f"This checkpoint has only the position of rank {dataset.rank} of {dataset.topology.num_ranks}: "
@@ -50,10 +50,10 @@ def warn_of_lost_places(dataset: "TableDataset") -> None:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LoaderRecord:
-    """One pass, as GradientState sees it.
+    """Record of one pass for Accelerate's GradientState.
 
-    repeats_at_end: this rank's last batch is one row that came before, because it has none left for a last step.
-    Accelerate has no place for this: its remainder is of all ranks together, and the ranks that repeat may be any.
+    repeats_at_end: true if this rank's last batch repeats one row, because the rank has no row left for the last step.
+    Accelerate has no field for this: `remainder` counts all ranks together, and any of the ranks may repeat a row.
     """
 
     repeats_at_end: bool
@@ -63,30 +63,30 @@ class LoaderRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a prepared loader puts its batches; None leaves them where they are."""
+    """Device of a prepared loader's batches; device=None leaves batches where they are."""
 
     device: Any
     non_blocking: bool
 
     @classmethod
     def of_process(cls, non_blocking: bool) -> "Placement":
-        """The device that Accelerate has chosen for this process."""
+        """Return a placement on the device that Accelerate has chosen for this process."""
         from accelerate.state import PartialState  # type: ignore[import-untyped]
 
         return cls(device=PartialState().device, non_blocking=non_blocking)
 
     def place(self, batch: Any) -> Any:
-        """The batch on the device."""
+        """Return the batch on the device."""
         from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 
         return batch if self.device is None else send_to_device(batch, self.device, self.non_blocking)
 
     @contextmanager
     def following(self, *, repeats_at_end: bool) -> Iterator[LoaderRecord]:
-        """Inside, Accelerate follows a pass, by the record that this gives.
+        """Register a pass with Accelerate inside the context. Gives the record that the pass updates.
 
-        Plans count batches, so which one is the last is known without looking ahead, and states stay those of the
-        batches received. Without row counts no batch is called the last one.
+        The plan counts batches, so the last batch is known without reading ahead, and states count only received
+        batches. Without row counts no batch is marked as the last.
         """
         from accelerate.state import GradientState
 
@@ -100,12 +100,8 @@ class Placement:
 
 
 def refuse_number(loader: object, index: object) -> NoReturn:
-    """Raises the error for `loader[index]`, where Python would only say "not subscriptable".
-
-    Raises:
-        ConfigTypeError: always.
-    """
+    """Raise ConfigTypeError for `loader[index]`, always. Python would only say "not subscriptable"."""
     raise ConfigTypeError(
         f"{type(loader).__name__}[{index!r}]: its batches come in an order of their own and have no numbers. Iterate "
-        "it as it is: it is a loader, with no DataLoader around it. A RowDataset gives rows by number."
+        "the loader, without a DataLoader around it. A RowDataset gives rows by number."
     )

@@ -1,4 +1,4 @@
-"""The batches of one worker: the same code in the trainer's process, in a worker process, and in tests."""
+"""Make the batches of one worker: the same code in the trainer's process, in a worker process, and in tests."""
 
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,14 +24,14 @@ from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, G
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
 
-# Where lanes mix, most batches that are gathered at once, and most bytes of them: about as much as a window. One at a
-# time is slow, because slicing 64 lanes of 51 columns takes 6 ms, whatever the rows.
+# If lanes mix: largest number of batches that are gathered at once, and of their bytes, about as much as a window. One
+# batch at a time is slow, because slicing 64 lanes of 51 columns takes 6 ms for any number of rows.
 _MOST_BATCHES = 64
 _MOST_BYTES = 16 << 20
 
 
 class CollectedBatch(NamedTuple):
-    """A batch among several that are collected at once: its rows, and the row group of its last row (for messages)."""
+    """Batch among several collected batches: its rows, and the row group of its last row (for messages)."""
 
     rows: int
     where: str
@@ -39,9 +39,9 @@ class CollectedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembler:
-    """Takes rows from lanes, in the order of the batching.
+    """Assembler of batches: takes rows from lanes, in the order of the batching.
 
-    says_where: whether `CollectedBatch.where` is needed; it takes time to compute.
+    says_where: true if `CollectedBatch.where` is needed; `where` takes time to compute.
     """
 
     batching: Batching
@@ -51,11 +51,11 @@ class Assembler:
 
     @property
     def mixes(self) -> bool:
-        """Whether batches have rows of several lanes."""
+        """True if batches have rows of several lanes."""
         return bool(self.batching.num_batches) and len(self.batching.parts(0)) > 1
 
     def batch(self, parts: BatchParts) -> Block:
-        """The rows of one batch.
+        """Return the rows of one batch.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
@@ -65,7 +65,7 @@ class Assembler:
         return collector.block(self.shaper)
 
     def slices(self, parts: BatchParts) -> list[BlockSlice]:
-        """The rows of these parts, where they lie in blocks.
+        """Return the rows of these parts as slices of their blocks, without a copy.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
@@ -77,9 +77,9 @@ class Assembler:
         return slices
 
     def collected(self, length: int) -> Iterator[tuple[Block, list[CollectedBatch]]]:
-        """The rows of several batches as one block, and what each batch is.
+        """Yield the rows of several batches as one block, with a description of each batch.
 
-        `length` batches at a time; where lanes mix, up to twice as many each time, a multiple of `length`.
+        Collects `length` batches at a time; if lanes mix, up to twice as many each time, a multiple of `length`.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
@@ -108,10 +108,10 @@ Function = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The way from row groups to the batches that the trainer receives; picklable, the same for every worker.
+    """Steps from row groups to the batches that the trainer receives. Picklable, and the same for every worker.
 
-    codec: writes batches into shared slabs; None: they are pickled through a queue.
-    functions: the user's transform and collate function, applied to each batch one after the other.
+    codec: codec that writes batches into shared slabs; None: batches are pickled through a queue.
+    functions: transform and collate function of the user, applied to each batch one after the other.
     row_bytes: bytes of a row in columns of fixed width.
     """
 
@@ -123,14 +123,14 @@ class Pipeline:
 
 
 Made = tuple[Any, int, LaneReader | CollectedBatch]
-"""A batch, its rows, and an object whose `where` is the row group that it ends in."""
+"""A batch, its number of rows, and an object with `where`: the row group of the batch's last row."""
 
 
 class WorkerStream:
-    """The batches of one worker, in order. cursor: the place after the last batch (see LaneReader).
+    """Iterable over the batches of one worker, in order. cursor: place after the last batch (see LaneReader).
 
-    counters: counts its work. watch: gives a context for each call of the user's functions, from the row group that the
-    batch ends in.
+    counters: counters of the worker's work. watch: function that returns a context for each call of the user's
+    functions; its argument is the row group of the batch's last row.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class WorkerStream:
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there will be; None where rows are not counted."""
+        """Number of batches; None if row counts are not known."""
         return self._batching.num_batches
 
     @property
     def cursor(self) -> Cursor:
-        """Where the (only) lane stands after the last batch; meaningful for plans without row counts."""
+        """Place in the (only) lane after the last batch; meaningful for plans without row counts."""
         return self._lanes[0].cursor
 
     def __iter__(self) -> Generator[Any]:
@@ -172,10 +172,10 @@ class WorkerStream:
                 yield self._transformed(batch, ending.where) if functions else batch
 
     def batch_groups(self, length: int) -> Generator[BatchGroup]:
-        """The same batches in groups of `length` (fewer in the last one); only without functions of the user.
+        """Yield the same batches in groups of `length` (fewer in the last group); only without functions of the user.
 
         Raises:
-            InternalError: rows are not counted, or there are functions.
+            InternalError: row counts are not known, or the user gave functions.
         """
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
@@ -186,7 +186,7 @@ class WorkerStream:
                 yield from self._groups_of_mixed_batches(length)
 
     def _groups_of_one_lane(self, batching: SingleLane, length: int) -> Iterator[BatchGroup]:
-        """Rows that lie in one block stay there, see `group_parts`."""
+        """Yield groups of batches of a single lane. Rows of one block are not copied, see `group_parts`."""
         regular = batching.num_batches - len(batching.tail_rows)
         rows_left = itertools.chain(itertools.repeat(batching.batch_rows, regular), batching.tail_rows)
         while rows := tuple(itertools.islice(rows_left, length)):
@@ -208,7 +208,7 @@ class WorkerStream:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """All lanes decode ahead; afterwards nothing does, and no row is held."""
+        """Let all lanes decode ahead inside the context. At its end, stop decoding and release all rows."""
         try:
             for lane in self._lanes:
                 lane.prefetch()
@@ -219,7 +219,7 @@ class WorkerStream:
                 lane.close()
 
     def _made(self) -> Iterator[Made]:
-        """Every batch, before functions of the user: made in the way that fits the batching."""
+        """Return an iterator over all batches before functions of the user, made in the way that fits the batching."""
         batching = self._batching
         match batching:
             case SingleLane():
@@ -234,7 +234,7 @@ class WorkerStream:
                 return map(self._put_together, map(batching.parts, range(batching.num_batches or 0)))
 
     def _of_one_lane(self, batching: SingleLane) -> Iterator[Made]:
-        """Views of a block wherever batches lie whole in it."""
+        """Yield the batches of a single lane: views of a block for all batches that lie whole in it."""
         lane, rows = self._lanes[0], batching.batch_rows
         regular = batching.num_batches - len(batching.tail_rows)
         done = 0
@@ -251,7 +251,7 @@ class WorkerStream:
             yield self._put_together(((0, rows),))
 
     def _of_rotating_lanes(self, batching: RotatingLanes) -> Iterator[Made]:
-        """Batches that are one micro-batch each; a block is split at once, and its batches wait until they are due."""
+        """Yield batches of one micro-batch each. A block is split at once, and its batches wait until they are due."""
         at_hand: dict[int, Iterator[Any]] = {}
         for number in range(batching.num_batches):
             ((index, rows),) = batching.parts(number)
@@ -267,26 +267,26 @@ class WorkerStream:
             yield batch, rows, lane
 
     def _until_exhausted(self, lane: LaneReader, batch_rows: int) -> Iterator[Made]:
-        """Batches of a lane whose rows are not counted, the last one shorter if it must be."""
+        """Yield the batches of a lane without row counts. The last batch may be shorter."""
         while slices := list(lane.take(batch_rows)):
             collector = RowCollector()
             collector.add(slices)
             yield collector.block(self._pipeline.shaper).to_batch(), collector.num_rows, lane
 
     def _of_mixed_lanes(self) -> Iterator[Made]:
-        """Batches with rows of several lanes: many are put together at once, and cut apart again."""
+        """Yield batches with rows of several lanes: put many batches together at once, and cut them apart again."""
         for block, batches in self._assembler.collected(1):
             stop = 0
             whole = block.split(batches[0].rows)
             for collected in batches:
                 start, stop = stop, stop + collected.rows
-                # The last batch of an epoch may be a shorter one.
+                # The last batch of an epoch may be shorter.
                 is_whole = collected.rows == batches[0].rows
                 batch = next(whole) if is_whole else block.slice(start, stop).to_batch()
                 yield batch, collected.rows, collected
 
     def _put_together(self, parts: BatchParts) -> Made:
-        """A batch of rows from several blocks."""
+        """Return a batch of rows from several blocks."""
         block = self._assembler.batch(parts)
         return block.to_batch(), block.num_rows, self._lanes[parts[-1][0]]
 
@@ -300,7 +300,7 @@ class WorkerStream:
                 batch = function(batch)
             except LoaderError:
                 raise
-            except (Exception, GeneratorExit) as error:  # the user's; GeneratorExit would end the pass early
+            except (Exception, GeneratorExit) as error:  # of the user's code; GeneratorExit would end the pass early
                 raise TransformError(
                     f"{function_name(function)} raised {_text(error)}.{_hint(error, batch)} The batch ends in {where}."
                 ) from error
@@ -311,18 +311,18 @@ class WorkerStream:
 
 
 def _text(error: BaseException) -> str:
-    """The error's class, and its text if it has one: `StopIteration()` has none."""
+    """Return the error's class, and its text unless the text is empty, as for `StopIteration()`."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _hint(error: BaseException, batch: Any) -> str:
-    """Advice for functions made for torch's own loader, such as `default_collate`, which ask for sample 0."""
+    """Return advice for functions made for torch's own loader, such as `default_collate`: they ask for sample 0."""
     if isinstance(error, KeyError) and error.args == (0,):
-        return f" It is given one batch, {of_type(batch)} of columns, not a list of samples."
+        return f" The function gets one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """The name of a user's function, for messages."""
+    """Return the name of a user's function, for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,4 +1,4 @@
-"""Pictures of plans: who reads what, when, with cuts and imbalance.
+"""Draw plans: the row groups that each worker reads, when, with cuts and imbalance.
 
     timeline.py   a plan as bars, pure arithmetic
     svg.py        the bars as SVG, for files, pages and notebooks

@@ -1,4 +1,4 @@
-"""The timeline as SVG: a row for each worker, a bar for each row group, colours for files."""
+"""Draw a timeline as SVG: a row for each worker, a bar for each row group, colours for files."""
 
 from dataclasses import dataclass
 from html import escape
@@ -17,7 +17,7 @@ _WIDTH = _LABEL_WIDTH + _CHART_WIDTH + _TEXT_WIDTH
 _TOP = 34
 _RANK_GAP = 8
 _SMALL_RANKS, _SMALL_BARS = 8, 1_000
-# The angle of golden section: neighbouring files get hues far apart, however many there are.
+# The golden angle: neighbouring files get hues far apart, for any number of files.
 _GOLDEN_DEGREES = 137.508
 
 STYLE = """
@@ -30,12 +30,12 @@ svg .quiet { fill: var(--quiet); } .grid { stroke: var(--line); stroke-width: 1;
 .hatch { fill: var(--hatch); }
 .mean { stroke: var(--mean); stroke-width: 1.2; stroke-dasharray: 5 4; } svg .mean-text { fill: var(--mean); }
 """.strip()
-"""Colours for light and for dark backgrounds, as CSS: of the timeline, and of a page around it."""
+"""Colours of the timeline and of a page around it, for light and dark backgrounds, as CSS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scale:
-    """Bytes to pixels, and the height of a worker's row."""
+    """Scale of the chart: bytes to pixels, and the height of a worker's row."""
 
     pixels_per_byte: float
     row_height: float
@@ -45,17 +45,17 @@ class _Scale:
 
 
 def file_hue(file: int) -> float:
-    """The hue of a file in degrees."""
+    """Return the hue of a file in degrees."""
     return (215 + file * _GOLDEN_DEGREES) % 360
 
 
 def hsl(hue: float) -> str:
-    """A colour that stands out on white and on black."""
+    """Return a colour that stands out on white and on black."""
     return f"hsl({hue:.0f}, 55%, 57%)"
 
 
 def draw_timeline(timeline: Timeline) -> str:
-    """One <svg> element, to be coloured by `STYLE`."""
+    """Return one <svg> element, to be coloured by `STYLE`."""
     count = len(timeline.workers)
     row_height = 18.0 if count <= 64 else 11.0
     scale = _Scale(pixels_per_byte=_CHART_WIDTH / max(1, timeline.longest_bytes), row_height=row_height)
@@ -74,7 +74,7 @@ def draw_timeline(timeline: Timeline) -> str:
 
 
 def plan_picture(timeline: Timeline) -> str:
-    """The whole SVG file."""
+    """Return the text of an SVG file."""
     opening, rest = draw_timeline(timeline).split("\n", 1)
     opening = opening.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     font = 'svg { font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; background: var(--page); }'
@@ -82,7 +82,7 @@ def plan_picture(timeline: Timeline) -> str:
 
 
 def small_picture(plan: "EpochPlan") -> str:
-    """The picture of the first ranks, for a notebook; "" where it would have more bars than one wants to load."""
+    """Return a picture of the first ranks for a notebook; "" if it would have more than 1,000 bars."""
     ranks = min(plan.topology.num_ranks, _SMALL_RANKS)
     if plan.inventory.num_groups * ranks > _SMALL_BARS * plan.topology.num_ranks:
         return ""
@@ -129,7 +129,7 @@ def _worker(worker: WorkerRow, top: float, scale: _Scale, timeline: Timeline) ->
 
 
 def _bar(bar: Bar, top: float, height: float, scale: _Scale, hue: float) -> str:
-    # A hair of background between bars, where there is room for one.
+    # Leave a thin line of background between bars if they are wide enough.
     width = max(bar.length * scale.pixels_per_byte, 0.4)
     drawn = width - 0.8 if width > 2 else width
     place = f'x="{scale.x(bar.start):.2f}" y="{top:.2f}" width="{drawn:.2f}" height="{height:.2f}"'

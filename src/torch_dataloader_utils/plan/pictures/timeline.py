@@ -1,4 +1,4 @@
-"""A plan as bars: for each worker what it reads, one row group after the other."""
+"""Lay out a plan as bars: for each worker the row groups that it reads, one after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 Float64s = npt.NDArray[np.float64]
 
-# More bars than this are merged over neighbouring row groups of a file; browsers draw so many at once.
+# With more bars, neighbouring row groups of a file are merged into one bar: browsers draw about this many at once.
 _MOST_BARS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Rows of one row group (or of neighbouring ones) that a worker reads.
+    """Rows of one row group, or of neighbouring row groups, that a worker reads.
 
-    start, length: bytes, on the worker's own axis. file: index into Timeline.files. is_shared: other workers read
-    other rows of the same row group. label: for a tooltip.
+    start, length: bytes, on the worker's own axis. file: index into Timeline.files. is_shared: true if other workers
+    read other rows of the same row group. label: text of a tooltip.
     """
 
     start: float
@@ -38,7 +38,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """One worker: its totals, and its bars lane by lane."""
+    """Row of one worker: its totals, and its bars lane by lane."""
 
     rank: int
     worker: int
@@ -50,7 +50,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The workers of the ranks that are shown, and the names of the files they read."""
+    """Workers of the ranks that are shown, and the names of the files that they read."""
 
     workers: tuple[WorkerRow, ...]
     files: tuple[str, ...]
@@ -64,36 +64,36 @@ class Timeline:
 
     @property
     def mean_bytes(self) -> float:
-        """Mean of the workers."""
+        """Mean bytes of a worker."""
         return sum(worker.num_bytes for worker in self.workers) / max(1, len(self.workers))
 
     @property
     def imbalance(self) -> float:
-        """Heaviest worker by the mean, of the ranks that are shown: 1.0 is even."""
+        """Bytes of the heaviest worker divided by the mean, over the ranks that are shown: 1.0 is even."""
         return self.longest_bytes / self.mean_bytes if self.mean_bytes else 1.0
 
     @property
     def shown_ranks_note(self) -> str:
-        """Text behind a figure of all workers: ", first 32 ranks", or nothing if all ranks are shown."""
+        """Text after a figure of all workers: ", first 32 ranks", or "" if all ranks are shown."""
         return f", first {self.shown_ranks:,} ranks" if self.shown_ranks < self.num_ranks else ""
 
     @property
     def ticks(self) -> tuple[int, ...]:
-        """Round places on the axis: multiples of a power of two, four to eight of them."""
+        """Round positions on the axis: four to eight multiples of a power of two."""
         step = 1 << max(0, (self.longest_bytes // 4).bit_length() - 1)
         return tuple(range(0, self.longest_bytes + 1, step))
 
     @property
     def shared_groups(self) -> int:
-        """Bars that are parts of a row group which other workers read too."""
+        """Number of bars that are parts of a row group that other workers read too."""
         return sum(bar.is_shared for worker in self.workers for lane in worker.lanes for bar in lane)
 
 
 def make_timeline(plan: "EpochPlan", max_ranks: int) -> Timeline:
-    """The timeline of the first `max_ranks` ranks."""
+    """Return the timeline of the first `max_ranks` ranks."""
     shown = min(max_ranks, plan.topology.num_ranks)
     uses = _Uses.of(plan, shown)
-    # They are sorted by worker, so the uses of each worker are a range, found by its bounds.
+    # Uses are sorted by worker, so the uses of each worker are a range.
     number, num_workers = uses.rank * plan.topology.num_workers + uses.worker, plan.topology.num_workers
     begins = number.searchsorted(np.arange(shown * num_workers + 1))
     workers = []
@@ -106,10 +106,10 @@ def make_timeline(plan: "EpochPlan", max_ranks: int) -> Timeline:
 
 
 def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: WorkerProgram) -> WorkerRow:
-    """One worker, with the bars of its lanes.
+    """Return the row of one worker, with the bars of its lanes.
 
-    Lanes advance together, so each spans the whole axis. Only the rows of the job's incomplete last step, which are a
-    lane of their own, come at the end.
+    Lanes advance together, so each lane spans the whole axis. Only the rows of the job's incomplete last step, which
+    are a lane of their own, come at the end.
     """
     lanes = [own[uses.lane[own] == lane] for lane in range(len(program.lanes))]
     sizes = [_sizes(uses, lane, units) for lane, units in zip(lanes, program.lanes, strict=True)]
@@ -131,7 +131,7 @@ def _worker_row(uses: "_Uses", own: Int64s, rank: int, worker: int, program: Wor
 
 
 def _sizes(uses: "_Uses", lane: Int64s, units: Units) -> Float64s:
-    """Bytes of each use; a span of a window takes its part of every piece of the window."""
+    """Return the bytes of each use. A span of a window takes its part of every piece of the window."""
     rows = np.bincount(uses.unit[lane], uses.stop_row[lane] - uses.start_row[lane], minlength=len(units))
     part = np.where(units.is_plain, 1.0, units.rows / np.maximum(rows, 1))
     return np.asarray(uses.num_bytes[lane] * part[uses.unit[lane]], dtype=np.float64)
@@ -139,9 +139,9 @@ def _sizes(uses: "_Uses", lane: Int64s, units: Units) -> Float64s:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Uses:
-    """The rows that are read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
+    """Rows that are read, in reading order: the columns of EpochPlan.to_arrow as arrays of shape [uses].
 
-    file: index into files, which are short names. is_shared: of a row group that more than one worker reads.
+    file: index into `files`, the short names. is_shared: true if more than one worker reads the row group.
     """
 
     rank: Int64s
@@ -158,7 +158,7 @@ class _Uses:
 
     @classmethod
     def of(cls, plan: "EpochPlan", shown: int) -> "_Uses":
-        """Those of the first `shown` ranks."""
+        """Return the uses of the first `shown` ranks."""
         table = plan.to_arrow(range(shown))
         columns = {
             name: table.column(name).to_numpy().astype(np.int64) for name in table.column_names if name != "path"
@@ -178,7 +178,7 @@ class _Uses:
 
 
 def _short_names(paths: Sequence[str]) -> tuple[str, ...]:
-    """The paths without the directories they share.
+    """Return the paths without the directories that all paths share.
 
     /data/year=1/a  /data/year=2/a      year=1/a  year=2/a
     """
@@ -189,7 +189,7 @@ def _short_names(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _bars(uses: _Uses, lane: Int64s, sizes: Float64s, span: tuple[float, float]) -> tuple[Bar, ...]:
-    """The bars of one lane, in [start, stop) of the worker's axis."""
+    """Return the bars of one lane, in `span` = [start, stop) of the worker's axis."""
     if len(lane) == 0:
         return ()
     start_of_lane, stop_of_lane = span
@@ -211,7 +211,7 @@ def _bars(uses: _Uses, lane: Int64s, sizes: Float64s, span: tuple[float, float])
 
 
 def _run_starts(uses: _Uses, lane: Int64s) -> Int64s:
-    """The places in a lane's order where neighbouring row groups of one file begin."""
+    """Return the indices in a lane where a run of neighbouring row groups of one file begins."""
     shared = uses.is_shared[lane]
     follows = (np.diff(uses.file[lane]) == 0) & (np.diff(uses.row_group[lane]) == 1) & ~shared[1:] & ~shared[:-1]
     return np.flatnonzero(np.append(True, ~follows))

@@ -1,4 +1,4 @@
-"""Workers outside of the trainer's process: how they start and end, and how their batches come to it.
+"""Run workers outside of the trainer's process: start and end workers, and bring their batches to the trainer.
 
     trainer's process                                          worker process
     processes.py   request (requests.py)  ->                   worker_process.py: the worker's stream (stream/worker.py)
@@ -8,9 +8,9 @@
     ray_workers.py                        ->                   ray_actor.py: the same
                    <-  response, batches as arrays (flat_buffers.py)
 
-Both make their responses by responder.py, and the trainer reads them by receiver.py.
+Processes and actors make responses with responder.py, and the trainer reads responses with receiver.py.
 
-In: the work of each worker, as the plan gives it, and what reads and shapes it. Out: the same batches, in the plan's
-order, as the threads of the trainer's process would give them. A worker that dies, or cannot send a batch, is an error
-that names it (worker_death.py); none is left to run or to hold memory when the trainer ends.
+In: the work of each worker from the plan, a reader and a shaper. Out: the same batches, in the plan's order, as from
+threads of the trainer's process. If a worker dies or cannot send a batch, an error names the worker (worker_death.py).
+When the trainer ends, no worker is left that runs or holds memory.
 """

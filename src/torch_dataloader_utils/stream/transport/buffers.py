@@ -1,4 +1,4 @@
-"""Batches as flat buffers between processes: how a worker writes them, and how the trainer makes views of them."""
+"""Send batches between processes as flat buffers: workers write buffers, and the trainer makes views of them."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -11,9 +11,9 @@ from torch_dataloader_utils._core.slab_codec import SlabCodec
 
 
 class BatchWriter(Protocol):
-    """Makes messages of the batches of one response.
+    """Writer that makes messages from the batches of one response.
 
-    copied_bytes: of batches since the last `begin`.
+    copied_bytes: number of bytes copied since the last `begin`.
     """
 
     copied_bytes: int
@@ -23,19 +23,19 @@ class BatchWriter(Protocol):
         ...
 
     def copy(self, batch: Any, batches_left: int) -> Any:
-        """The message of a copy of a batch; the batch itself if it has no flat form.
+        """Copy a batch and return its message; return the batch itself if it has no flat form.
 
-        batches_left: how many batches of the response are still to come, this one included.
+        batches_left: number of batches of the response that are still to come, including this batch.
         """
         ...
 
     def refer(self, batch: Any) -> Any:
-        """The message of a batch that is not written to any more, copied only as far as it must be."""
+        """Return the message of a batch, copied only as far as necessary. The batch must not be changed any more."""
         ...
 
 
 class Unread(NamedTuple):
-    """A received batch before its views are made: the arguments of `SlabCodec.view`."""
+    """Received batch before its views are made: the arguments of `SlabCodec.view`."""
 
     layout: Any
     descriptor: Any
@@ -43,9 +43,9 @@ class Unread(NamedTuple):
 
 
 class BatchReader(ABC):
-    """Makes batches of the messages of one worker.
+    """Reader that makes batches from the messages of one worker.
 
-    codec: None where all batches are sent as they are.
+    codec: codec of the messages; None if all batches are sent as they are.
     """
 
     def __init__(self, codec: SlabCodec | None) -> None:
@@ -53,14 +53,14 @@ class BatchReader(ABC):
 
     @abstractmethod
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """The batches of all messages of one response, ready for `view` or `cut`."""
+        """Return the batches of all messages of one response, ready for `view` or `cut`."""
 
     def view(self, batch: Any) -> Any:
-        """The batch, as views of its buffers."""
+        """Return the batch, as views of its buffers."""
         return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
 
     def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
-        """The batches of a part of a batch group, of `rows[0]`, `rows[1]`, ... rows."""
+        """Return an iterator over the batches of a part of a batch group, of `rows[0]`, `rows[1]`, ... rows."""
         if isinstance(batch, Unread) and self._codec is not None:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]

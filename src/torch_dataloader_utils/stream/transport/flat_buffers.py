@@ -1,7 +1,7 @@
-"""Batches as arrays of bytes inside a message, for a channel that sends such arrays without pickling them (Ray's).
+"""Send batches as arrays of bytes inside a message, over a channel that sends arrays without pickling them (Ray's).
 
-A worker copies a batch into one array, or refers to the memory that it lies in. The trainer makes tensors of the arrays
-that it receives, wherever the channel put them, and holds these as long as it holds a tensor.
+A worker copies a batch into one array, or refers to the batch's memory. The trainer makes tensors over the received
+arrays, wherever the channel put the arrays, and a tensor keeps its array.
 """
 
 import ctypes
@@ -16,15 +16,15 @@ from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace
 from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
 
-# Memory is sent as it lies if no more than so many times the bytes of the tensors have to be sent for it.
+# Memory is sent without a copy if at most so many times the bytes of the tensors have to be sent.
 _MOST_SENT = 1.25
 
 
 class FlatMessage(NamedTuple):
-    """One batch (or one part of a batch group); it pickles without copying its arrays.
+    """Message of one batch (or one part of a batch group); it pickles without copying its arrays.
 
-    buffers: uint8 arrays, what the batch lies in. descriptor: how to read it, see SlabCodec; layout: the larger part of
-    that, None where it is that of the message before.
+    buffers: uint8 arrays with the batch's bytes. layout, descriptor: how to read the batch, see SlabCodec; layout is
+    None if the message before has the same layout.
     """
 
     buffers: tuple[Bytes, ...]
@@ -33,7 +33,7 @@ class FlatMessage(NamedTuple):
 
 
 class FlatWriter:
-    """A worker's side in one pass; a BatchWriter."""
+    """Writer of a worker in one pass; a BatchWriter."""
 
     def __init__(self, codec: SlabCodec) -> None:
         self.copied_bytes = 0
@@ -93,7 +93,7 @@ def _nothing(num_bytes: int) -> torch.Tensor:
 
 
 class FlatReader(BatchReader):
-    """The trainer's side for one worker."""
+    """Reader of one worker's messages, in the trainer's process."""
 
     def __init__(self, codec: SlabCodec | None) -> None:
         super().__init__(codec)
@@ -112,10 +112,10 @@ class FlatReader(BatchReader):
 
 
 def _as_tensor(array: Bytes) -> torch.Tensor:
-    """The same memory, shape [bytes], which the tensor keeps.
+    """Return a tensor over the array's memory, shape [bytes]. The tensor keeps the memory.
 
-    What the channel received is marked as read-only, and torch warns of a tensor over that. The trainer is the only one
-    that reads it, once, so it may write there.
+    The channel marks received memory as read-only, and torch warns of a tensor over read-only memory. Only the trainer
+    reads this memory, once, so the trainer may write to it.
     """
     if array.flags.writeable or not array.nbytes:
         return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,6 +1,6 @@
-"""The worker processes of one loader, as the trainer sees them: it sends requests and receives batches in order.
+"""Run the worker processes of one loader from the trainer's process: send requests, and receive batches in order.
 
-docs/design/0016-worker-processes.md lists all messages, and who holds which memory.
+docs/design/0016-worker-processes.md lists all messages, and which process holds which memory.
 """
 
 import math
@@ -33,14 +33,14 @@ from torch_dataloader_utils.stream.worker import Pipeline
 
 
 def as_it_is(batch: Any) -> Any:
-    """The collate function of a loader whose batches are made where they are read."""
+    """Return the batch: the collate function of a loader that gives batches already."""
     return batch
 
 
 class WorkerProcesses:
-    """A DataLoader of worker processes, and what the trainer's side of each pass needs.
+    """Worker processes of a loader: a DataLoader over requests, with the trainer's side of each pass.
 
-    options: those of DataLoader. With in_order=False, batches come as they are ready and not in the plan's order.
+    options: options of DataLoader. With in_order=False, batches come as they are ready and not in the plan's order.
     """
 
     def __init__(self, pipeline: Pipeline, decode: DecodeOptions, num_workers: int, options: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class WorkerProcesses:
         self._in_order = options.get("in_order", True)
         self._has_timeout = bool(options.get("timeout"))
         if pipeline.codec is not None or pipeline.functions:
-            check_socket_names()  # tensors need them
+            check_socket_names()  # sockets send tensors
         check_functions(pipeline.functions, options.get("multiprocessing_context"))
         self._num_workers = num_workers
         # Persistent workers keep their slabs, and the trainer may still hold batches of earlier passes.
@@ -68,22 +68,22 @@ class WorkerProcesses:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has workers of its own, and no pass."""
+        """Make copies without a pass: a copy starts its own workers."""
         return WorkerProcesses, (self._pipeline, self._decode, self._num_workers, self._options)
 
     def reading(self, pipeline: Pipeline) -> "WorkerProcesses":
-        """These processes if this is their pipeline, else new ones like them."""
+        """Return these processes if this is their pipeline, else new processes with the same options."""
         if pipeline is self._pipeline:
             return self
         return WorkerProcesses(pipeline, self._decode, self._num_workers, self._options)
 
     def decode_as(self, decode: DecodeOptions) -> None:
-        """Set how far processes that start from now on decode ahead, all together."""
+        """Set the limits of decoding ahead for all processes together that start from now on."""
         self._decode = decode
         self._worker.options = self._share()
 
     def _share(self) -> DecodeOptions:
-        """How far one process decodes ahead."""
+        """Return the limits of decoding ahead for one process."""
         decode = self._decode
         return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // self._num_workers)
 
@@ -95,10 +95,11 @@ class WorkerProcesses:
         meter: LoaderMeter,
         rest_of: RestOf,  # noqa: ARG002 - a worker process that dies ends the pass
     ) -> Generator[Delivered]:
-        """The batches of one pass.
+        """Yield the batches of one pass.
 
-        works: the inputs of all workers. first_worker: whose batch comes first. left: how many there are; None if
-        only reading can tell. meter: counts every batch, and the time until each response.
+        works: inputs of all workers. first_worker: worker of the first batch. left: number of batches; None if only
+        reading can tell. meter: counts every batch, and the time until each response. rest_of: not used; a worker
+        process that dies ends the pass.
         """
         counted = left if self._in_order else None
         readers = self._readers or self._new_readers()
@@ -114,7 +115,7 @@ class WorkerProcesses:
         try:
             if left == 0:
                 return
-            # Closed explicitly: an unpickled error that has its traceback (tblib) keeps these frames alive.
+            # Closed explicitly: an unpickled error with its traceback (tblib) keeps these frames alive.
             with closing(responses_of(self._loader, self._notes, partial(self._prepare, meter))) as arriving:
                 responses = meter.responses(self._of_pass(size, arriving))
                 if counted is not None:
@@ -127,16 +128,16 @@ class WorkerProcesses:
                 self._worker.counts = torch.empty(0)  # an open file
 
     def _new_readers(self) -> list[SlabReader]:
-        """A reader of slabs for each process.
+        """Return a reader of slabs for each process.
 
-        With in_order=False they have no codec, and batches come through the queue: any process may get a request
-        then, and the request would name slabs of another process.
+        With in_order=False readers have no codec, and batches come through the queue: any process may get a request,
+        and the request would name slabs of another process.
         """
         codec = self._pipeline.codec if self._in_order else None
         return [SlabReader(codec) for _ in range(self._num_workers)]
 
     def _prepare(self, meter: LoaderMeter, are_new: bool) -> None:
-        """Before a pass: say where processes that are new count; the memory of ended ones may say that they fetch."""
+        """Prepare a pass. New processes count in new memory: the memory of ended processes may show a running fetch."""
         if are_new:
             shape = (self._num_workers, *counts_shape(self._worker.options.threads))
             self._worker.counts = shared_bytes(math.prod(shape) * torch.int64.itemsize).view(torch.int64).view(shape)
@@ -144,21 +145,21 @@ class WorkerProcesses:
         meter.count_workers(self._worker.counts.numpy())
 
     def _of_pass(self, size: RequestSize, responses: Iterator[BatchResponse]) -> Iterator[BatchResponse]:
-        """The responses of this pass; raises ConfigError once persistent workers work for a later pass."""
+        """Yield the responses of this pass. Raises ConfigError once persistent workers work for a later pass."""
         while self._readers is None or self._sampler.is_latest(size):
             response = next(responses, None)
             if response is None:
                 return
             yield response
         raise ConfigError(
-            "Another iterator over this loader was made since, and persistent workers work for one at a time. Finish "
-            "one before you make the next, build two loaders, or leave persistent_workers out."
+            "Another iterator over this loader was made since, and persistent workers work for one iterator at a time. "
+            "Finish one iterator before you make the next, build two loaders, or leave persistent_workers out."
         )
 
     def _set_size(self, responses: Iterator[BatchResponse], size: RequestSize) -> Iterator[BatchResponse]:
-        """All responses; each one sets how many batches the next requests ask for.
+        """Yield all responses. Each response sets the number of batches that the next requests ask for.
 
-        With DataLoader's `timeout` that stays one: the time limit is for a batch but measured for a response.
+        With DataLoader's `timeout` the number stays 1: the time limit is for a batch but measured for a response.
         """
         for response in responses:
             if not self._has_timeout:

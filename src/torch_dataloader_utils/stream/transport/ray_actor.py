@@ -1,4 +1,4 @@
-"""The actor of Ray that runs workers: it makes their responses, one request after the other."""
+"""Run workers in an actor of Ray, and make their responses, one request after the other."""
 
 import copyreg
 import os
@@ -23,7 +23,7 @@ from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
 class ActorStart(NamedTuple):
-    """Begin as a worker of the plan with this input; group_length: see Responder. options: how far it decodes ahead."""
+    """Start of a worker of the plan with this input. group_length: see Responder. options: limits of decoding ahead."""
 
     worker: int
     work: WorkerInput
@@ -37,22 +37,24 @@ class _Running(NamedTuple):
 
 
 class RayActor:
-    """Runs any number of workers. Calls come one after the other; what is decoded ahead is decoded meanwhile."""
+    """Actor that runs any number of workers. Calls come one after the other; workers decode ahead between calls."""
 
     def __init__(self) -> None:
         self._running: dict[int, _Running] = {}
 
     def place(self) -> str:
-        """Where it runs, for messages."""
+        """Return host and process of this actor, for messages."""
         return f"host {socket.gethostname()}, pid {os.getpid()}"
 
     def respond(
         self, stream: int, most: int, start: ActorStart | None = None, pipeline: bytes = b""
     ) -> tuple[BatchResponse, Int64s]:
-        """The next `most` batches (or batch groups) of a stream, and what it has counted since its start.
+        """Return the next `most` batches (or batch groups) of a stream, and its counts since its start.
 
-        stream: a number that each start of a worker has for itself. counted: int64 [len(COUNTED)].
-        start: what it begins with, in the first request. pipeline: a pickled Pipeline, with `start`.
+        The counts are int64 [len(COUNTED)].
+
+        stream: unique number of a worker's start. start: start of the worker, in the first request. pipeline: pickled
+        Pipeline, in the first request.
         """
         if start is not None:
             self._running[stream] = _begun(start, pickle.loads(pipeline))  # noqa: S301 - of our own trainer
@@ -64,14 +66,14 @@ class RayActor:
         return response, counts
 
     def end(self, stream: int) -> None:
-        """Forget a stream, which then decodes nothing any more."""
+        """End a stream and its decoding."""
         running = self._running.pop(stream, None)
         if running is not None:
             running.responder.close()
 
 
 def _pickle_as_processes_do() -> None:
-    """Pickle Arrow data as worker processes do, with no rows but their own; see shape/pickling.py."""
+    """Pickle Arrow data as worker processes do, only with its own rows. See shape/pickling.py."""
     reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     copyreg.dispatch_table.update({kind: reducers[kind] for kind in reducers if kind.__module__.startswith("pyarrow")})
 

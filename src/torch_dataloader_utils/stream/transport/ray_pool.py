@@ -1,4 +1,4 @@
-"""The actors of one loader, each with its workers: started when they are needed, replaced when they are lost."""
+"""Start the Ray actors of one loader when they are needed, and replace lost actors. An actor runs several workers."""
 
 import logging
 import sys
@@ -18,9 +18,10 @@ _PATIENCE_SEC = 30.0
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """An actor of Ray. handle: Ray's. placed: says where it runs once it does. streams: how many it runs.
+    """Actor of Ray.
 
-    answer: its last sign of life; pending from the loss of another actor on until it has answered again.
+    handle: Ray's handle. placed: host and process of the actor, once it runs. streams: number of streams that it runs.
+    answer: last sign of life. After the loss of another actor it is pending until this actor has answered again.
     """
 
     handle: Any
@@ -30,17 +31,17 @@ class Actor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has started."""
+        """True if the actor has started."""
         return self.placed.done() and self.placed.exception() is None
 
     @property
     def place(self) -> str:
-        """Where it runs, for messages."""
+        """Host and process of the actor, for messages."""
         return self.placed.result() if self.is_ready else "a host that is not known"
 
 
 class ActorPool:
-    """Actors in one session of Ray, as many as asked for; a stream is on the one that had the fewest when it began."""
+    """Pool of actors in one session of Ray. A stream begins on the actor with the fewest streams."""
 
     def __init__(self, workers: RayWorkers) -> None:
         self.session = ray_session()
@@ -50,7 +51,7 @@ class ActorPool:
         weakref.finalize(self, _kill_all, self._actors, self.session)
 
     def start(self) -> None:
-        """Start actors, as many as are missing; returns before they run."""
+        """Start missing actors. Returns before the actors run."""
         ray = connected_ray()
         amounts = dict(self._workers.resources)
         own = {option: amounts.pop(name, None) for name, option in _RAY_OPTIONS.items()}
@@ -64,9 +65,10 @@ class ActorPool:
             self._actors.append(Actor(handle, placed, placed))
 
     def take(self) -> Actor:
-        """The actor with the fewest streams, for one more.
+        """Return the actor with the fewest streams, for one more stream.
 
-        If a node is lost, Ray says so of one actor after the other: after a loss, actors answer before they are taken.
+        If a node is lost, Ray reports its actors one after the other. So after a loss, an actor is taken only after it
+        has answered.
 
         Raises:
             WorkerDiedError: actors cannot be started.
@@ -82,18 +84,18 @@ class ActorPool:
                 return actor
 
     def has_better(self, actor: Actor) -> bool:
-        """Whether another actor has at least two streams less."""
+        """Return whether another actor has at least two streams less."""
         ready = [each for each in self._actors if each.is_ready]
         return bool(ready) and actor.streams - min(map(_load, ready)) > 1
 
     def leave(self, actor: Actor, stream: int) -> None:
-        """The actor forgets a stream."""
+        """End a stream of an actor."""
         actor.streams -= 1
         if ray_session() == self.session:
             actor.handle.end.remote(stream)
 
     def lose(self, actor: Actor) -> None:
-        """Another actor takes the place of this one."""
+        """Replace a lost actor by a new actor."""
         if actor in self._actors:
             self._actors.remove(actor)
             _kill_all([actor], self.session)
@@ -103,7 +105,7 @@ class ActorPool:
             self.start()
 
     def _ready(self) -> list[Actor]:
-        """The actors that run, at least one: waits for it."""
+        """Return the running actors. Waits until at least one runs."""
         has_warned = False
         while True:
             for actor in [each for each in self._actors if each.placed.done() and not each.is_ready]:
@@ -117,7 +119,7 @@ class ActorPool:
                 has_warned = True
                 _log.warning(
                     "None of %d actors of RayWorkers has started in %.0f s: Ray has no room for %s, or starts a node. "
-                    "`ray status` shows what is free; RayWorkers(resources=...) says what each asks for.",
+                    "`ray status` shows free resources; RayWorkers(resources=...) sets the resources of each actor.",
                     len(self._actors),
                     _PATIENCE_SEC,
                     dict(self._workers.resources),
@@ -136,19 +138,19 @@ class ActorPool:
 
 
 def _last_line(error: BaseException | None) -> str:
-    """What Ray gives as the reason, below the tracebacks of the actor."""
+    """Return Ray's reason, the last line below the tracebacks of the actor."""
     return str(error).rstrip().rpartition("\n")[2].strip()
 
 
-# Names of resources for which Ray has options of their own.
+# Resources that Ray takes as separate options.
 _RAY_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
 def connected_ray() -> Any:
-    """The module `ray`, connected to a cluster.
+    """Return the module `ray`, connected to a cluster.
 
     Raises:
-        MissingDependencyError: it is not installed. ConfigError: there is no cluster.
+        MissingDependencyError: Ray is not installed. ConfigError: no cluster was found.
     """
     try:
         import ray
@@ -159,14 +161,14 @@ def connected_ray() -> Any:
             ray.init(address="auto", log_to_driver=False)
         except ConnectionError as error:
             raise ConfigError(
-                "workers=RayWorkers(...): this process is connected to no Ray cluster, and on this host runs none. Run "
-                "`ray start` on it (with --address= of the head node), or call ray.init() first."
+                "workers=RayWorkers(...): this process is not connected to a Ray cluster, and no cluster runs on this "
+                "host. Run `ray start` on the host (with --address= of the head node), or call ray.init() first."
             ) from error
     return ray
 
 
 def object_store_bytes() -> int:
-    """The room of the object store of this host."""
+    """Return the size of this host's object store."""
     ray = connected_ray()
     here = ray.get_runtime_context().get_node_id()
     node: Any = next(each for each in ray.nodes() if each["NodeID"] == here)
@@ -174,7 +176,7 @@ def object_store_bytes() -> int:
 
 
 def ray_session() -> tuple[str, str] | None:
-    """Names what actors and objects last for: until the next ray.shutdown(). None while there is no connection."""
+    """Return an id of Ray's session; None without a connection. Actors and objects last until ray.shutdown()."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -183,7 +185,7 @@ def ray_session() -> tuple[str, str] | None:
 
 
 def losses() -> tuple[type[BaseException], ...]:
-    """The errors that say that an actor, or an object of it, does not exist any more."""
+    """Return the errors that say that an actor, or an object of an actor, does not exist any more."""
     from ray import exceptions
 
     return (
@@ -200,7 +202,7 @@ def _load(actor: Actor) -> int:
 
 
 def _kill_all(actors: list[Actor], session: tuple[str, str] | None) -> None:
-    """End these actors, if their session lasts."""
+    """End these actors if their session lasts."""
     if ray_session() == session:
         for actor in actors:
             sys.modules["ray"].kill(actor.handle)

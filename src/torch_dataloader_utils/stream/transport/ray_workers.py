@@ -1,11 +1,11 @@
-"""The workers of one loader in actors of Ray, as the trainer sees them.
+"""Run the workers of one loader in actors of Ray, from the trainer's process.
 
     trainer    asks each worker for its next batches, `prefetch` times ahead, round after round
     actor      responds with an object, which Ray brings to the trainer's host
-    trainer    takes the responses in the order of the rounds, and asks for one more each time
+    trainer    takes the responses in the order of the rounds, and asks for another response each time
 
-A worker is lost with its actor. It begins again on another one, with the input that the plan gives for what is left
-after its last received batch. So nothing needs to be kept for it, and it may move to another actor in the same way.
+A worker is lost with its actor. The worker begins again on another actor, with the plan's input for the rest after its
+last received batch. So no batches are kept for a worker, and a worker may move to another actor in the same way.
 """
 
 import itertools
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class RayWorkerActors:
-    """The actors of a loader, and what the trainer's side of each pass needs."""
+    """Ray actors of a loader, with the trainer's side of each pass."""
 
     def __init__(self, pipeline: Pipeline, decode: DecodeOptions, workers: RayWorkers) -> None:
         self._pipeline = pipeline
@@ -58,16 +58,16 @@ class RayWorkerActors:
         self._sent: tuple[Pipeline, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has actors of its own."""
+        """Make copies without actors: a copy starts its own actors."""
         return RayWorkerActors, (self._pipeline, self._decode, self._workers)
 
     def reading(self, pipeline: Pipeline) -> "RayWorkerActors":
-        """These actors, which read with this pipeline from the next pass on."""
+        """Return these actors, which use this pipeline from the next pass on."""
         self._pipeline = pipeline
         return self
 
     def decode_as(self, decode: DecodeOptions) -> None:
-        """Set how far each actor decodes ahead from the next pass on."""
+        """Set the limits of decoding ahead of each actor from the next pass on."""
         self._decode = decode
 
     def deliver(
@@ -78,12 +78,14 @@ class RayWorkerActors:
         meter: LoaderMeter,
         rest_of: RestOf,
     ) -> Generator[Delivered]:
-        """The batches of one pass; see WorkerProcesses.deliver.
+        """Yield the batches of one pass. See WorkerProcesses.deliver.
+
+        rest_of: returns the input of a worker that begins again.
 
         Raises:
             WorkerDiedError: a worker was lost too often, or no actor starts.
             MissingDependencyError: Ray is not installed.
-            ConfigError: no cluster, or something that cannot be sent to one.
+            ConfigError: no cluster was found, or a function cannot be sent to the cluster.
         """
         if left == 0:
             return
@@ -118,7 +120,7 @@ class RayWorkerActors:
                 sender.leave(each)
 
     def _started(self) -> ActorPool:
-        """The actors of this session of Ray."""
+        """Return the actors of this session of Ray, after starting missing actors."""
         connected_ray()
         if self._pool is None or self._pool.session != ray_session():
             self._pool, self._sent = ActorPool(self._workers), None
@@ -126,12 +128,12 @@ class RayWorkerActors:
         return self._pool
 
     def _share(self, num_workers: int) -> DecodeOptions:
-        """How far one worker decodes ahead, if all workers of an actor together are to keep the limit."""
+        """Return the limits of decoding ahead of one worker; all workers of an actor together keep the user's limit."""
         decode, each = self._decode, -(-num_workers // self._workers.num_actors)
         return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // each)
 
     def _in_store(self) -> Any:
-        """A reference to the pickled pipeline in Ray's object store."""
+        """Return a reference to the pickled pipeline in Ray's object store."""
         if self._sent is None or self._sent[0] is not self._pipeline:
             ray = connected_ray()
             try:
@@ -142,19 +144,19 @@ class RayWorkerActors:
             except Exception as error:  # pickling runs the objects' own code: any error
                 raise ConfigError(
                     f"A transform, collate_fn or credentials function cannot be sent to Ray's actors ({error}). Leave "
-                    "out what does not pickle (locks, open files, connections): make it at the first call."
+                    "out objects that do not pickle (locks, open files, connections): make them at the first call."
                 ) from error
             self._sent = self._pipeline, ray.put(pickled)
         return self._sent[1]
 
 
 def _units(left: int | None, place: int, num_workers: int, length: int | None) -> int:
-    """How many batches (or batch groups) one worker gives; `place`: when its first batch comes."""
+    """Return how many batches (or batch groups) one worker gives. place: number of its first batch in the pass."""
     return sys.maxsize if left is None else -(-len(range(place, left, num_workers)) // (length or 1))
 
 
 class _Asked(NamedTuple):
-    """A response on its way. number: of the request in the pass. units: batches (or batch groups) asked for."""
+    """Response on its way. number: number of the request in the pass. units: requested batches (or batch groups)."""
 
     number: int
     units: int
@@ -164,12 +166,12 @@ class _Asked(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Worker:
-    """One worker in one pass.
+    """Worker in one pass.
 
-    input: what it begins with next; None once it was sent. units_left: batches (or batch groups) to ask for.
-    actor, stream: where it runs, and its number there; None while it does not. asked: its responses on their way.
-    received: how many responses came. batches, cursor: how far it came.
-    base, begin: what it had counted, and its cursor, at its last start. lost: how often in a row.
+    input: input of its next start; None once it was sent. units_left: batches (or batch groups) still to request.
+    actor, stream: actor that runs the worker (None while it does not run), and its stream number there.
+    asked: responses on their way. received: number of received responses. batches, cursor: progress of the worker.
+    base, begin: its counts and its cursor at its last start. lost: number of losses in a row.
     """
 
     number: int
@@ -187,7 +189,7 @@ class _Worker:
 
     @property
     def next_place(self) -> str:
-        """The row group in which the next batch begins, if the worker begins again there and has one."""
+        """Text with the row group of the next batch after a restart of the worker; "" if none is known."""
         if self.input is None or not len(self.input.group_start):
             return ""
         return f", which begins in {self.input.first_task.where},"
@@ -195,11 +197,12 @@ class _Worker:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Sender:
-    """Asks the workers of one pass.
+    """Sender of the requests of one pass.
 
-    limits: the user's. pipeline: a reference to it in the object store. counts: of each worker, int64 [W, COUNTED].
-    workers: by number, in the order of their first batches. rounds: how many units each worker was asked for in each
-    round. size: units of the next round; always 1 where row counts are not known (is_counted).
+    limits: options of the user. pipeline: reference to the pipeline in the object store.
+    counts: counts of each worker, int64 [W, COUNTED].
+    workers: workers by number, in the order of their first batches. rounds: units that each round asks a worker for.
+    size: units of the next round; always 1 if row counts are not known (is_counted).
     """
 
     pool: ActorPool
@@ -217,7 +220,7 @@ class _Sender:
     largest_bytes: int = 0
 
     def responses(self) -> Iterator[BatchResponse]:
-        """Round after round, the response of each worker; all of a round were asked for the same number of batches."""
+        """Yield the response of each worker, round after round. All requests of a round ask for the same number."""
         self._ask_all()
         while True:
             for worker in self.workers.values():
@@ -227,7 +230,7 @@ class _Sender:
 
     def _response_of(self, worker: _Worker) -> BatchResponse:
         while True:
-            self._ask(worker)  # it may have come to a stop in order to move
+            self._ask(worker)  # a worker that is to move to another actor has no requests
             try:
                 response, counts = worker.asked[0].response.result()
             except losses() as error:
@@ -255,7 +258,7 @@ class _Sender:
                 self._ask(worker, len(worker.asked) + 1)
 
     def _ask(self, worker: _Worker, most: int | None = None) -> None:
-        """Ask a worker until `most` of its responses are on their way; None: as many as the user allows."""
+        """Send requests to a worker until `most` responses are on their way. None: as many as the user allows."""
         most = min(most or self.limits.prefetch, self.limits.prefetch)
         while len(worker.asked) < most and worker.units_left:
             if worker.actor is not None and self.pool.has_better(worker.actor):
@@ -283,7 +286,7 @@ class _Sender:
         worker.asked.append(_Asked(next(self.requests), units, worker.actor, sent.future()))
 
     def _begin_again(self, worker: _Worker) -> None:
-        """Forget what is on its way, and begin with what comes after the last received batch."""
+        """Drop responses on their way, and let the worker begin again after its last received batch."""
         self.leave(worker)
         worker.units_left += sum(asked.units for asked in worker.asked)
         worker.asked.clear()
@@ -291,15 +294,15 @@ class _Sender:
         worker.input = self.rest_of(worker.number, worker.batches, worker.cursor)
 
     def leave(self, worker: _Worker) -> None:
-        """The worker has no actor from now on."""
+        """End the worker's stream on its actor."""
         if worker.actor is not None:
             self.pool.leave(worker.actor, worker.stream)
             worker.actor = None
 
     def _lost(self, actor: Actor, error: BaseException) -> None:
-        """Begin the workers of an actor again.
+        """Begin the workers of a lost actor again.
 
-        The loss counts against the one whose request was the first that the actor had not done.
+        The loss counts against one worker: the worker with the first request that the actor had not finished.
         """
         lost = [each for each in self.workers.values() if each.actor is actor]
         place, first = actor.place, min(lost, key=_first_undone)
@@ -313,12 +316,12 @@ class _Sender:
                 f"Worker {first.number} of RayWorkers was lost {first.lost} times in a row, last on {place}. Its "
                 f"next batch{first.next_place} was not received. {_text(error)} Restart from the last state. If "
                 'it is out of memory, give each actor more (resources={"CPU": 1, "memory": ...}) or lower '
-                "ahead_bytes of decoding=; if it crashes, read that row group in a process of its own."
+                "ahead_bytes of decoding=; if it crashes, read that row group in a separate process."
             ) from error
         self._ask_all()
 
     def _check_room(self, num_bytes: int) -> None:
-        """Warn if this host's object store is too small for all responses on their way, so that Ray would spill."""
+        """Warn if this host's object store is too small for all responses on their way: Ray would spill to disk."""
         if num_bytes <= 1.5 * self.largest_bytes:
             return
         self.largest_bytes = num_bytes
@@ -331,17 +334,17 @@ class _Sender:
             )
 
 
-# Numbers for streams, so that no two of them are the same to an actor.
+# Numbers of streams: an actor never gets the same number twice.
 _streams = itertools.count()
 
 
 def _first_undone(worker: _Worker) -> int:
-    """The number of the worker's first request that was not responded to."""
+    """Return the number of the worker's first request without a response."""
     undone = (asked.number for asked in worker.asked if not asked.response.done() or asked.response.exception())
     return next(undone, sys.maxsize)
 
 
-# The share of its object store from which Ray spills.
+# Ray spills from this fraction of its object store on.
 _SPILLS_AT = 0.8
 
 
@@ -350,7 +353,7 @@ def _buffers(batch: Any) -> Sequence[Any]:
 
 
 def _text(error: BaseException) -> str:
-    """Why Ray says that something was lost, without its advice."""
+    """Return Ray's reason for a loss, without Ray's advice."""
     text = " ".join(str(error).split())
     reason = text[max(text.find("The actor is dead because"), 0) :].partition(" Some common causes")[0]
     return f"Ray says: {reason[:500].rstrip('. ')}."

@@ -1,4 +1,4 @@
-"""What the trainer does with the responses of workers, processes or actors: it gives their batches in order."""
+"""Receive the responses of workers (processes or actors) in the trainer's process, and give their batches in order."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,31 +16,31 @@ from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.worker import Pipeline
 
 Delivered = tuple[int, Cursor, Any]
-"""Worker, its cursor, batch."""
+"""Number of the worker, its cursor, and the batch."""
 
 RestOf = Callable[[int, int, Cursor], WorkerInput]
-"""The input of a worker for what is left, from the number of its batches that were received, and its cursor."""
+"""Function of a worker, its number of received batches and its cursor: returns the input for the rest of the pass."""
 
 
 class Receiver:
-    """Reads the responses of one pass; `meter` counts each batch as it is taken."""
+    """Receiver of the responses of one pass. `meter` counts each batch when it is taken."""
 
     def __init__(self, readers: Mapping[int, BatchReader], meter: LoaderMeter) -> None:
-        """readers: the reader of each worker's messages."""
+        """readers: reader of each worker's messages, by worker number."""
         self._readers = readers
         self._meter = meter
 
     def as_they_come(self, responses: Iterator[BatchResponse]) -> Iterator[Delivered]:
-        """The batches of all responses, one response after the other."""
+        """Yield the batches of all responses, one response after the other."""
         yield from chain.from_iterable(map(self._batches_of, responses))
 
     def in_plan_order(
         self, responses: Iterator[BatchResponse], workers: Sequence[int], left: int
     ) -> Iterator[Delivered]:
-        """`left` batches, one of each worker in the order of `workers`; a response may hold several of one worker.
+        """Yield `left` batches, one of each worker in the order of `workers`. A response may hold several batches.
 
         Raises:
-            InternalError: another worker responded than the one that is next, or one without a batch.
+            InternalError: the next response is not from the next worker, or has no batch.
         """
         given: dict[int, Iterator[Delivered]] = {}
         for number in range(left):
@@ -52,7 +52,7 @@ class Receiver:
             if delivered is None:
                 raise InternalError(f"The response of worker {worker} has no batch. Please report this.")
             yield delivered
-        next(responses, None)  # so that the responses end: this was the last batch
+        next(responses, None)  # let the generator of responses end: this was the last batch
 
     def _next_of(self, worker: int, responses: Iterator[BatchResponse]) -> Iterator[Delivered]:
         response = next(responses, None)
@@ -61,10 +61,10 @@ class Receiver:
         return self._batches_of(response)
 
     def _batches_of(self, response: BatchResponse) -> Iterator[Delivered]:
-        """The batches of a response, and then its error.
+        """Yield the batches of a response, and then raise its error.
 
-        No reference to a given batch stays here, so that its slab is free once the trainer drops it, or drops the last
-        batch of its part.
+        No reference to a given batch stays here, so that its region is free once the trainer drops the batch, or drops
+        the last batch of its part.
         """
         worker, cursor, error = response.worker, response.cursor, response.error
         part_rows, rows_of_batches = response.part_rows, response.rows
@@ -84,20 +84,20 @@ class Receiver:
             try:
                 raise error
             finally:
-                del error  # a reference cycle through this frame, which would keep batches
+                del error  # else a reference cycle through this frame would keep batches
 
 
-# Bytes of a batch group. Sending one costs some 300 us whatever its size, and both sides wake up for it: groups of 16
-# MiB are 1.2 times as fast as groups of 4 MiB.
+# Bytes of a batch group. Sending a group costs about 300 us for any size, and both sides wake up for it: groups of
+# 16 MiB are 1.2 times as fast as groups of 4 MiB.
 _GROUP_BYTES = 16 << 20
 # Batches of a batch group. Well-encoded text and lists are much larger in memory than in the file.
 _MOST_BATCHES = 64
-# Copying this many bytes takes as long as describing where 51 columns lie.
+# Copying this many bytes takes as long as describing the places of 51 columns.
 _ALONE_BYTES = 1 << 20
 
 
 def until_ended(responses: Iterator[BatchResponse], num_workers: int, count: int | None) -> Iterator[BatchResponse]:
-    """Responses until there were `count` batches, or until every worker has ended."""
+    """Yield responses until `count` batches were received, or until every worker has ended."""
     ended = set[int]()
     received = 0
     for response in responses:
@@ -110,10 +110,10 @@ def until_ended(responses: Iterator[BatchResponse], num_workers: int, count: int
 
 
 def group_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None:
-    """How many batches travel as one batch group: some megabytes, but no more rows than a row group has.
+    """Return how many batches travel as one batch group: some megabytes, but no more rows than a row group has.
 
-    None: each batch is copied to a slab on its own, since user functions made it, it has no codec, or it is small and
-    larger than a row group.
+    None: each batch is copied to a slab on its own, because user functions make the batches, batches have no codec, or
+    batches are small and fewer than two fit into a row group.
     """
     if pipeline.codec is None or pipeline.functions:
         return None
@@ -123,7 +123,7 @@ def group_length(works: Sequence[WorkerInput], pipeline: Pipeline) -> int | None
     batch_rows = rows_of_parts(batching.parts(0)) if batching.num_batches else 0
     if not batch_rows or not group_rows.any():
         return None
-    # Projected bytes are too low where values repeat, so a row takes at least what its fixed-width columns take.
+    # Projected bytes are too low if values repeat, so a row takes at least the bytes of its fixed-width columns.
     whole, row_bytes = int(group_rows.max()), max(num_bytes / int(group_rows.sum()), pipeline.row_bytes)
     # Batch groups are equal parts of a row group, because a batch that spans two row groups has to be put together.
     parts = math.ceil(max(whole * row_bytes / _GROUP_BYTES, 1))

@@ -1,9 +1,8 @@
-"""Requests and responses: the trainer's process asks a worker process for its next batches.
+"""Make requests and responses: the trainer's process asks a worker process for its next batches.
 
 Requests go through a map-style DataLoader, so that worker errors, time-outs and persistent workers behave as usual. The
-first request of a pass carries the worker's own part of the plan; no other channel is needed for epochs, resumed
-positions or slab regions that are free again. DataLoader sends requests to its processes one after the other: process p
-gets the requests p, p + W, ...
+first request of a pass carries the worker's part of the plan. Epochs, resumed positions and free slab regions need no
+other channel. DataLoader sends requests to its processes one after the other: process p gets the requests p, p + W, ...
 """
 
 import itertools
@@ -22,10 +21,10 @@ from torch_dataloader_utils.stream.transport.slabs import Held, SlabReader, Slab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Begin a pass as worker number `worker` of the plan.
+    """Start of a pass, as worker number `worker` of the plan.
 
-    held: what the trainer has of the worker's slabs; None: batches are sent through the queue.
-    group_length: batches that are sent as one `BatchGroup`; None: each batch on its own.
+    held: slabs and regions of the worker that the trainer has; None: batches are sent through the queue.
+    group_length: number of batches that are sent as one `BatchGroup`; None: each batch is sent on its own.
     """
 
     worker: int
@@ -35,7 +34,7 @@ class Start:
 
 
 class BatchRequest(NamedTuple):
-    """Asks a worker process for its next `batches` (or batch groups). freed: regions that the trainer uses no more."""
+    """Request for a worker's next `batches` (or batch groups). freed: regions that the trainer has stopped using."""
 
     batches: int
     start: Start | None = None
@@ -43,16 +42,16 @@ class BatchRequest(NamedTuple):
 
 
 class BatchResponse(NamedTuple):
-    """The batches that a worker sends (or their messages, or those of the parts of one batch group).
+    """Response of a worker: batches, or their messages, or the messages of the parts of batch groups.
 
-    cursor: the worker's place after them.
-    part_rows: for a batch group, the rows of each batch of each part.
-    rows: of each of `batches`, or of the batch group.
-    ended: there are fewer batches than were asked for, and no more will come.
-    error: raised in place of the next batch.
-    next_batches: how many batches the next requests should ask for.
+    cursor: the worker's place after the batches.
+    part_rows: for batch groups, the rows of each batch of each part.
+    rows: number of rows of each of `batches`, or of each batch group.
+    ended: true if the response has fewer batches than requested, and no more batches will come.
+    error: error in place of the next batch.
+    next_batches: number of batches that the next requests should ask for.
 
-    A tuple, as everything that is sent with each batch: it pickles much faster than a dataclass.
+    A tuple, like all values that are sent with each batch: a tuple pickles much faster than a dataclass.
     """
 
     worker: int
@@ -67,13 +66,13 @@ class BatchResponse(NamedTuple):
 
 @dataclass(slots=True)
 class RequestSize:
-    """How many batches (or batch groups) each request of one pass asks for; may change during the pass."""
+    """Number of batches (or batch groups) that each request of one pass asks for; may change during the pass."""
 
     batches: int = 1
 
 
 class RequestSampler(Sampler[BatchRequest]):
-    """The requests of the next pass, which `start` prepares before the loader is iterated."""
+    """Sampler that gives the requests of the next pass; `start` prepares the pass before the loader is iterated."""
 
     def __init__(self) -> None:
         self._size = RequestSize()
@@ -89,10 +88,10 @@ class RequestSampler(Sampler[BatchRequest]):
         group_length: int | None,
         readers: Sequence[SlabReader],
     ) -> RequestSize:
-        """Prepare a pass of `count` batches (None: until it is closed); returns its request size, to be changed.
+        """Prepare a pass of `count` batches (None: until it is closed). Return its request size, which may be changed.
 
-        works: the inputs of all workers. workers: the worker that each process is; the first batch is process 0's.
-        group_length: batches that are sent as one batch group, or None. readers: of the slabs of each process.
+        works: inputs of all workers. workers: worker number of each process; process 0 gives the first batch.
+        group_length: number of batches that are sent as one batch group, or None. readers: slab reader of each process.
         """
         self._starts = [
             Start(worker=worker, work=works[worker], held=reader.describe_held(), group_length=group_length)
@@ -104,16 +103,16 @@ class RequestSampler(Sampler[BatchRequest]):
         return self._size
 
     def is_latest(self, size: RequestSize) -> bool:
-        """Whether no other pass was prepared since the one of this request size."""
+        """Return whether no other pass was prepared since the pass of this request size."""
         return self._size is size
 
     def forget(self, size: RequestSize) -> None:
-        """Drop inputs and slabs of a pass that is over, unless the next pass was prepared."""
+        """Drop inputs and slabs of a finished pass, unless the next pass was prepared."""
         if self.is_latest(size):
             self._starts, self._readers = [], ()
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        """Round after round, a request for each worker, all of a round for the same number of batches."""
+        """Yield a request for each worker, round after round. All requests of a round ask for the same number."""
         starts, readers, size = self._starts, self._readers, self._size
         left = [self._batches_of(process) for process in range(len(starts))]
         for number in itertools.count():
@@ -129,31 +128,32 @@ class RequestSampler(Sampler[BatchRequest]):
                     yield BatchRequest(batches, freed=readers[process].take_freed())
 
     def _batches_of(self, process: int) -> int:
-        """How many batches (or batch groups) one process gives in all; a later process gives as many or one less."""
+        """Return how many batches (or batch groups) one process gives. A later process gives as many or one less."""
         if self._count is None:
             return sys.maxsize
         batches = len(range(process, self._count, len(self._starts)))
         return -(-batches // (self._starts[process].group_length or 1))
 
 
-# A response that was made in less time may carry twice as many batches; one that took longer, half as many.
+# After a response that took less than _FAST_NS, the next response may carry twice as many batches. After a response
+# that took more than _SLOW_NS, the next response carries half as many.
 _FAST_NS = 10_000_000
 _SLOW_NS = 40_000_000
 MOST_BYTES = 4 << 20
-# If a transform becomes slow, one response takes at most so many times as long.
+# If a transform becomes slow, a response takes at most so many times as long.
 _MOST_BATCHES = 16
 
 
 @dataclass(slots=True)
 class ResponseSize:
-    """Learns from the responses of one pass how many batches the next ones should carry; the first carry one."""
+    """Number of batches that the next responses of a pass should carry, learned from its responses; 1 at first."""
 
     batches: int = 1
 
     def learn(self, batches: int, num_bytes: int, took_ns: int) -> None:
-        """Take one response into account: its batches, their bytes in slabs, and the time that the worker took for it.
+        """Learn from one response: its batches, their bytes in slabs, and the time that the worker took.
 
-        num_bytes: 0 if a batch cannot be put into a slab; its size is not known then.
+        num_bytes: 0 if a batch cannot be put into a slab; then its size is not known.
         """
         if num_bytes == 0:
             self.batches = 1

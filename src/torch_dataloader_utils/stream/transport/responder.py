@@ -1,4 +1,4 @@
-"""A worker's side of one pass, in a process or an actor: it makes the response to each request."""
+"""Make the response to each request of a pass, in a worker process or an actor."""
 
 import itertools
 from time import perf_counter_ns
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Responder:
-    """The responses of one pass of one worker.
+    """Responder of one worker in one pass.
 
-    group_length: batches that are sent as one `BatchGroup`; None: each batch on its own.
-    writer: None where batches are sent as they are.
+    group_length: number of batches that are sent as one `BatchGroup`; None: each batch is sent on its own.
+    writer: writer of messages; None if batches are sent as they are.
     """
 
     def __init__(self, worker: int, stream: WorkerStream, group_length: int | None, writer: BatchWriter | None) -> None:
@@ -31,12 +31,12 @@ class Responder:
         self._batches: Generator[Any] = iter(stream) if group_length is None else stream.batch_groups(group_length)
 
     def respond(self, most: int) -> BatchResponse:
-        """The next `most` batches (or batch groups); fewer where the pass ends or an error comes before."""
+        """Return the next `most` batches (or batch groups); fewer if the pass ends or an error occurs before."""
         with during(self._stream.counters.main, "make_ns"):
             return self._respond(most)
 
     def close(self) -> None:
-        """End the pass: nothing decodes any more."""
+        """End the pass and its decoding."""
         self._batches.close()
 
     def _respond(self, most: int) -> BatchResponse:
@@ -74,9 +74,9 @@ class Responder:
         )
 
     def _copied(self, batch: Any, batches_left: int) -> Any:
-        """A batch as it is sent; copied before the next one is made, since a transform may reuse one buffer for all."""
+        """Return a batch for sending. Copies it before the next batch is made: a transform may reuse its buffer."""
         return batch if self._writer is None else self._writer.copy(batch, batches_left)
 
     def _referred(self, batch: Any) -> Any:
-        """A part of a batch group as it is sent."""
+        """Return a part of a batch group for sending."""
         return batch if self._writer is None else self._writer.refer(batch)

@@ -1,7 +1,7 @@
-"""Checks that functions and batches can be sent between processes, before they are sent.
+"""Check that functions and batches can be sent between processes, before they are sent.
 
-A batch that does not pickle would be lost: the queue's thread in the worker prints an error and drops it, and the
-trainer waits for ever.
+A batch that does not pickle would be lost: the queue's thread in the worker prints an error and drops the batch, and
+the trainer waits forever.
 """
 
 import io
@@ -21,11 +21,11 @@ from torch_dataloader_utils.stream.worker import Function, function_name
 def with_sendable_results(
     functions: Sequence[Function], pickler: type[pickle.Pickler] = ForkingPickler
 ) -> tuple[Function, ...]:
-    """The functions; the last one now raises TypeError if its result cannot be sent to the trainer.
+    """Return the functions, but let the last function raise TypeError if its result cannot be sent to the trainer.
 
-    For that a result that holds anything but plain tensors is pickled once more, without its tensors and arrays of
-    numbers: 56 us for 51 of them.
-    pickler: what it is sent with.
+    A result that holds more than plain tensors is pickled once more for this check, without its tensors and arrays of
+    numbers: 56 us for 51 tensors.
+    pickler: class that pickles the results for sending.
     """
     trial = type("_Trial", (_WithoutTensors, pickler), {})
     return (*functions[:-1], *(_returns_sendable(each, trial) for each in functions[-1:]))
@@ -49,12 +49,12 @@ def _returns_sendable(function: Function, trial: type[pickle.Pickler]) -> Functi
 
 
 def check_functions(functions: Sequence[Callable[..., Any]], context: Any) -> None:
-    """Raises ConfigError for functions of the user that cannot be sent to worker processes which do not inherit them.
+    """Raise ConfigError if worker processes do not inherit the user's functions and a function cannot be sent.
 
-    context: DataLoader's multiprocessing_context, a name, a context or None.
+    context: DataLoader's multiprocessing_context: a name, a context or None.
 
-    Each is pickled once more for that: 4 us for a function. Without it, some workers would have started when the first
-    one fails, with an error of multiprocessing.
+    Each function is pickled once more for this check: 4 us for a function. Without the check, some workers would have
+    started when the first worker fails, with an error of multiprocessing.
     """
     for function in functions if (method := _start_method(context)) != "fork" else ():
         try:
@@ -62,24 +62,24 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: Any) -> No
         except Exception as error:  # pickling runs the object's own code: any error
             raise ConfigError(
                 f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
-                f"({error}). Define it at the top level of a module (no lambda, no inner function), or read with "
-                "num_workers=0."
+                f"({error}). Define the function at the top level of a module (no lambda, no inner function), or read "
+                "with num_workers=0."
             ) from error
 
 
 def _start_method(context: Any) -> str:
     if isinstance(context, str):
         return context
-    chosen = (context or multiprocessing).get_start_method(allow_none=True)  # without, asking would choose for good
+    chosen = (context or multiprocessing).get_start_method(allow_none=True)  # else the call itself fixes the method
     return str(chosen or multiprocessing.get_all_start_methods()[0])
 
 
-# The modules of batches and columns; pickling those would copy them out of their row group.
+# Modules of batches and columns: pickling batches or columns would copy them out of their row group.
 _SHAPED = "torch_dataloader_utils.shape."
 
 
 class _WithoutTensors:
-    """Makes a pickler leave out tensors and arrays: they can always be sent, and torch would open a file for each."""
+    """Mixin that makes a pickler skip tensors and arrays: they can always be sent, and torch opens a file for each."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -100,7 +100,7 @@ class _Nowhere(io.RawIOBase):
 
 
 def _has_plain_tensors_only(value: Any) -> bool:
-    """Whether this is a batch of ours, or a dict, with names and tensors that can always be sent."""
+    """Return whether this is a batch of this package, or a dict, with names and tensors that can always be sent."""
     kind = type(value)
     return (
         (kind is dict or (issubclass(kind, dict) and kind.__module__.startswith(_SHAPED)))
@@ -110,7 +110,7 @@ def _has_plain_tensors_only(value: Any) -> bool:
 
 
 def _reason_against(value: Any, trial: type[pickle.Pickler]) -> Exception | None:
-    """Why the value does not pickle; None if it does."""
+    """Return the error that pickling the value raises; None if the value pickles."""
     try:
         trial(_Nowhere()).dump(value)
     except Exception as error:  # noqa: BLE001 - see check_functions
@@ -119,7 +119,7 @@ def _reason_against(value: Any, trial: type[pickle.Pickler]) -> Exception | None
 
 
 def _find_unsendable(place: str, value: Any, trial: type[pickle.Pickler]) -> tuple[str, Any]:
-    """(place, value): the innermost value that does not pickle, inside of `value`, which does not."""
+    """Return (place, value) of the innermost value inside `value` that does not pickle. `value` does not pickle."""
     for name, member in _members(value):
         if _reason_against(member, trial) is not None:
             return _find_unsendable(f"{place}[{name!r}]", member, trial)

@@ -1,11 +1,11 @@
-"""The slab ring: a worker process passes batches to the trainer in shared memory that is used again and again.
+"""Pass batches from a worker process to the trainer in slabs: shared memory that is used again and again.
 
     worker     writes into slabs                           the queue carries: response 7 is in slab 3, from byte 4,096
-    trainer    makes views of slabs; the last of them dies
-    request    the next one to that worker says            the region of response 7 in slab 3 is free
+    trainer    makes views of slabs; the last view dies
+    request    the next request to the worker says         the region of response 7 in slab 3 is free
 
-Blocks whose columns lie in slabs are sent where they lie, whole or in part. Everything else is copied to a slab; small
-batches that are sent together go into the same one.
+Blocks with columns in slabs are sent without a copy, whole or in part. Everything else is copied to a slab. Small
+batches that are sent together are copied to the same slab.
 """
 
 import itertools
@@ -27,28 +27,28 @@ from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
 
-# Each slab is an open file, in the trainer too, and 1,024 of them are a usual limit. So small buffers share slabs, but
-# not large ones, since a slab goes with the last buffer in it.
+# Each slab is an open file, in the trainer too, and 1,024 open files are a usual limit. So small buffers share slabs.
+# Large buffers do not, because a slab is released with its last buffer.
 _SHARED_SLAB_BYTES = 4 << 20
 _SMALL_BYTES = 1 << 20
 
 
 class SlabRegion(NamedTuple):
-    """All the memory that one response has in one slab; in use by the trainer, and free again, as a whole."""
+    """All memory of one response in one slab. The trainer uses and frees a region as a whole."""
 
     response: int
     slab: int
 
 
 class Held(NamedTuple):
-    """The slabs of a worker that the trainer knows at the start of a pass, and the regions that it still uses."""
+    """Slabs of a worker that the trainer knows at the start of a pass, and the regions that it still uses."""
 
     slabs: tuple[int, ...] = ()
     regions: tuple[SlabRegion, ...] = ()
 
 
 class _Slab(NamedTuple):
-    """A slab, and the array that all buffers in it are views of."""
+    """Slab, with the array that all its buffers are views of."""
 
     address: int
     number: int
@@ -57,9 +57,9 @@ class _Slab(NamedTuple):
 
 
 class SlabMemory:
-    """The slabs of a worker process, for all its passes. Slab numbers are unique over processes and time.
+    """Slabs of a worker process, for all its passes. Slab numbers are unique over processes and time.
 
-    Decoding threads take memory; all other methods are for the thread that makes responses.
+    Decoding threads take memory. All other methods are for the thread that makes responses.
     """
 
     def __init__(self) -> None:
@@ -74,11 +74,11 @@ class SlabMemory:
         self._in_use: dict[SlabRegion, list[torch.Tensor]] = {}
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """Uninitialised uint8, shape [`num_bytes` or a little more]; free again when nothing uses it."""
+        """Return uninitialised uint8 memory, shape [`num_bytes` or a little more]. It is free again when unused."""
         return torch.from_numpy(self.recycled.take(max(num_bytes, 1)))
 
     def find(self, tensor: torch.Tensor) -> SlabPlace | None:
-        """The slab and the byte at which a tensor begins; None if it is not in a slab."""
+        """Return the slab and the byte at which a tensor begins; None if the tensor is not in a slab."""
         address = tensor.data_ptr()
         with self._lock:
             self._forget_gone()
@@ -90,35 +90,35 @@ class SlabMemory:
         return SlabPlace(slab.number, start) if start < slab.memory.shape[0] else None
 
     def slabs(self, numbers: set[int]) -> tuple[tuple[int, torch.Tensor], ...]:
-        """These slabs, each with its number, to be sent to the trainer's process."""
+        """Return these slabs, each with its number, to send them to the trainer's process."""
         with self._lock:
             return tuple((slab.number, slab.memory) for slab in self._slabs if slab.number in numbers)
 
     def gone_of(self, numbers: set[int]) -> tuple[int, ...]:
-        """The given slabs that no longer exist."""
+        """Return the numbers of the given slabs that no longer exist."""
         with self._lock:
             self._forget_gone()
             return tuple(numbers.difference([slab.number for slab in self._slabs]))
 
     def new_response(self) -> int:
-        """The number of a response, for its regions."""
+        """Return the number of a new response, for its regions."""
         return next(self._responses)
 
     def keep(self, region: SlabRegion, tensor: torch.Tensor) -> None:
-        """Keep this tensor, which is sent to the trainer, until the region is freed."""
+        """Keep a tensor that is sent to the trainer until the region is freed."""
         self._in_use.setdefault(region, []).append(tensor)
 
     def free(self, regions: Iterable[SlabRegion]) -> None:
-        """The trainer does not use these any more."""
+        """Free regions that the trainer does not use any more."""
         for region in regions:
             self._in_use.pop(region, None)
 
     def keep_only(self, regions: Iterable[SlabRegion]) -> None:
-        """The trainer uses these regions only: a pass may have ended before all its responses were received."""
+        """Free all other regions: a pass may have ended before all its responses were received."""
         self._in_use = {region: self._in_use[region] for region in regions if region in self._in_use}
 
     def _allocate(self, num_bytes: int) -> Bytes:
-        """A slab of its own for a large buffer, else the next bytes of the shared one."""
+        """Return a new slab for a large buffer, else the next bytes of the shared slab."""
         with self._lock:
             self._forget_gone()
             if num_bytes > _SMALL_BYTES:
@@ -136,7 +136,7 @@ class SlabMemory:
         return array
 
     def _forget_gone(self) -> None:
-        """Drop slabs whose array died. Until then their memory is kept, so that no other slab has their address."""
+        """Drop slabs with a dead array. Until then their memory is kept, so that no other slab gets their address."""
         gone = {self._gone.popleft() for _ in range(len(self._gone))}
         if gone:
             self._slabs = [slab for slab in self._slabs if slab.number not in gone]
@@ -150,11 +150,11 @@ _ALIGNMENT_BYTES = 64
 
 
 class SlabMessage(NamedTuple):
-    """Where one batch (or one part of a batch group) lies; this is sent through the queue in its place.
+    """Message through the queue that says where one batch (or one part of a batch group) lies in slabs.
 
-    response: the one that it is part of, see SlabRegion. buffers: the memory that it lies in.
-    descriptor: how to read the batch, see SlabCodec; layout: the larger part of that, if it changed.
-    slabs: those that are new to the trainer, with their numbers. gone: numbers of slabs that do not exist any more.
+    response: number of the response, see SlabRegion. buffers: spans of slabs with the batch's bytes.
+    layout, descriptor: how to read the batch, see SlabCodec; layout is None if it has not changed.
+    slabs: slabs that are new to the trainer, with their numbers. gone: numbers of slabs that do not exist any more.
     """
 
     response: int
@@ -167,7 +167,7 @@ class SlabMessage(NamedTuple):
 
 @dataclass(slots=True)
 class _Filling:
-    """Memory of a slab that batches are copied to; its first `stop` bytes are used."""
+    """Memory of a slab that batches are copied to. Its first `stop` bytes are used."""
 
     begin: SlabPlace
     memory: torch.Tensor
@@ -184,9 +184,9 @@ class _Filling:
 
 
 class SlabWriter:
-    """A worker's side in one pass.
+    """Writer of a worker in one pass; a BatchWriter.
 
-    copied_bytes: of batches since the last `begin`.
+    copied_bytes: number of bytes copied since the last `begin`.
     """
 
     def __init__(self, codec: SlabCodec, memory: SlabMemory, held: Held) -> None:
@@ -199,20 +199,21 @@ class SlabWriter:
         self._filling: _Filling | None = None
 
     def begin(self) -> None:
-        """Begin a response: batches from here on are sent together, and copied to one slab as far as they fit."""
+        """Begin a response. Its batches are sent together, and copied to one slab as far as they fit."""
         self._response, self._filling, self.copied_bytes = self._memory.new_response(), None, 0
 
     def copy(self, batch: Any, batches_left: int = 1) -> Any:
-        """Copy a batch to a slab and return its message; the batch itself if it cannot be put into a slab.
+        """Copy a batch to a slab and return its message; return the batch itself if it cannot be put into a slab.
 
-        batches_left: how many batches of the response are still to come, this one included; the slab has room for them.
+        batches_left: number of batches of the response that are still to come, including this batch; a new slab has
+        room for all of them.
         """
         copied: list[SlabSpan] = []
         written = self._codec.write(batch, partial(self._allocate, copied, batches_left), self._layout)
         return batch if written is None else self._message(*written, copied)
 
     def refer(self, batch: Any) -> Any:
-        """The message of a batch; what lies in a slab is not copied, so the batch must not be written to any more."""
+        """Return the message of a batch. Columns in slabs are not copied, so the batch must not be changed any more."""
         copied: list[SlabSpan] = []
         written = self._codec.refer(batch, self._find, partial(self._allocate, copied, 1))
         if written is None:
@@ -236,7 +237,7 @@ class SlabWriter:
         return place
 
     def _allocate(self, copied: list[SlabSpan], batches_left: int, num_bytes: int) -> torch.Tensor:
-        """Room for the dense tensors of a batch; its place is added to `copied`."""
+        """Return room for the dense tensors of a batch, and add its place to `copied`."""
         if self._filling is None or not self._filling.holds(num_bytes):
             memory = self._memory.take(batches_left * _aligned(num_bytes))
             begin = self._find(memory)
@@ -250,9 +251,9 @@ class SlabWriter:
 
 
 class SlabReader(BatchReader):
-    """The trainer's side for one worker process, for all passes: makes views of its slabs, and notes which die.
+    """Reader of one worker process's messages, for all passes: makes views of slabs, and notes which regions are free.
 
-    codec: None where all batches come through the queue.
+    codec: codec of the messages; None if all batches come through the queue.
     """
 
     def __init__(self, codec: SlabCodec | None) -> None:
@@ -262,7 +263,7 @@ class SlabReader(BatchReader):
         self._layout: Any = None
 
     def open(self, messages: Sequence[Any]) -> deque[Any]:
-        """The batches of these messages, ready for `view`; a region is free when all batches in it are dropped.
+        """Return the batches of these messages, ready for `view`. A region is free when all its batches are dropped.
 
         messages: all messages of one response, as `SlabWriter` made them.
         """
@@ -273,11 +274,11 @@ class SlabReader(BatchReader):
         return deque([self._find(message, regions) for message in messages])
 
     def take_freed(self) -> tuple[SlabRegion, ...]:
-        """The regions whose tensors have died since the last call."""
+        """Return the regions that became free since the last call: all their tensors have died."""
         return tuple(self._in_use.take_dead())
 
     def describe_held(self) -> Held | None:
-        """The slabs and regions at the start of a pass; None where all batches come through the queue."""
+        """Return the slabs and regions at the start of a pass; None if all batches come through the queue."""
         if self._codec is None:
             return None
         self._in_use.take_dead()
@@ -290,9 +291,9 @@ class SlabReader(BatchReader):
             self._slabs.pop(number, None)
 
     def _regions(self, messages: Sequence[SlabMessage]) -> dict[SlabRegion, tuple[int, torch.Tensor]]:
-        """Every region of these messages: where it begins in its slab, and its bytes.
+        """Return every region of these messages: its first byte in the slab, and its bytes.
 
-        The storage of the tensors has those bytes and no others, so a region is free when its own tensors die.
+        The storage of a region's tensors has exactly the region's bytes, so a region is free when its tensors die.
         """
         ends: dict[SlabRegion, tuple[int, int]] = {}
         for message in messages:

@@ -1,20 +1,21 @@
-"""Starts, watches and ends the worker processes of torch's DataLoader, where torch's own way is not enough.
+"""Start, watch and end the worker processes of torch's DataLoader, where torch's own way is not enough.
 
-This is the only module that touches private parts of torch's loader (`dataset` reads its frames). What torch does, and
-what this does instead:
+This is the only module that touches private parts of torch's loader (`dataset` reads its frames). Torch's behaviour,
+and the behaviour here:
 
-- Workers end when nothing refers to their iterator any more. `leave` ends them with their pass.
-- An iterator that a fork copied would use and end its parent's workers. In the child it counts as ended.
-- At the end it waits five seconds for each busy worker, which may wait for a store. Here it is one second for all.
-- When a worker dies, its SIGCHLD handler raises in whatever the trainer's thread does, such as a forward pass. Here it
-  knows of the workers only while a response is waited for (it must then: a worker that dies in the middle of a message
-  would be waited for without end), and does not run while they are started.
-- What a signal's handler raises in the middle of a fork (Ctrl-C, an exception at SIGTERM) is lost, or leaves a worker
-  behind. Here handlers wait until all are started.
-- To read and to set the event that ends workers, it takes a lock that workers take too, and waits for ever if a dead
-  worker held it. `_DoneEvent` replaces that event.
-- What a signal's handler raises while a request is put into a queue may leave that queue locked, and to end the workers
-  it waits for that lock for ever. `_DoneEvent` frees it.
+- Torch's workers end when nothing refers to their iterator any more. `leave` ends workers with their pass.
+- An iterator that a fork copied would use and end its parent's workers. In the child the iterator counts as ended.
+- At the end torch waits five seconds for each busy worker; the worker may wait for a store. Here the wait is one second
+  for all workers.
+- When a worker dies, torch's SIGCHLD handler raises in any code of the trainer's thread, such as a forward pass. Here
+  the handler knows of the workers only while the trainer waits for a response (then it is needed: the trainer would
+  wait forever for a worker that dies in the middle of a message). It does not run while workers are started.
+- An exception of a signal handler in the middle of a fork (Ctrl-C, an exception at SIGTERM) is lost, or leaves a worker
+  behind. Here handlers wait until all workers are started.
+- To read and to set the event that ends workers, torch takes a lock that workers take too, and waits forever if a dead
+  worker held the lock. `_DoneEvent` replaces this event.
+- An exception of a signal handler while a request is put into a queue may leave the queue locked. To end the workers,
+  torch then waits forever for the lock. `_DoneEvent` frees the lock.
 """
 
 import multiprocessing
@@ -42,18 +43,18 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_dataloader_utils._runtime.processes import garbage_left_to_parent, held
 from torch_dataloader_utils._runtime.system_limits import limit_error
 
-_NAMES = Path("/dev/shm")  # noqa: S108 - not ours to choose
+_NAMES = Path("/dev/shm")  # noqa: S108 - torch chooses this directory
 
-# So long an idle worker may take to end; a busy one is killed then, since its result is not wanted.
+# Time for an idle worker to end. After this time a busy worker is killed: its result is not needed.
 _END_SEC = 1.0
 
 _started: WeakSet[Any] = WeakSet()
 
 
 def persistent(loader: DataLoader[Any]) -> Any:
-    """The iterator of an earlier pass, whose workers go on in the next one; None if there is none, or one of them died.
+    """Return the iterator of an earlier pass with persistent workers; None without an iterator, or if a worker died.
 
-    The next thing to do is `start`: from here on the death of a worker is raised.
+    Call `start` next: from here on the death of a worker is raised.
     """
     earlier: Any = loader._iterator
     if earlier is None:
@@ -68,7 +69,7 @@ def persistent(loader: DataLoader[Any]) -> Any:
 
 
 def start(loader: DataLoader[Any]) -> Any:
-    """An iterator over the loader: that of `persistent` workers, which get the new pass, or a new one."""
+    """Return an iterator over the loader: the iterator of `persistent` workers, reset to the new pass, or a new one."""
     loading: Any = None
     try:
         with held(*_signals_to_hold(loader)) as deliver:
@@ -81,7 +82,7 @@ def start(loader: DataLoader[Any]) -> Any:
         deliver()
     except BaseException as error:
         if loading is not None:
-            end(loading)  # which the traceback would keep
+            end(loading)  # the traceback would keep the iterator and its workers
         elif loader._iterator is None and limit_error(error, "") is not None:
             _end_half_started(error)
         raise
@@ -89,22 +90,22 @@ def start(loader: DataLoader[Any]) -> Any:
 
 
 def _end_half_started(error: BaseException) -> None:
-    """Ends the workers of an iterator that could not be made (at a limit of open files, for example)."""
+    """End the workers of an iterator that could not be made (at a limit of open files, for example)."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         loading = frame.f_locals.get("self")
         if isinstance(loading, _MultiProcessingDataLoaderIter):
-            loading._shutdown = True  # its `__del__` would trip over what it lacks
-            for worker in vars(loading).get("_workers", ()):  # missing before the first one is begun
+            loading._shutdown = True  # else its `__del__` would fail at missing attributes
+            for worker in vars(loading).get("_workers", ()):  # missing before the first worker is begun
                 worker.kill()
                 worker.join()
             return
 
 
 def end_if_a_response_is_lost() -> None:
-    """In a worker: end this process where a response cannot be sent, for lack of open files, for example.
+    """Make this worker process end if a response cannot be sent, for lack of open files, for example.
 
-    Of Python's threads that send it, the queue's would print the error and forget the response, and that of shared
-    memory would print it without end; the trainer would wait for ever.
+    Otherwise the queue's thread would print the error and forget the response, the thread of shared memory would print
+    the error again and again, and the trainer would wait forever.
     """
     Queue._on_queue_feeder_error = staticmethod(lambda error, _: _end(error))  # type: ignore[attr-defined]
     sys.excepthook = _end_at_a_limit
@@ -122,27 +123,27 @@ def _end(error: BaseException) -> None:
 
 
 def _signals_to_hold(loader: DataLoader[Any]) -> Iterable[int]:
-    """The signals whose handlers should not run while this loader starts workers.
+    """Return the signals to hold back while this loader starts workers.
 
-    The death of a worker: torch's handler would raise, as it knows the workers before all is set up; `dead` finds it.
-    All of them while processes are forked: Python drops what is raised in hooks of forks. Spawning takes seconds, and
-    has no such moment.
+    SIGCHLD (the death of a worker): torch's handler would raise, because it knows the workers before the iterator is
+    complete; `dead` finds the death later. With fork, all signals: Python drops exceptions raised in hooks of forks.
+    Spawning takes seconds, and has no such hooks.
     """
     if loader._iterator is not None or not hasattr(signal, "SIGCHLD"):
         return []
-    _set_SIGCHLD_handler()  # else torch would set it inside, in the place of ours
+    _set_SIGCHLD_handler()  # else torch would set its handler while signals are held, in place of ours
     context: Any = loader.multiprocessing_context or multiprocessing
     return signal.valid_signals() if context.get_start_method() == "fork" else [signal.SIGCHLD]
 
 
 def pinned(batch: Any) -> Any:
-    """The batch with everything in it in page-locked memory, as DataLoader's own pinning does it."""
+    """Copy all tensors of a batch to page-locked memory, as DataLoader's own pinning does."""
     return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def watched(loading: Any) -> Iterator[None]:
-    """Inside, the death of a worker is raised as torch's RuntimeError at once."""
+    """Raise the death of a worker inside the context at once, as torch's RuntimeError."""
     _watch(loading)
     try:
         yield
@@ -151,18 +152,18 @@ def watched(loading: Any) -> Iterator[None]:
 
 
 def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
-    """Workers that ended before the pass did; waits up to `wait_sec` for the first one."""
+    """Return the workers that ended before the pass. Waits up to `wait_sec` for the first such worker."""
     return [] if loading._shutdown else _ended(loading._workers, wait_sec)
 
 
 def leave(loading: Any) -> None:
-    """After a pass, however it ended: end the workers unless they are persistent."""
+    """End the workers after a pass or a failed pass, unless they are persistent."""
     if not loading._persistent_workers:
         end(loading)
 
 
 def end(loading: Any) -> None:
-    """End all workers; at once if one of them is dead, whose files in /dev/shm are then removed."""
+    """End all workers, at once if a worker is dead. Removes the files of killed or dead workers in /dev/shm."""
     _forget(loading)
     loading._shutdown_workers()
     for worker in loading._workers:
@@ -173,7 +174,7 @@ def end(loading: Any) -> None:
 
 
 class _DoneEvent:
-    """The event at which workers end. Only this process sets it, so `is_set` needs no lock that workers share."""
+    """Event at which workers end. Only this process sets it, so `is_set` needs no lock that workers share."""
 
     def __init__(self, loading: Any) -> None:
         self._loading = ref(loading)
@@ -186,7 +187,7 @@ class _DoneEvent:
         return self._is_set
 
     def set(self) -> None:
-        """Have workers end, and kill those that do not soon (at once if one is dead). Their ends are not reported."""
+        """End workers: kill workers that do not end soon, or all at once if a worker is dead. Ends are not reported."""
         self._is_set = True
         loading = self._loading()
         if loading is not None:
@@ -197,29 +198,29 @@ class _DoneEvent:
         if not _ended(self._workers):
             self._shared.set()
             for queue in self._index_queues:
-                queue.put(None)  # an idle worker looks at nothing else
+                queue.put(None)  # an idle worker waits for its queue only
             wait_sec = _END_SEC
         for worker in _living(self._workers, wait_sec):
             worker.kill()
 
 
 def _unlock(queue: Any) -> None:
-    """Free the lock of a queue of this thread, which what a signal's handler raised inside `put` may have left taken.
+    """Free the lock of a queue: an exception of a signal handler inside `put` of this thread may have left it taken.
 
-    Its own thread takes it too, but never for long.
+    The queue's own thread takes the lock too, but never for long.
     """
     queue._notempty.acquire(timeout=_END_SEC)
     queue._notempty.release()
 
 
 def _ended(workers: Sequence[BaseProcess], wait_sec: float = 0) -> list[BaseProcess]:
-    # Not is_alive(): if other code has waited for the process (os.wait, psutil), it says alive for ever.
+    # Not is_alive(): if other code has waited for the process (os.wait, psutil), is_alive() returns True forever.
     ended = wait([worker.sentinel for worker in workers], timeout=wait_sec)
     return [worker for worker in workers if worker.sentinel in ended]
 
 
 def _living(workers: Sequence[BaseProcess], wait_sec: float) -> list[BaseProcess]:
-    """Workers that have not ended after `wait_sec`; returns earlier once all have ended."""
+    """Return the workers that have not ended after `wait_sec`. Returns earlier if all workers have ended."""
     deadline, living = time.monotonic() + wait_sec, list(workers)
     while living and (ended := _ended(living, max(0.0, deadline - time.monotonic()))):
         living = [worker for worker in living if worker not in ended]

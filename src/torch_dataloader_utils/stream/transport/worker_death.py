@@ -1,4 +1,4 @@
-"""The error for a worker process that died: which one, and what it was doing, as it noted in shared memory."""
+"""Raise the error for a worker process that died: it names the worker and its last work, noted in shared memory."""
 
 import os
 import signal
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 _NOTE_BYTES = 1024
 _READING, _BATCH = 0, 1
-# Held while a thread of a worker notes. Not an attribute of the notes, which are pickled.
+# Held while a thread of a worker writes a note. Not an attribute of `Notes`, because notes are pickled.
 _lock = threading.Lock()
 
 
 class Notes:
-    """For each worker its process id, the row group that it reads and the batch that its functions have."""
+    """Notes of each worker: its process id, the row group that it reads, and the batch in the user's functions."""
 
     def __init__(self, num_workers: int) -> None:
         self._pids = shared_bytes(num_workers * torch.int64.itemsize).view(torch.int64)
         self._text = shared_bytes(num_workers * 2 * _NOTE_BYTES).view(num_workers, 2, _NOTE_BYTES)
-        # In a worker, for either note: what each of its threads is doing. The last one is noted.
+        # In a worker, for each kind of note: the place of each thread. The place of the last thread is noted.
         self._places: tuple[list[str], list[str]] = [], []
 
     def reading(self, worker: int, where: str) -> AbstractContextManager[None]:
-        """For the worker itself: inside, its note says that it reads `where`, of several threads the last to begin."""
+        """Note, inside the context, that this worker reads `where`. Of several threads, the last to begin is noted."""
         return self._noting(worker, _READING, where)
 
     def calling(self, worker: int, where: str) -> AbstractContextManager[None]:
-        """For the worker itself: inside, its note says that functions have the batch that ends in `where`."""
+        """Note, inside the context, that functions of this worker have the batch that ends in `where`."""
         return self._noting(worker, _BATCH, where)
 
     @contextmanager
@@ -60,24 +60,24 @@ class Notes:
             is_ending = True
             raise
         finally:
-            # These end the worker, and the note says where. After other errors it goes on with something else.
+            # An interrupt ends the worker, and the note stays. After other errors the worker goes on with other work.
             if not is_ending:
                 with _lock:
                     places.remove(where)
                     self._write(worker, kind, places[-1] if places else "")
 
     def has_begun(self, pid: int) -> bool:
-        """Whether the worker with this process id has begun to read."""
+        """Return whether the worker with this process id has begun to read."""
         return bool((self._pids == pid).any())
 
     def of_pid(self, pid: int) -> str:
-        """Worker and what it was doing, for the process with this id."""
+        """Describe the worker with this process id and its work."""
         if not self.has_begun(pid):
             return f"A worker process (pid {pid}), before its first read"
         return self.of_worker(int((self._pids == pid).nonzero()[0]))
 
     def of_worker(self, worker: int) -> str:
-        """Worker and what it was doing."""
+        """Describe a worker and its work."""
         reading, batch = self._read(worker, _READING), self._read(worker, _BATCH)
         doing = [f"in a function on the batch that ends in {batch}"] if batch else []
         doing += [f"reading {reading}"] if reading else []
@@ -85,7 +85,7 @@ class Notes:
         return f"Worker process {worker} (pid {int(self._pids[worker])}), {what}"
 
     def all(self) -> str:
-        """Every worker and what it was doing."""
+        """Describe every worker and its work."""
         return "; ".join(map(self.of_worker, range(len(self._pids))))
 
     def _write(self, worker: int, kind: int, where: str) -> None:
@@ -100,7 +100,7 @@ class Notes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotingReader:
-    """A reader that notes which row group it reads."""
+    """Reader that notes the row group that it reads."""
 
     reader: RowGroupReader
     notes: Notes
@@ -121,23 +121,24 @@ class NotingReader:
 T = TypeVar("T")
 
 _END: Any = object()
-# After a connection broke: how long to wait for a worker to have ended, if that is why.
+# Time to wait, after a connection broke, for the end of a worker that may be the cause.
 _DEATH_SEC = 2.0
 
 
 def responses_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Generator[T]:
-    """The responses of one pass over a loader.
+    """Yield the responses of one pass over a loader.
 
-    After any of the errors below all workers have ended, and the next pass starts new ones; also after an exception
-    that a signal handler raised in the trainer while it waited (KeyboardInterrupt, for example). Workers that are not
-    persistent have ended whenever this is closed.
+    After any of the errors below, all workers have ended, and the next pass starts new workers. The same holds after an
+    exception that a signal handler raised in the trainer while it waited (KeyboardInterrupt, for example). Workers that
+    are not persistent have ended when this generator is closed.
 
-    prepare: called before the pass begins, with whether workers are new, which are started after that.
+    prepare: function that is called before the pass begins; its argument is true if new workers will be started then.
 
     Raises:
-        WorkerDiedError: a worker died, or none responded within DataLoader's `timeout`; it says what they were doing.
-        TransformError: what a worker sent cannot be unpickled.
-        StoreError: a limit of the system (ulimit -n, -f) allows no more workers, or batches of them.
+        WorkerDiedError: a worker died, or no worker responded within DataLoader's `timeout`. The message describes the
+            work of the workers.
+        TransformError: a batch from a worker cannot be unpickled.
+        StoreError: a limit of the system (ulimit -n, -f) allows no more workers, or no more batches of workers.
     """
     loading = _started(loader, notes, prepare)
     try:
@@ -159,7 +160,7 @@ def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None
         with limits_named("Worker processes could not be started"):
             prepare(True)
             return torch_workers.start(loader)
-    # If this is interrupted they end, because they may have requests, whose responses would come in the next pass.
+    # If this is interrupted, workers end: they may have requests, and the responses would come in the next pass.
     with _failures_named(earlier, notes):
         prepare(False)
         return torch_workers.start(loader)
@@ -172,14 +173,17 @@ def _next_response(loading: Any, notes: Notes) -> Any:
 
 @contextmanager
 def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
-    """Inside, an error ends all workers and is raised as `responses_of` says, but not one that a worker raised."""
+    """End all workers after an error inside the context, and raise it as `responses_of` says.
+
+    An error that a worker raised is raised as it is, and the workers go on.
+    """
     try:
         yield
     except BaseException as error:
         if _was_raised_in_worker(error):
             raise
         named = _named(error, loading, notes)
-        # A message may have been read in part, or lost: what comes next would be wrong.
+        # A message may have been read in part, or lost: the next messages would be wrong.
         torch_workers.end(loading)
         if named is None:
             raise
@@ -187,11 +191,12 @@ def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
 
 
 def _named(error: BaseException, loading: Any, notes: Notes) -> LoaderError | None:
-    """The error to raise in the place of this one; None for one that is not about workers."""
+    """Return the error to raise in place of `error`; None if `error` is not about workers."""
     text = str(error).strip().rstrip(". ")
     if "DataLoader timed out" in text:
         return WorkerDiedError(
-            f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what it waits on."
+            f"No worker process answered in time ({text}). {notes.all()}. Raise timeout=, or find out what the workers "
+            "wait for."
         )
     if isinstance(error, RuntimeError | OSError) and (limit := limit_error(error, "No batch of a worker process came")):
         return limit
@@ -201,20 +206,20 @@ def _named(error: BaseException, loading: Any, notes: Notes) -> LoaderError | No
         return _death(gone, text, notes) if gone else None
     if not isinstance(error, Exception) or _was_raised_by_signal(error):
         return None
-    return TransformError(  # what is unpickled here runs code of the user: any error
+    return TransformError(  # unpickling runs code of the user: any error
         f"A worker process sent a batch that cannot be unpickled here: {type(error).__name__}: {error}. A "
-        "transform or collate_fn returned an object whose class does not restore it (__setstate__, __reduce__): "
-        "correct that, or read with num_workers=0."
+        "transform or collate_fn returned an object that its class cannot restore (__setstate__, __reduce__): "
+        "correct the class, or read with num_workers=0."
     )
 
 
 def _was_raised_in_worker(error: BaseException) -> bool:
-    """Whether a worker, which goes on, raised this, and torch sent it here."""
+    """Return whether a worker raised this error and torch sent it here; then the worker goes on."""
     return " in DataLoader worker process " in str(error)
 
 
 def _was_raised_by_signal(error: BaseException) -> bool:
-    """Whether a signal handler of this process raised this: it may run in the middle of anything."""
+    """Return whether a signal handler of this process raised this error. A handler may run at any time."""
     handlers = {getattr(signal.getsignal(each), "__code__", None) for each in signal.valid_signals()}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
@@ -222,18 +227,18 @@ def _was_raised_by_signal(error: BaseException) -> bool:
 def _death(workers: Sequence[BaseProcess], text: str, notes: Notes) -> WorkerDiedError:
     who = "; ".join(notes.of_pid(worker.pid or 0) for worker in workers)
     if workers[0].exitcode == 0:
-        # An interrupted worker of torch exits so and says nothing, for most often the trainer is interrupted too.
+        # An interrupted worker of torch exits with code 0 and no message: usually the trainer is interrupted too.
         return WorkerDiedError(
             f"{who}: it was interrupted (SIGINT, as Ctrl-C sends it to all processes, a KeyboardInterrupt or "
-            "sys.exit()). Restart from the last state. If the trainer is to go on after Ctrl-C, let workers ignore it: "
-            "worker_init_fn=..., with signal.signal(signal.SIGINT, signal.SIG_IGN) in it."
+            "sys.exit()). Restart from the last state. If the trainer is to go on after Ctrl-C, let workers ignore "
+            "SIGINT: worker_init_fn=..., with signal.signal(signal.SIGINT, signal.SIG_IGN) in it."
         )
     if workers[0].exitcode == 1 and not notes.has_begun(workers[0].pid or 0):
         return WorkerDiedError(
-            f"{who}: {text}. Its own error is on stderr. Where workers are spawned or come from a forkserver, each "
-            'imports your program: all that it does belongs under `if __name__ == "__main__":`.'
+            f"{who}: {text}. Its own error is on stderr. Workers that are spawned or come from a forkserver import "
+            'your program: put all code that runs into `if __name__ == "__main__":`.'
         )
     return WorkerDiedError(
         f"{who}: {text}. Restart from the last state. If the kernel killed it for its memory, lower num_workers or "
-        "ahead_bytes of decoding=; if it crashed, read that row group in a process of its own."
+        "ahead_bytes of decoding=; if it crashed, read that row group in a separate process."
     )

@@ -1,4 +1,4 @@
-"""The data set of a worker process of the loader: it responds to requests with its next batches."""
+"""Respond to requests in a worker process: the data set that the worker's DataLoader loop reads."""
 
 from dataclasses import replace
 
@@ -21,10 +21,11 @@ from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
 
 class RequestWorker(Dataset[BatchResponse]):
-    """The data set of a worker process: item `request` is the response; nothing is read before the first request.
+    """Data set of a worker process: item `request` is the response. No data is read before the first request.
 
-    Set before workers start: directory (see share_temporary_directory); options, how far each decodes ahead; counts,
-    shared memory for what they count, int64 [workers, *counts_shape].
+    Attributes to set before workers start:
+    directory: see share_temporary_directory. options: limits of decoding ahead of each worker.
+    counts: shared memory for the workers' counts, int64 [workers, *counts_shape].
     """
 
     directory: str
@@ -52,8 +53,8 @@ class RequestWorker(Dataset[BatchResponse]):
             self._responder.close()
         else:
             sweep_if_orphaned(self.directory)
-            # torch checks for its parent every five seconds, which under forkserver is a server that lives on after the
-            # trainer's death, as long as workers do.
+            # torch checks for its parent every five seconds. Under forkserver the parent is a server, which lives on
+            # after the trainer's death, as long as workers live.
             end_with_parent(self.directory)
             end_if_a_response_is_lost()
         self._counters = self._counters or WorkerCounters(self.counts.numpy()[start.worker])
@@ -63,7 +64,7 @@ class RequestWorker(Dataset[BatchResponse]):
         shaper = self._pipeline.shaper
         if self._memory is not None and start.group_length is not None:
             shaper.use_memory(self._memory.recycled)
-            # Windows and joins are made in slabs: copying their columns first would be one copy too many.
+            # Windows and joined row groups are made in slabs: copying their columns first would be one copy too many.
             if start.work.program.delivers_row_groups:
                 shaper = shaper.with_copied_columns(LEAST_PART_BYTES)
         stream = WorkerStream(
@@ -76,7 +77,7 @@ class RequestWorker(Dataset[BatchResponse]):
         return Responder(start.worker, stream, start.group_length, slabs)
 
     def _slab_writer(self, held: Held | None) -> SlabWriter | None:
-        """A writer into the slabs of earlier passes: new memory pages cost as much as filling them."""
+        """Return a writer into the slabs of earlier passes: new memory pages cost as much as filling them."""
         codec = self._pipeline.codec
         if codec is None or held is None:
             return None
