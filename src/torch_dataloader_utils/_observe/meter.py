@@ -2,28 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-from torch_dataloader_utils._observe.counters import (
-    CACHE,
-    CHUNKS,
-    ERRORS,
-    LATENCIES,
-    Int64s,
-    WorkerCounters,
-    counts_shape,
-    totals,
-)
-from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
+from torch_dataloader_utils._observe.counters import Int64s, WorkerCounters, counts_shape, totals
+from torch_dataloader_utils._observe.metrics import GAUGES, Metrics, kinds_of
 
 _END = object()
 
-_NO_GAUGES = dict.fromkeys(GAUGES, 0)
+_NO_GAUGES: dict[str, Any] = dict.fromkeys(GAUGES, 0)
 
 
 class LoaderMeter:
@@ -182,9 +173,8 @@ class _PassCounts:
 
     def _largest(self, now: Metrics) -> Metrics:
         """The larger ones of what was seen and what is read now, while other threads and processes write."""
-        seen = self.seen
-        largest = {each.name: max(getattr(seen, each.name), getattr(now, each.name)) for each in fields(Metrics)}
-        return Metrics(**largest | {name: getattr(now, name) for name in GAUGES})
+        seen = {**self.seen.to_dict(), **_NO_GAUGES}
+        return Metrics.from_dict({name: max(number, seen[name]) for name, number in now.to_dict().items()})
 
     def _now(self) -> Metrics:
         now_ns = perf_counter_ns() if self.end_ns is None else self.end_ns
@@ -195,13 +185,14 @@ class _PassCounts:
         handover_ns = counted["make_ns"] + wait_ns - arrive_ns - counted["stall_ns"] - counted["transform_ns"]
         rows = self.rows if self.local is None else self.local.rows
         return Metrics(
+            **kinds_of(counted),
             passes=self.passes,
             batches=self.batches,
             rows=rows,
             tokens=rows * self.row_tokens,
             padding_rows=self.padding_rows,
             row_groups=counted["decoded_groups"],
-            **{name: counted[name] for name in (*CHUNKS, *LATENCIES, *ERRORS, *CACHE)},
+            cached_bytes=counted["cached_bytes"],
             decoded_bytes=counted["decoded_bytes"],
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
@@ -224,6 +215,5 @@ def _spent(time_ns: int, now_ns: int) -> int:
 
 
 def _add(first: Metrics, second: Metrics) -> Metrics:
-    return Metrics(
-        **{entry.name: getattr(first, entry.name) + getattr(second, entry.name) for entry in fields(Metrics)}
-    )
+    numbers = second.to_dict()
+    return Metrics.from_dict({name: number + numbers[name] for name, number in first.to_dict().items()})

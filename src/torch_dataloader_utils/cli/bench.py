@@ -154,8 +154,7 @@ def _row(setting: "Setting", runs: "list[Rate]", limit: float, bytes_per_row: fl
         "microseconds_per_batch": 1e6 * setting.batch_size / speed if speed else 0.0,
         "of_limit": speed / limit if limit else 0.0,
         "seconds": [run.seconds for run in runs],
-        "compiled_chunks": runs[-1].metrics.compiled_chunks,
-        "pyarrow_chunks": runs[-1].metrics.pyarrow_chunks,
+        "column_chunks": runs[-1].metrics.column_chunks,
     }
 
 

@@ -1,6 +1,6 @@
 """`gather_metrics`: the metrics of all ranks side by side, with one collective."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +11,8 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.ranks.agree import add_over_ranks
 from torch_dataloader_utils.ranks.resolve import running_ranks
 
-_NO_METRICS = Metrics()
 # Seconds travel as whole nanoseconds beside the counts.
-_SCALES = {each.name: 1e9 if isinstance(getattr(_NO_METRICS, each.name), float) else 1 for each in fields(Metrics)}
+_SCALES = {name: 1e9 if isinstance(number, float) else 1 for name, number in Metrics().to_dict().items()}
 
 # A rank is slow by itself if it waits so many times as much as the rank in the middle.
 _SLOW_RANK_FACTOR = 2
@@ -47,12 +46,12 @@ class GatheredMetrics:
     ranks: tuple[Metrics, ...]
 
     def spread(self, name: str) -> Spread:
-        """Minimum, median and maximum of one number, such as "rows_per_second" or "throttled_errors".
+        """Minimum, median and maximum of one number, such as "rows_per_second" or "request_errors.throttled".
 
         Raises:
             ConfigError: metrics have no number of this name.
         """
-        values: list[Any] = [getattr(each, name, None) for each in self.ranks]
+        values: list[Any] = [each.to_dict().get(name, getattr(each, name, None)) for each in self.ranks]
         if not all(isinstance(value, (int, float)) for value in values):
             raise ConfigError(f"Metrics have no number called {name!r}. Take one of {', '.join(_SCALES)}.")
         order = np.argsort(values, kind="stable").tolist()
@@ -102,11 +101,11 @@ def gather_metrics(source: HasMetrics | Metrics) -> GatheredMetrics:
     if running_ranks() < 2:
         return GatheredMetrics((metrics,))
     numbers = np.zeros((running_ranks(), len(_SCALES)), dtype=np.int64)
-    numbers[dist.get_rank()] = [round(getattr(metrics, name) * scale) for name, scale in _SCALES.items()]
+    own = metrics.to_dict()
+    numbers[dist.get_rank()] = [round(own[name] * scale) for name, scale in _SCALES.items()]
     return GatheredMetrics(tuple(_metrics(row) for row in add_over_ranks(numbers).tolist()))
 
 
 def _metrics(numbers: list[int]) -> Metrics:
     pairs = zip(_SCALES.items(), numbers, strict=True)
-    values: dict[str, Any] = {name: number if scale == 1 else number / scale for (name, scale), number in pairs}
-    return Metrics(**values)
+    return Metrics.from_dict({name: number if scale == 1 else number / scale for (name, scale), number in pairs})
