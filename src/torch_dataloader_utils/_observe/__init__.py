@@ -6,7 +6,7 @@ that read those values when they are collected.
 
 Promises: counting is always on and costs some hundred nanoseconds a batch (docs/design/0011-observing.md has the
 figures); no value of a row and no credential is in a metric, label or log line. Imports the standard library, numpy,
-`errors` and `_runtime`; rich, prometheus_client and opentelemetry only when they are used.
+`errors` and `_runtime`; prometheus_client and opentelemetry only when they are used.
 
 Not for: timing single functions, or logging of its own: warnings and errors come from where they are found.
 

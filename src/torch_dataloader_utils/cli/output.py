@@ -89,19 +89,18 @@ def map_groups(function: Callable[[int], Result], num_groups: int, label: str) -
 
     label: of the progress bar, which is on stderr where that is a terminal.
     """
+    from torch_dataloader_utils._observe.work_bar import work_bar
     from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
     from torch_dataloader_utils._runtime.threads import available_cpus
 
     threads = available_cpus()
     with threads_for(threads, "tdu-groups") as pool:
         results = map_in_order(function, range(num_groups), pool, 4 * threads)
-        if not sys.stderr.isatty():
-            yield from results
-            return
-        from rich.console import Console
-        from rich.progress import track
-
-        yield from track(results, label, total=num_groups, console=Console(stderr=True), transient=True)
+        with work_bar(label) as on_progress:
+            for done, result in enumerate(results, start=1):
+                yield result
+                if on_progress is not None:
+                    on_progress(done, num_groups)
 
 
 def _literal(cell: str) -> Any:
