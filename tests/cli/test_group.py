@@ -170,3 +170,8 @@ def test_a_name_that_the_output_cannot_encode_is_no_traceback(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\u2603.parquet" in done.stdout
+
+
+def test_the_version_names_decoder_and_clients():
+    lines = tdu("--version").stdout.splitlines()
+    assert [line.split("  ")[0].split(",")[0] for line in lines] == ["tdu", "compiled decoder", "store clients"]
