@@ -1,4 +1,4 @@
-"""Counters of one worker, always on, in memory that other threads and processes read while they grow."""
+"""Counters of one worker, always on, in memory that other threads and processes read at any time."""
 
 import ctypes
 import threading
@@ -39,7 +39,7 @@ COUNTED = (
 
 
 class Counts(ctypes.Structure):
-    """Integers of 64 bits, written by one thread at a time; `Counts.from_buffer` puts them into shared memory.
+    """Integers of 64 bits, written by one thread at a time; `Counts.from_buffer` places them in shared memory.
 
     decoded_groups, decoded_bytes: row groups decoded and shaped, and the memory of their rows.
     released_groups: decoded row groups that are used up.
@@ -50,8 +50,8 @@ class Counts(ctypes.Structure):
     make_ns: in a worker process, making responses; stall_ns and transform_ns included.
     The counts of KINDS are attributes with a dot in the name, such as "cache_events.hits"; see `count`.
 
-    A time that is being spent is negative: what was spent before, minus the clock when it began. So it begins and ends
-    by one write, and a reader who adds the clock has what was spent up to now. The clock is the same in all processes.
+    A running time is negative: the time spent before, minus the clock at the start. So one write starts it, one write
+    ends it, and a reader adds the clock to get the time up to now. All processes share the clock.
     """
 
     _fields_ = [(name, ctypes.c_int64) for name in COUNTED]
@@ -72,7 +72,7 @@ class Counts(ctypes.Structure):
 
 @contextmanager
 def during(counts: Counts, name: str) -> Iterator[None]:
-    """Inside, time passes in one of the counts' times; not for one that passes already."""
+    """Count the time inside under `name`, such as "stall_ns"; the time of that name must not be running already."""
     setattr(counts, name, getattr(counts, name) - perf_counter_ns())
     try:
         yield
@@ -89,12 +89,12 @@ _of_thread = _OfThread()
 
 
 def thread_counts() -> Counts:
-    """The counts of the calling thread: those of the job that it does, or else its own."""
+    """Return the counts of the calling thread: the counts of its job, or its own outside of jobs."""
     return _of_thread.counts
 
 
 def count_thread_in(counts: Counts) -> Counts:
-    """Count what the calling thread does in these from now on; returns the ones before."""
+    """Let the calling thread count in `counts` from now on; return its earlier counts."""
     before = _of_thread.counts
     _of_thread.counts = counts
     return before
@@ -119,7 +119,7 @@ def count_times(seconds: Iterable[float]) -> None:
 
 @contextmanager
 def fetching() -> Iterator[None]:
-    """Inside, the calling thread waits for remote storage; also a decorator."""
+    """Count the time inside as waiting for remote storage; also a decorator."""
     with during(thread_counts(), "fetch_ns"):
         yield
 
@@ -130,24 +130,24 @@ Int64s = npt.NDArray[np.int64]
 
 
 def counts_shape(threads: int) -> tuple[int, int]:
-    """The shape of a worker's memory for counts: of its main thread, and of each job of its decoding threads.
+    """Return the shape of a worker's counts: one row for its main thread, and one for each job of decoding threads.
 
-    Twice as many jobs as threads, because jobs of a pass that was left early may still run in the next one.
+    There are twice as many jobs as threads, because jobs of an abandoned pass may still run in the next pass.
     """
     return (1 + 2 * threads, len(COUNTED))
 
 
 def totals(memory: Int64s, now_ns: int) -> dict[str, int]:
-    """The sums of all counts in a memory of any shape [..., len(COUNTED)], with what is being spent up to now."""
+    """Return the sums of all counts in a memory of shape [..., len(COUNTED)]; running times count up to now_ns."""
     counts = memory.reshape(-1, len(COUNTED)).copy()
     spent = np.where(counts < 0, np.maximum(counts + now_ns, 0), counts)
     return dict(zip(COUNTED, spent.sum(axis=0).tolist(), strict=True))
 
 
 class WorkerCounters:
-    """The counters of one worker, in `memory` (see `counts_shape`); None: where only this object sees them.
+    """Counters of one worker, in `memory` of `counts_shape`; None: in private memory.
 
-    rows: handed out in batches. main: of the thread that takes batches, which alone may write to both.
+    rows: rows delivered in batches. main: counts of the thread that takes batches; only this thread writes both.
     """
 
     __slots__ = ("_spare", "main", "memory", "rows")
@@ -160,8 +160,8 @@ class WorkerCounters:
 
     @contextmanager
     def decoding(self) -> Iterator[Counts]:
-        """Inside, the calling thread decodes: its time and requests are counted in what this gives."""
-        # Empty only if passes were left again and again while their jobs still run; such jobs are not counted.
+        """Count the time and the requests of the calling thread inside as decoding; give the counts."""
+        # Empty only if pass after pass was abandoned with running jobs; further jobs are not counted.
         counts = self._spare.pop() if self._spare else Counts()
         before = count_thread_in(counts)
         counts.decode_ns -= perf_counter_ns()
@@ -173,6 +173,6 @@ class WorkerCounters:
             self._spare.append(counts)
 
     def count_stall(self, wait: Callable[[], T]) -> T:
-        """The result of `wait()`, whose time counts as a stall."""
+        """Return the result of `wait()`; the time counts as a stall."""
         with during(self.main, "stall_ns"):
             return wait()

@@ -1,4 +1,4 @@
-"""`Metrics`: the counts and times of a loader as one frozen value."""
+"""`Metrics`: counts and times of a loader as one frozen value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -194,7 +194,7 @@ class Metrics:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> "Metrics":
-        """Return the metrics of which `to_dict` gave these numbers."""
+        """Return metrics from the numbers of `to_dict`."""
         return cls(**{name: number for name, number in numbers.items() if "." not in name}, **kinds_of(numbers))
 
 

@@ -1,4 +1,4 @@
-"""`tdu bench`: throughput of loaders on the user's own data, beside the bare reader, and what to change."""
+"""`tdu bench`: throughput of loaders on the user's own data, beside the bare reader, and advice."""
 
 from statistics import median
 from time import perf_counter
@@ -92,7 +92,7 @@ def command(
 
 
 def _loader(source: DataSource, inventory: "Inventory", num_workers: int, **options: Any) -> "TableDataLoader":
-    """Return a loader whose worker processes live from run to run, so that their start is not timed."""
+    """Return a loader with persistent worker processes, so that only the first run starts processes."""
     from torch_dataloader_utils.stream.loader import TableDataLoader
 
     dataset = source.dataset(inventory, num_workers=num_workers, **options)
@@ -153,7 +153,7 @@ def _result(runs: "list[Metrics]", limit: float, row_mb: float) -> dict[str, Any
 
 
 def recommend(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the fastest engine for each batch size, which training decides and not speed.
+    """Return the fastest engine for each batch size. (Training decides the batch size, not speed.)
 
     Threads are recommended unless processes are more than 5 % faster.
     """

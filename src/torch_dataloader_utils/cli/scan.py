@@ -1,4 +1,4 @@
-"""`tdu scan`: what a data set holds, and what about its layout will cost time."""
+"""`tdu scan`: files, row groups and schema of a data set, and warnings about its layout."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, as_jso
 
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:
-    """The inventory as a JSON-able dict."""
+    """Return the inventory as a JSON-able dict."""
     import numpy as np
 
     from torch_dataloader_utils._arrow.schema import decode_schema
@@ -100,7 +100,7 @@ def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | No
             ("files", f"{report['num_files']:,}, {format_bytes(report['stored_bytes'])} stored"),
             ("row groups", f"{report['num_row_groups']:,}, {format_bytes(report['projected_bytes'])} uncompressed"),
             ("rows", format_rows(report["num_rows"])),
-            # The text of the option: pyarrow's own text of a list takes a line for each value.
+            # The text of the option: pyarrow prints lists with one line per value.
             *([("filter", filter_text)] if filter_text else []),
             *(("note", note) for note in notes),
             ("fingerprint", report["fingerprint"]),
