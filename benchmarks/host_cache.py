@@ -78,7 +78,7 @@ def run_rank(rank: int, port: int, directory: str, max_bytes: int, epochs: int, 
         for _ in loader:
             dist.barrier()
         now = loader.metrics() - before
-        found.append([now.requests, now.fetched_bytes, now.cache_hits, now.cache_evictions])
+        found.append([now.requests, now.fetched_bytes, now.cache_events["hits"], now.cache_events["evictions"]])
     Path(f"{directory}/rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()

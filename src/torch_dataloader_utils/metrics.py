@@ -1,4 +1,4 @@
-"""Everything to observe a loader with: its metrics, those of all ranks, callbacks, and exporters."""
+"""Observing loaders: metrics of one rank and of all ranks, callbacks, and exporters."""
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.exporters import export_to_opentelemetry, export_to_prometheus

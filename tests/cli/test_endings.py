@@ -209,7 +209,7 @@ def test_a_signal_ends_a_build_and_says_how_to_go_on(tmp_path, monkeypatch, numb
     try:
         monkeypatch.setattr(corpora, "build_corpus", lambda *_, **__: signal.raise_signal(number))
         line = build(tmp_path, code=code)
-        assert line.startswith(f"tdu: {word}. The parts that are done stay; the same command goes on")
+        assert line.startswith(f"tdu: {word}. Finished parts stay; the same command continues")
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -222,7 +222,7 @@ def test_a_full_disk_is_the_storage(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "build_corpus", fill)
     line = build(tmp_path, code=1)
     assert "No space left on device. Free some space" in line
-    assert line.endswith("the same command goes on with them.")
+    assert line.endswith("the same command continues with them.")
 
 
 @pytest.mark.parametrize(

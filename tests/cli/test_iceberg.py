@@ -45,7 +45,7 @@ def test_every_command_reads_tables(lake):
     assert len(batch["rows"]) == 5
     bench = tdu_json("bench", *where, "--workers", 0, "--rounds", 1, "--batch-sizes", 50)
     assert bench["results"]
-    assert bench["limit"]["of"] == "row groups read, no batches"  # columns of files may have other names
+    assert bench["limit"]["rows_per_second"] > 0
 
 
 def test_a_metadata_file_or_a_table_directory_will_do(lake):

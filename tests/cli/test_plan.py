@@ -140,7 +140,7 @@ def test_pictures_and_the_list_of_reads_are_written(table, tmp_path):
 @pytest.mark.parametrize("name", ["plan.png", "plan"])
 def test_a_picture_of_another_format_is_one_line_that_names_html_and_svg(table, tmp_path, name):
     line = one_line(tdu("plan", table, "--draw", tmp_path / name, code=2))
-    assert f"'{name}' is no picture that can be drawn. Give a name that ends in .html or .svg." in line
+    assert f"'{name}' is neither a page nor a picture. Give a name that ends in .html or .svg." in line
     assert not list(tmp_path.glob("plan*"))
 
 

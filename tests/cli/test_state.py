@@ -85,7 +85,7 @@ def test_the_start_of_an_epoch(table, tmp_path, batches, epoch):
     path = saved(tmp_path, state_after(table, batches))
     (report,) = tdu_json("state", path, table)["states"]
     assert (report["epoch"], report["rows"]["done_rows"]) == (epoch, 0)
-    assert "begins at its start" in tdu("state", path, table).stdout
+    assert "nothing of this epoch" in tdu("state", path, table).stdout
 
 
 def test_the_rows_of_a_contiguous_shard_are_all_that_counts(table, tmp_path):

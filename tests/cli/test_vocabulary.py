@@ -64,7 +64,7 @@ def test_the_table_shows_the_most_frequent_values(tmp_path):
     ("options", "says"),
     [
         ([], "pass --columns NAME"),
-        (["--columns", "id,label"], "of one column"),
+        (["--columns", "id,label"], "counts one column"),
         (["--columns", "score"], "Column 'score' has values of type double"),
         (["--columns", "label", "--save", "/nowhere/at/all"], "does not exist"),
     ],

@@ -18,7 +18,7 @@ from tests.formats.files import make_spec, make_task, parquet_tasks
 from tests.process_limits import limit_process
 from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
-from torch_dataloader_utils._observe.counters import CHUNKS, Counts, count_thread_in
+from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.tables.reader import make_reader
 
@@ -60,7 +60,7 @@ def read(tasks: list[Any], schema: pa.Schema) -> dict[str, Any]:
         error = [type(caught).__name__, str(caught)]
     finally:
         count_thread_in(before)
-    chunks = {kind: getattr(counts, kind) for kind in CHUNKS}
+    chunks = {kind: getattr(counts, f"column_chunks.{kind}") for kind in KINDS["column_chunks"]}
     return {"seen": [batch.num_rows for batch in batches], "error": error, "batches": batches, "chunks": chunks}
 
 

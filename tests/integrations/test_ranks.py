@@ -120,7 +120,7 @@ def test_a_mesh_that_does_not_say_who_shares_is_an_error(group: tuple[int, int])
         resolve_ranks(1, 0, init_device_mesh("cpu", (4,), mesh_dim_names=("rows_and_columns",)))
     with pytest.raises(ConfigError, match="pass only mesh"):
         resolve_ranks(4, 3, init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)))
-    with pytest.raises(ConfigError, match="not part of mesh"):
+    with pytest.raises(ConfigError, match="not in mesh"):
         resolve_ranks(1, 0, DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",)))
 
 

@@ -1,7 +1,6 @@
 """The sentence that says why a trainer waits, alone and over ranks; tests/faults/test_metrics.py has real causes."""
 
 import threading
-from dataclasses import fields, replace
 
 import pytest
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from tests.faults.ranks import RANKS, run_ranks
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._observe.counters import LATENCIES, Counts, count_latencies, count_thread_in
+from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in, count_times
 from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.metrics import GatheredMetrics, gather_metrics
@@ -24,8 +23,11 @@ SLOW_STORE = Metrics(seconds=100.0, wait_seconds=60.0, stall_seconds=60.0, fetch
     ("changes", "words"),
     [
         ({}, "60% of its time, mostly for the storage (0 of 0 requests took more than 0.1 s): use more Decoding"),
-        ({"requests": 7, "requests_to_1s": 4, "requests_over_10s": 1}, "(5 of 7 requests took more than 0.1 s)"),
-        ({"throttled_errors": 3}, "3 throttled errors): it throttles requests"),
+        (
+            {"requests": 7, "requests_by_time.to_1s": 4, "requests_by_time.over_10s": 1},
+            "(5 of 7 requests took more than 0.1 s)",
+        ),
+        ({"request_errors.throttled": 3}, "3 throttled errors): it throttles requests"),
         ({"decode_seconds": 51.0}, "mostly for decoding"),
         ({"stall_seconds": 10.0, "transform_seconds": 50.0}, "mostly for transform and collate_fn"),
         ({"stall_seconds": 10.0, "handover_seconds": 50.0}, "mostly for cutting"),
@@ -33,7 +35,7 @@ SLOW_STORE = Metrics(seconds=100.0, wait_seconds=60.0, stall_seconds=60.0, fetch
     ],
 )
 def test_one_sentence_names_the_cause_and_what_to_do(changes, words):
-    diagnosis = replace(SLOW_STORE, **changes).diagnosis
+    diagnosis = Metrics.from_dict(SLOW_STORE.to_dict() | changes).diagnosis
     assert diagnosis.startswith("The trainer waits 60% of its time, ")
     assert words in diagnosis
     assert diagnosis.endswith(".")
@@ -49,12 +51,14 @@ def test_nothing_is_said_where_the_trainer_does_not_wait():
 def test_each_request_is_in_one_part_of_the_histogram(seconds):
     counts = Counts()
     before = count_thread_in(counts)
-    count_latencies(seconds)
+    count_times(seconds)
     count_thread_in(before)
     limits = [0, 0.01, 0.1, 1, 10, float("inf")]
-    for number, name in enumerate(LATENCIES):
+    for number, kind in enumerate(KINDS["requests_by_time"]):
         low, high = limits[number : number + 2]
-        assert getattr(counts, name) == sum(low < each <= high or each == number == 0 for each in seconds)
+        assert getattr(counts, f"requests_by_time.{kind}") == sum(
+            low < each <= high or each == number == 0 for each in seconds
+        )
 
 
 def test_the_age_of_the_last_batch_grows_while_the_trainer_works_and_is_0_between_passes(tmp_path):
@@ -79,6 +83,11 @@ def test_a_slow_rank_is_named_with_its_cause():
     )
 
 
+def test_a_spread_takes_the_names_of_kinds():
+    metrics = [Metrics.from_dict(Metrics().to_dict() | {"request_errors.throttled": number}) for number in (1, 5)]
+    assert GatheredMetrics(tuple(metrics)).spread("request_errors.throttled").maximum_rank == 1
+
+
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=9))
 def test_a_spread_names_ranks_that_have_its_numbers(rows):
     spread = GatheredMetrics(tuple(Metrics(rows=each) for each in rows)).spread("rows")
@@ -96,9 +105,8 @@ def test_what_has_no_metrics_and_names_of_none_are_refused():
 
 def metrics_of(rank):
     """Other numbers for each field and rank, with whole nanoseconds."""
-    names = enumerate(each.name for each in fields(Metrics))
-    numbers = {name: 1 + number + 100 * rank for number, name in names}
-    return Metrics(**{name: each / 1e9 if name.endswith("seconds") else each for name, each in numbers.items()})
+    numbers = {name: 1 + number + 100 * rank for number, name in enumerate(Metrics().to_dict())}
+    return Metrics.from_dict({name: each / 1e9 if name.endswith("seconds") else each for name, each in numbers.items()})
 
 
 def _rank(rank, meeting, folder, answer):
@@ -132,4 +140,4 @@ def test_every_rank_gets_the_metrics_of_all(tmp_path):
         assert gathered.spread("passes").minimum == 1
         assert gathered.diagnosis.startswith("Rank 1 holds up the others")
         assert "mostly for transform" in gathered.diagnosis
-    assert set(GAUGES) <= {each.name for each in fields(Metrics)}
+    assert set(GAUGES) <= set(Metrics().to_dict())

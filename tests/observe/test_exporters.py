@@ -5,6 +5,7 @@ import gc
 import json
 import re
 import weakref
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def table(tmp_path):
 
 
 def test_every_metric_is_exported_once():
-    assert {each.attribute for each in INSTRUMENTS} == set(Metrics().to_dict())
+    assert sorted(each.attribute for each in INSTRUMENTS) == sorted(each.name for each in fields(Metrics))
     assert len({each.name for each in INSTRUMENTS}) == len(INSTRUMENTS)
 
 
@@ -47,6 +48,11 @@ def test_prometheus_scrapes_all_loaders_of_a_process(table):
     assert registry.get_sample_value("tdu_rows_total", {"loader": "train", "rank": "0"}) == 105
     assert registry.get_sample_value("tdu_rows_total", {"loader": "valid", "rank": "0"}) == 0
     assert registry.get_sample_value("tdu_queue_depth", {"loader": "train", "rank": "0"}) == 0
+    chunks = loaders["train"].metrics().column_chunks
+    assert sum(chunks.values()) > 0
+    for kind, number in chunks.items():
+        labels = {"loader": "train", "rank": "0", "kind": kind}
+        assert registry.get_sample_value("tdu_column_chunks_total", labels) == number
     text = generate_latest(registry).decode()
     assert "# TYPE tdu_wait_seconds_total counter" in text
     assert "# TYPE tdu_decoded_bytes_total counter" in text
@@ -76,7 +82,7 @@ def test_prometheus_refuses_labels_of_other_names(table, others):
     registry = CollectorRegistry()
     loader = loader_of(table)
     export_to_prometheus(loader.metrics, {"a": "1"}, registry)
-    with pytest.raises(ConfigError, match=r"names \[.*\], those of a loader that this registry has \['a'\]\. Give all"):
+    with pytest.raises(ConfigError, match=r"names \[.*\], but another loader in this registry has \['a'\]\. Give all"):
         export_to_prometheus(loader.metrics, others, registry)
     assert generate_latest(registry).decode().count("\ntdu_rows_total{") == 1
     del loader
@@ -93,9 +99,7 @@ def test_prometheus_refuses_the_labels_of_a_loader_that_lives(table, labels):
     loader, other = loader_of(table), loader_of(table)
     export_to_prometheus(loader.metrics, labels, registry)
     same = dict(reversed(labels.items())) if labels else {}
-    with pytest.raises(
-        ConfigError, match=r"has a loader with the labels \{.*\} already.* Give each loader labels of its own"
-    ):
+    with pytest.raises(ConfigError, match=r"already has the labels \{.*\}.* Give each loader its own labels"):
         export_to_prometheus(other.metrics, same, registry)
     del loader
     gc.collect()
@@ -134,8 +138,14 @@ def test_labels_that_are_no_dict_of_names_are_refused(export, wrong):
         export(Metrics, wrong)
 
 
+@pytest.mark.parametrize("export", [export_to_prometheus, export_to_opentelemetry])
+def test_the_label_of_kinds_is_refused(export):
+    with pytest.raises(ConfigError, match="Pass another name"):
+        export(Metrics, {"kind": "train"})
+
+
 def test_prometheus_refuses_values_of_labels_that_it_cannot_write():
-    with pytest.raises(ConfigTypeError, match="pass texts for values too"):
+    with pytest.raises(ConfigTypeError, match="pass texts as values too"):
         export_to_prometheus(Metrics, {"rank": 3})
 
 
@@ -152,6 +162,8 @@ def test_opentelemetry_observes_with_units(table):
         (point,) = seen["tdu.rows"].data.data_points
         assert (point.value, dict(point.attributes)) == (105, {"rank": 3})
         assert seen["tdu.rows"].data.is_monotonic
+        chunks = {point.attributes["kind"]: point.value for point in seen["tdu.column_chunks"].data.data_points}
+        assert chunks == loader.metrics().column_chunks
         assert (seen["tdu.wait"].unit, seen["tdu.decoded"].unit) == ("s", "By")
     finally:
         provider.shutdown()

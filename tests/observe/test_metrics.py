@@ -15,7 +15,6 @@ from tests.stream.tables import files, write_table
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, _decoder
 from torch_dataloader_utils._observe import meter
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
-from torch_dataloader_utils._observe.counters import CHUNKS
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import CorruptFileError
 
@@ -201,9 +200,12 @@ def test_time_of_the_trainer_is_not_waiting(table, monkeypatch):
 
 
 def test_metrics_subtract():
-    earlier = Metrics(rows=10, seconds=1.0, queue_depth=3)
-    later = Metrics(rows=25, seconds=1.5, queue_depth=1)
-    assert later - earlier == Metrics(rows=15, seconds=0.5, queue_depth=1)
+    none = Metrics().cache_events
+    earlier = Metrics(rows=10, seconds=1.0, queue_depth=3, cache_events={**none, "hits": 1})
+    later = Metrics(rows=25, seconds=1.5, queue_depth=1, cache_events={**none, "hits": 5})
+    expected = Metrics(rows=15, seconds=0.5, queue_depth=1, cache_events={**none, "hits": 4})
+    assert later - earlier == expected == Metrics.from_dict(expected.to_dict())
+    assert (later - earlier).to_dict()["cache_events.hits"] == 4
     assert Metrics().rows_per_second == Metrics().wait_fraction == Metrics().decoded_bytes_per_second == 0.0
 
 
@@ -267,7 +269,7 @@ def write_kinds(path, groups, kinds="ngtl"):
 
 
 def chunks_of(metrics):
-    return {name: getattr(metrics, name) for name in CHUNKS if getattr(metrics, name)}
+    return {kind: number for kind, number in metrics.column_chunks.items() if number}
 
 
 @pytest.mark.processes
@@ -280,23 +282,22 @@ def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, 
     assert sum(batch.num_rows for batch in loader) == 4 * GROUP_ROWS
     metrics = loader.metrics()
     assert metrics.row_groups == 4
-    assert chunks_of(metrics) == {"compiled_chunks": 4, "codec_chunks": 4, "type_chunks": 12}
-    assert metrics.pyarrow_chunks == {"type": 12, "codec": 4}
+    assert chunks_of(metrics) == {"compiled": 4, "codec": 4, "type": 12}
     text = "column chunks: 4 by the compiled decoder, 16 by pyarrow (type 12, codec 4)"
     assert repr(loader).endswith(f"; {text}>")
 
 
 @pytest.mark.parametrize(
-    ("is_built", "name"),
-    [pytest.param(True, "turned_off_chunks", marks=needs_decoder), (False, "not_built_chunks")],
+    ("is_built", "kind"),
+    [pytest.param(True, "turned_off", marks=needs_decoder), (False, "not_built")],
 )
-def test_chunks_say_that_there_is_no_compiled_decoder_or_that_it_is_turned_off(tmp_path, monkeypatch, is_built, name):
+def test_chunks_say_that_there_is_no_compiled_decoder_or_that_it_is_turned_off(tmp_path, monkeypatch, is_built, kind):
     monkeypatch.setattr(_decoder, "IS_BUILT", is_built)
     # Columns in an order of their own: what is known of files with the same columns is kept.
     write_kinds(tmp_path / "a.parquet", groups=2, kinds="tlng" if is_built else "gtln")
     loader = make(tmp_path, num_workers=0, batch_size=GROUP_ROWS, decoding=Decoding(compiled=not is_built))
     assert sum(batch.num_rows for batch in loader) == 2 * GROUP_ROWS
-    assert chunks_of(loader.metrics()) == {name: 10}
+    assert chunks_of(loader.metrics()) == {kind: 10}
 
 
 def test_chunks_of_small_row_groups_are_counted_whoever_decodes_them(table):
@@ -333,4 +334,4 @@ def test_a_damaged_chunk_is_counted_as_it_was_given_to_pyarrow(tmp_path):
     loader = make(tmp_path, num_workers=0)
     with pytest.raises(CorruptFileError):
         list(loader)
-    assert chunks_of(loader.metrics()) == {"damaged_chunks": 1}
+    assert chunks_of(loader.metrics()) == {"damaged": 1}

@@ -1,4 +1,4 @@
-"""`LoaderCallback`, which users implement to follow a loader, and `EpochRun`, which describes a pass."""
+"""`LoaderCallback`, implemented by users to follow a loader, and `EpochRun`, which describes a pass."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from torch_dataloader_utils._observe.metrics import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRun:
-    """One pass of one rank over an epoch, or over the rest of one.
+    """One pass of one rank over an epoch, or over the rest of an epoch.
 
     Attributes:
         num_batches: batches that this pass delivers to this rank; None if row counts are not known.
-        num_rows: rows that it delivers; likewise.
-        padding_rows: rows among them that come a second time.
-        fingerprint: of the data, as states have it.
-        metrics: gives the metrics of this pass up to now.
+        num_rows: rows that this pass delivers to this rank; None if row counts are not known.
+        padding_rows: rows of num_rows that are delivered a second time.
+        fingerprint: fingerprint of the data, as in states.
+        metrics: function that returns the metrics of this pass up to now.
     """
 
     epoch: int
@@ -32,7 +32,7 @@ class EpochRun:
 
 @runtime_checkable
 class LoaderCallback(Protocol):
-    """Called at the passes and batches of a loader, in the trainer's thread. Subclass it and override what you need.
+    """Hooks that a loader calls in the trainer's thread. Subclass, and override the methods you need.
 
         class Watch(LoaderCallback):
             def on_epoch_end(self, run, *, completed):
@@ -40,14 +40,14 @@ class LoaderCallback(Protocol):
 
         loader, dataset = StructuredDataset.create_dataloader(path, callbacks=[Watch()])
 
-    Errors of a callback are raised in the trainer. A batch must not be changed or kept.
+    An error of a callback is raised in the trainer. Do not change or keep a batch.
     """
 
     def on_epoch_start(self, run: EpochRun) -> None:
-        """A pass begins."""
+        """Called when a pass begins."""
 
     def on_batch(self, run: EpochRun, batch: Any) -> None:
-        """A batch is about to be delivered to the trainer; `loader.state_dict()` already counts it."""
+        """Called before a batch is delivered to the trainer; `loader.state_dict()` already counts the batch."""
 
     def on_epoch_end(self, run: EpochRun, *, completed: bool) -> None:
-        """A pass ended: with its last batch, or (completed=False) by a break or an error."""
+        """Called when a pass ends, by its last batch or (completed=False) by a break or an error."""

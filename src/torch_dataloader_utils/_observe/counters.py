@@ -1,4 +1,4 @@
-"""Counters of one worker, always on, in memory that other threads and processes read while they grow."""
+"""Counters of one worker, always on, in memory that other threads and processes read at any time."""
 
 import ctypes
 import threading
@@ -12,35 +12,24 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-# Column chunks of Parquet files: those that the compiled decoder read, and why pyarrow read the others.
-CHUNKS = (
-    "compiled_chunks",
-    "type_chunks",
-    "encoding_chunks",
-    "codec_chunks",
-    "damaged_chunks",
-    "turned_off_chunks",
-    "not_built_chunks",
-)
-
-# A cache on this host: ranges that it had, ranges that it had not, bytes from it, and entries evicted or damaged.
-CACHE = ("cache_hits", "cache_misses", "cached_bytes", "cache_evictions", "cache_damaged")
-# Requests to remote storage by how long each took, and failed attempts by the kind of answer.
-LATENCIES = ("requests_to_10ms", "requests_to_100ms", "requests_to_1s", "requests_to_10s", "requests_over_10s")
-_LATENCY_SECONDS = (0.01, 0.1, 1.0, 10.0)
-ERRORS = ("throttled_errors", "server_errors", "refused_errors", "connection_errors")
+# Counts of several kinds. `Metrics` documents each kind; exporters give the kind as a label.
+KINDS = {
+    "column_chunks": ("compiled", "type", "encoding", "codec", "damaged", "turned_off", "not_built"),
+    "requests_by_time": ("to_10ms", "to_100ms", "to_1s", "to_10s", "over_10s"),
+    "request_errors": ("throttled", "server", "refused", "connection"),
+    "cache_events": ("hits", "misses", "evictions", "damaged"),
+}
+_TIME_LIMITS_SECONDS = (0.01, 0.1, 1.0, 10.0)
 
 COUNTED = (
-    *CHUNKS,
-    *LATENCIES,
-    *ERRORS,
+    *(f"{name}.{kind}" for name, kinds in KINDS.items() for kind in kinds),
     "decoded_groups",
     "released_groups",
     "decoded_bytes",
     "requests",
     "retries",
     "fetched_bytes",
-    *CACHE,
+    "cached_bytes",
     "fetch_ns",
     "decode_ns",
     "stall_ns",
@@ -50,18 +39,19 @@ COUNTED = (
 
 
 class Counts(ctypes.Structure):
-    """Integers of 64 bits, written by one thread at a time; `Counts.from_buffer` puts them into shared memory.
+    """Integers of 64 bits, written by one thread at a time; `Counts.from_buffer` places them in shared memory.
 
-    Those of CHUNKS, LATENCIES and ERRORS: see `Metrics`.
-    decoded_groups, decoded_bytes: row groups read and shaped, and the memory they took. released_groups: used up.
-    cache_hits and the others: see `Metrics`.
-    requests, retries, fetched_bytes: sent to remote storage, sent again after a failure, received.
-    fetch_ns: waiting for remote storage. decode_ns: reading, decoding and shaping, with fetch_ns. stall_ns: waiting for
-    a row group that is not decoded. transform_ns: in functions of the user. make_ns: of a worker process, making
-    responses, with stall_ns and transform_ns.
+    decoded_groups, decoded_bytes: row groups decoded and shaped, and the memory of their rows.
+    released_groups: decoded row groups that are used up.
+    requests, retries, fetched_bytes: requests to remote storage, requests after a failure, bytes received.
+    cached_bytes: bytes read from the cache of this host.
+    fetch_ns: waiting for remote storage. decode_ns: reading, decoding and shaping, fetch_ns included.
+    stall_ns: waiting for a row group that is not decoded yet. transform_ns: in functions of the user.
+    make_ns: in a worker process, making responses; stall_ns and transform_ns included.
+    The counts of KINDS are attributes with a dot in the name, such as "cache_events.hits"; see `count`.
 
-    A time that is being spent is negative: what was spent before, minus the clock when it began. So it begins and ends
-    by one write, and a reader who adds the clock has what was spent up to now. The clock is the same in all processes.
+    A running time is negative: the time spent before, minus the clock at the start. So one write starts it, one write
+    ends it, and a reader adds the clock to get the time up to now. All processes share the clock.
     """
 
     _fields_ = [(name, ctypes.c_int64) for name in COUNTED]
@@ -72,11 +62,7 @@ class Counts(ctypes.Structure):
     requests: int
     retries: int
     fetched_bytes: int
-    cache_hits: int
-    cache_misses: int
     cached_bytes: int
-    cache_evictions: int
-    cache_damaged: int
     fetch_ns: int
     decode_ns: int
     stall_ns: int
@@ -86,7 +72,7 @@ class Counts(ctypes.Structure):
 
 @contextmanager
 def during(counts: Counts, name: str) -> Iterator[None]:
-    """Inside, time passes in one of the counts' times; not for one that passes already."""
+    """Count the time inside under `name`, such as "stall_ns"; the time of that name must not be running already."""
     setattr(counts, name, getattr(counts, name) - perf_counter_ns())
     try:
         yield
@@ -103,44 +89,37 @@ _of_thread = _OfThread()
 
 
 def thread_counts() -> Counts:
-    """The counts of the calling thread: those of the job that it does, or else its own."""
+    """Return the counts of the calling thread: the counts of its job, or its own outside of jobs."""
     return _of_thread.counts
 
 
 def count_thread_in(counts: Counts) -> Counts:
-    """Count what the calling thread does in these from now on; returns the ones before."""
+    """Let the calling thread count in `counts` from now on; return its earlier counts."""
     before = _of_thread.counts
     _of_thread.counts = counts
     return before
 
 
+def count(name: str, kind: str, number: int = 1) -> None:
+    """Add to a count of the calling thread. name, kind: see `KINDS`."""
+    counts, full_name = thread_counts(), f"{name}.{kind}"
+    setattr(counts, full_name, getattr(counts, full_name) + number)
+
+
 def count_chunks(kind: str, number: int = 1) -> None:
-    """Count column chunks that the calling thread decodes.
-
-    kind: "compiled", or why they are pyarrow's: the first word of one of `CHUNKS`; any other counts as damaged.
-    """
-    counts, name = thread_counts(), f"{kind}_chunks"
-    name = name if name in CHUNKS else "damaged_chunks"
-    setattr(counts, name, getattr(counts, name) + number)
+    """Count column chunks that the calling thread decodes; a kind that is not in `KINDS` counts as damaged."""
+    count("column_chunks", kind if kind in KINDS["column_chunks"] else "damaged", number)
 
 
-def count_latencies(seconds: Iterable[float]) -> None:
-    """Count requests of the calling thread that took so long, answered or not."""
-    counts = thread_counts()
+def count_times(seconds: Iterable[float]) -> None:
+    """Count requests of the calling thread by their duration, whether they were answered or not."""
     for each in seconds:
-        name = LATENCIES[bisect_left(_LATENCY_SECONDS, each)]
-        setattr(counts, name, getattr(counts, name) + 1)
-
-
-def count_error(name: str) -> None:
-    """Count an attempt of the calling thread that failed; name: one of `ERRORS`."""
-    counts = thread_counts()
-    setattr(counts, name, getattr(counts, name) + 1)
+        count("requests_by_time", KINDS["requests_by_time"][bisect_left(_TIME_LIMITS_SECONDS, each)])
 
 
 @contextmanager
 def fetching() -> Iterator[None]:
-    """Inside, the calling thread waits for remote storage; also a decorator."""
+    """Count the time inside as waiting for remote storage; also a decorator."""
     with during(thread_counts(), "fetch_ns"):
         yield
 
@@ -151,24 +130,24 @@ Int64s = npt.NDArray[np.int64]
 
 
 def counts_shape(threads: int) -> tuple[int, int]:
-    """The shape of a worker's memory for counts: of its main thread, and of each job of its decoding threads.
+    """Return the shape of a worker's counts: one row for its main thread, and one for each job of decoding threads.
 
-    Twice as many jobs as threads, because jobs of a pass that was left early may still run in the next one.
+    There are twice as many jobs as threads, because jobs of an abandoned pass may still run in the next pass.
     """
     return (1 + 2 * threads, len(COUNTED))
 
 
 def totals(memory: Int64s, now_ns: int) -> dict[str, int]:
-    """The sums of all counts in a memory of any shape [..., len(COUNTED)], with what is being spent up to now."""
+    """Return the sums of all counts in a memory of shape [..., len(COUNTED)]; running times count up to now_ns."""
     counts = memory.reshape(-1, len(COUNTED)).copy()
     spent = np.where(counts < 0, np.maximum(counts + now_ns, 0), counts)
     return dict(zip(COUNTED, spent.sum(axis=0).tolist(), strict=True))
 
 
 class WorkerCounters:
-    """The counters of one worker, in `memory` (see `counts_shape`); None: where only this object sees them.
+    """Counters of one worker, in `memory` of `counts_shape`; None: in private memory.
 
-    rows: handed out in batches. main: of the thread that takes batches, which alone may write to both.
+    rows: rows delivered in batches. main: counts of the thread that takes batches; only this thread writes both.
     """
 
     __slots__ = ("_spare", "main", "memory", "rows")
@@ -181,8 +160,8 @@ class WorkerCounters:
 
     @contextmanager
     def decoding(self) -> Iterator[Counts]:
-        """Inside, the calling thread decodes: its time and requests are counted in what this gives."""
-        # Empty only if passes were left again and again while their jobs still run; such jobs are not counted.
+        """Count the time and the requests of the calling thread inside as decoding; give the counts."""
+        # Empty only if pass after pass was abandoned with running jobs; further jobs are not counted.
         counts = self._spare.pop() if self._spare else Counts()
         before = count_thread_in(counts)
         counts.decode_ns -= perf_counter_ns()
@@ -194,6 +173,6 @@ class WorkerCounters:
             self._spare.append(counts)
 
     def count_stall(self, wait: Callable[[], T]) -> T:
-        """The result of `wait()`, whose time counts as a stall."""
+        """Return the result of `wait()`; the time counts as a stall."""
         with during(self.main, "stall_ns"):
             return wait()

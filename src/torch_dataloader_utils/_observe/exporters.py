@@ -1,4 +1,4 @@
-"""Metrics for Prometheus and OpenTelemetry: read when those collect, so that batches cost nothing."""
+"""Exporters for Prometheus and OpenTelemetry. They read metrics when the system collects, so batches cost nothing."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakMethod
 
-from torch_dataloader_utils._observe.counters import LATENCIES
-from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError, of_type
 
 if TYPE_CHECKING:
@@ -20,23 +19,26 @@ if TYPE_CHECKING:
 MetricsSource = Callable[[], Metrics]
 
 Labels = Mapping[str, Any]
-"""Values by name that tell the figures of one loader from those of others."""
+"""Values by name that tell loaders apart."""
+
+KIND = "kind"
+"""Label of the kind, where an attribute of `Metrics` is a mapping."""
 
 
 class ExportedLoaders:
-    """Loaders with their labels, for exporters; thread-safe, and keeps no loader alive."""
+    """Loaders with their labels. Thread-safe; keeps no loader alive."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._sources: list[tuple[Callable[[], Metrics | None], Labels]] = []
 
     def add(self, metrics: MetricsSource, labels: Labels) -> None:
-        """Read these metrics too, from now on."""
+        """Read this source too, from now on."""
         with self._lock:
             self._sources.append((_weak(metrics), labels))
 
     def read(self) -> list[tuple[Metrics, Labels]]:
-        """The current metrics of each loader that is alive, in the order they were added."""
+        """Return the current metrics and the labels of each loader that is alive, in the order of `add`."""
         with self._lock:
             read = [(source(), labels) for source, labels in self._sources]
             living = [now is not None for now, _ in read]
@@ -45,19 +47,22 @@ class ExportedLoaders:
 
 
 def check_export(metrics: Any, name: str, labels: Any) -> None:
-    """Checks now what would fail only when metrics are collected; name: what the exporter calls labels.
+    """Check arguments now that would fail only when metrics are collected. name: the exporter's word for labels.
 
     Raises:
-        ConfigTypeError: metrics that cannot be called, or labels that are not a dict with texts for keys.
+        ConfigTypeError: metrics cannot be called, or labels are not a dict with text keys.
+        ConfigError: a label is called "kind".
     """
     if not callable(metrics):
         raise ConfigTypeError(f"metrics is {of_type(metrics)}: pass loader.metrics, which is called by the exporter.")
     if labels is not None and not (isinstance(labels, Mapping) and all(isinstance(each, str) for each in labels)):
         raise ConfigTypeError(f'{name}={labels!r}: pass a dict with names for keys, such as {{"loader": "train"}}.')
+    if KIND in (labels or {}):
+        raise ConfigError(f"{name}={labels!r}: {KIND!r} tells the numbers of one metric apart. Pass another name.")
 
 
 def _weak(metrics: MetricsSource) -> Callable[[], Metrics | None]:
-    """The same source without keeping its loader alive: gives None once the loader is gone."""
+    """Return a source that does not keep the loader alive, and returns None once the loader is gone."""
     if not isinstance(metrics, MethodType):
         return metrics
     method = WeakMethod(metrics)
@@ -71,89 +76,83 @@ def _weak(metrics: MetricsSource) -> Callable[[], Metrics | None]:
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One figure of a loader, as monitoring systems know it.
-
-    attribute: the one of Metrics. name: without the unit. unit: "s", "By" or "" (UCUM, as OpenTelemetry wants).
-    """
+    """One attribute of `Metrics` as monitoring systems know it. unit: "s", "By" or "" (UCUM)."""
 
     attribute: str
     name: str
     unit: str
     help: str
-    only_grows: bool = True
+
+    @property
+    def only_grows(self) -> bool:
+        """Whether this is a counter; else it is a gauge."""
+        return self.attribute not in GAUGES
+
+    def samples(self, metrics: Metrics, labels: Labels) -> Iterator[tuple[Labels, float]]:
+        """Yield each number of the attribute with its labels; a mapping has one number for each kind."""
+        value = getattr(metrics, self.attribute)
+        if not isinstance(value, Mapping):
+            yield labels, value
+            return
+        for kind, number in value.items():
+            yield {**labels, KIND: kind}, number
 
 
-def _count(name: str, text: str) -> Instrument:
-    return Instrument(name, name, "", text)
+_HELP = {
+    "batches": "Batches received by the trainer.",
+    "rows": "Rows received by the trainer.",
+    "tokens": "Tokens of packed samples, padding included.",
+    "padding_rows": "Rows repeated so that all ranks take equal steps.",
+    "passes": "Passes that reached their last batch.",
+    "row_groups": "Row groups decoded.",
+    "column_chunks": "Column chunks read by the compiled decoder, or by pyarrow and why.",
+    "decoded_bytes": "Memory of decoded rows.",
+    "fetched_bytes": "Bytes received from remote storage.",
+    "requests": "Requests to remote storage.",
+    "retries": "Requests sent again after a failure.",
+    "requests_by_time": "Requests to remote storage by duration.",
+    "request_errors": "Failed attempts by answer.",
+    "cache_events": "Ranges and entries of this host's cache.",
+    "cached_bytes": "Bytes read from this host's cache.",
+    "fetch_seconds": "Time of waiting for remote storage.",
+    "decode_seconds": "Time of decoding, without fetching.",
+    "stall_seconds": "Time of waiting for decoded row groups.",
+    "transform_seconds": "Time in transform and collate_fn.",
+    "handover_seconds": "Time of cutting and copying batches.",
+    "wait_seconds": "Time the trainer waited in next().",
+    "seconds": "Time in passes, training included.",
+    "queue_depth": "Row groups decoded and not used up.",
+    "batch_age_seconds": "Time since the trainer received its last batch.",
+}
 
 
-def _bytes(name: str, text: str) -> Instrument:
-    return Instrument(f"{name}_bytes", name, "By", text)
+def _instrument(attribute: str) -> Instrument:
+    for ending, unit in (("seconds", "s"), ("bytes", "By")):
+        if attribute.endswith(ending):
+            return Instrument(attribute, attribute.removesuffix(ending).strip("_") or "pass", unit, _HELP[attribute])
+    return Instrument(attribute, attribute, "", _HELP[attribute])
 
 
-def _time(name: str, text: str) -> Instrument:
-    return Instrument(f"{name}_seconds", name, "s", text)
-
-
-_TOOK = ("at most 10 ms", "10 to 100 ms", "0.1 to 1 s", "1 to 10 s", "over 10 s")
-
-INSTRUMENTS = (
-    _count("batches", "Batches received by the trainer."),
-    _count("rows", "Rows received by the trainer."),
-    _count("tokens", "Tokens of packed samples, padding included."),
-    _count("padding_rows", "Rows repeated so that all ranks take equal steps."),
-    _count("passes", "Passes that reached their last batch."),
-    _count("row_groups", "Row groups decoded."),
-    _count("compiled_chunks", "Column chunks read by the compiled decoder."),
-    _count("type_chunks", "Column chunks read by pyarrow: their type."),
-    _count("encoding_chunks", "Column chunks read by pyarrow: their encoding."),
-    _count("codec_chunks", "Column chunks read by pyarrow: their codec."),
-    _count("damaged_chunks", "Column chunks read by pyarrow: bytes that do not fit."),
-    _count("turned_off_chunks", "Column chunks read by pyarrow: the compiled decoder is turned off."),
-    _count("not_built_chunks", "Column chunks read by pyarrow: there is no compiled decoder."),
-    _bytes("decoded", "Memory of decoded rows."),
-    _bytes("fetched", "Bytes received from remote storage."),
-    _count("requests", "Requests to remote storage."),
-    _count("retries", "Requests sent again after a failure."),
-    _count("cache_hits", "Ranges that came from this host's cache."),
-    _count("cache_misses", "Ranges that this host's cache had not."),
-    _bytes("cached", "Bytes that came from this host's cache."),
-    _count("cache_evictions", "Cache entries that made room."),
-    _count("cache_damaged", "Cache entries that were damaged."),
-    *(_count(name, f"Requests to remote storage, {took}.") for name, took in zip(LATENCIES, _TOOK, strict=True)),
-    _count("throttled_errors", "Failed attempts: the store throttled requests."),
-    _count("server_errors", "Failed attempts: the storage failed."),
-    _count("refused_errors", "Failed attempts: refused, not found."),
-    _count("connection_errors", "Failed attempts: no answer."),
-    _time("fetch", "Time of waiting for remote storage."),
-    _time("decode", "Time of decoding, without fetching."),
-    _time("stall", "Time of waiting for decoded row groups."),
-    _time("transform", "Time in transform and collate_fn."),
-    _time("handover", "Time of cutting and copying batches."),
-    _time("wait", "Time the trainer waited in next()."),
-    Instrument("seconds", "pass", "s", "Time in passes, training included."),
-    Instrument("queue_depth", "queue_depth", "", "Row groups decoded and not used up.", only_grows=False),
-    Instrument(
-        "batch_age_seconds", "batch_age", "s", "Time since the trainer was given its last batch.", only_grows=False
-    ),
-)
+INSTRUMENTS = tuple(map(_instrument, _HELP))
 
 
 def export_to_opentelemetry(
     metrics: MetricsSource, attributes: Mapping[str, str | int] | None = None, meter: "Meter | None" = None
 ) -> None:
-    """Let a meter observe these metrics, as tdu.rows, tdu.wait (unit s), tdu.decoded (unit By) and so on.
+    """Let a meter observe the metrics of a loader: tdu.rows, tdu.wait (unit s), tdu.decoded (unit By) and so on.
 
         export_to_opentelemetry(loader.metrics, attributes={"rank": 3, "loader": "train"})
 
     Args:
-        metrics: `loader.metrics`. The loader is not kept alive; when it is gone, nothing is observed of it.
-        attributes: of every observation; they tell ranks and loaders apart.
-        meter: None for the one that the global meter provider gives.
+        metrics: `loader.metrics`. The loader is not kept alive; its observations end with the loader.
+        attributes: attributes of every observation, to tell ranks and loaders apart. "kind" is taken: it tells the
+            numbers of one metric apart.
+        meter: meter to use; None for a meter of the global meter provider.
 
     Raises:
         MissingDependencyError: the OpenTelemetry API is not installed.
-        ConfigTypeError: metrics that cannot be called, or attributes that are not a dict with texts for keys.
+        ConfigTypeError: metrics cannot be called, or attributes are not a dict with text keys.
+        ConfigError: an attribute is called "kind".
     """
     try:
         import opentelemetry.metrics  # noqa: F401
@@ -170,13 +169,13 @@ def export_to_opentelemetry(
     loaders.add(metrics, dict(attributes or {}))
 
 
-# A meter gets each instrument once: the SDK never calls the callbacks of a second one of the same name.
+# A meter gets each instrument once: the SDK ignores the callbacks of a second instrument of the same name.
 _exported: WeakKeyDictionary[Any, ExportedLoaders] = WeakKeyDictionary()
 
 
 @cache
 def _default_meter() -> "Meter":
-    """One for the process: before a provider is set the API gives another stand-in with every call."""
+    """Return one meter per process: before a provider is set, every call of the API returns another stand-in."""
     from opentelemetry.metrics import get_meter
 
     return get_meter("torch_dataloader_utils")
@@ -196,9 +195,10 @@ def _create_instruments(meter: "Meter", loaders: ExportedLoaders) -> None:
 def _observer(instrument: Instrument, loaders: ExportedLoaders) -> Any:
     from opentelemetry.metrics import Observation
 
-    def observe(options: Any) -> Iterator[Any]:  # noqa: ARG001  # how the API calls it
+    def observe(options: Any) -> Iterator[Any]:  # noqa: ARG001  # the API passes it
         for metrics, attributes in loaders.read():
-            yield Observation(getattr(metrics, instrument.attribute), attributes)
+            for labels, number in instrument.samples(metrics, attributes):
+                yield Observation(number, labels)
 
     return observe
 
@@ -209,21 +209,21 @@ _SUFFIXES = {"s": "_seconds", "By": "_bytes", "": ""}
 def export_to_prometheus(
     metrics: MetricsSource, labels: Mapping[str, str] | None = None, registry: "CollectorRegistry | None" = None
 ) -> None:
-    """Let a Prometheus registry collect these metrics, as tdu_rows_total, tdu_wait_seconds_total and so on.
+    """Let a Prometheus registry collect the metrics of a loader: tdu_rows_total, tdu_wait_seconds_total and so on.
 
         export_to_prometheus(loader.metrics, labels={"rank": "3", "loader": "train"})
         prometheus_client.start_http_server(9400)
 
     Args:
-        metrics: `loader.metrics`. The loader is not kept alive; when it is gone, so are its figures.
-        labels: they tell ranks and loaders apart; those of a loader that is gone may be used again. All loaders of a
-            registry have the same names, in any order.
-        registry: None for the client's default one.
+        metrics: `loader.metrics`. The loader is not kept alive; its samples end with the loader.
+        labels: labels that tell ranks and loaders apart. All loaders of a registry use the same names, in any order.
+            "kind" is taken: it tells the numbers of one metric apart.
+        registry: registry to use; None for the client's default registry.
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.
-        ConfigTypeError: metrics that cannot be called, or labels that are not a dict of texts.
-        ConfigError: labels of other names than those of a loader that lives, or the very labels of one.
+        ConfigTypeError: metrics cannot be called, or labels are not a dict of texts.
+        ConfigError: a label is called "kind", or a living loader of the registry has other names or equal labels.
     """
     try:
         from prometheus_client import REGISTRY
@@ -233,7 +233,7 @@ def export_to_prometheus(
         ) from error
     check_export(metrics, "labels", labels)
     if not all(isinstance(value, str) for value in (labels or {}).values()):
-        raise ConfigTypeError(f'labels={labels!r}: pass texts for values too, such as {{"rank": "3"}}.')
+        raise ConfigTypeError(f'labels={labels!r}: pass texts as values too, such as {{"rank": "3"}}.')
     chosen = REGISTRY if registry is None else registry
     collector = _collectors.get(chosen)
     if collector is None:
@@ -243,38 +243,36 @@ def export_to_prometheus(
 
 
 class _Collector:
-    """All loaders of one registry; a family of metrics may be registered once only."""
+    """Collector for all loaders of one registry: a registry accepts each metric name once."""
 
     def __init__(self) -> None:
         self._loaders = ExportedLoaders()
 
     def add(self, metrics: MetricsSource, labels: Labels) -> None:
-        """Read these metrics too.
+        """Read this source too.
 
         Raises:
-            ConfigError: labels of other names than those of another loader (a family has one list of names), or the
-                same labels as another loader has.
+            ConfigError: another loader has other label names (a metric has one list of names), or equal labels.
         """
         for _, others in self._loaders.read():
             if set(labels) != set(others):
                 raise ConfigError(
-                    f"The labels have the names {sorted(labels)}, those of a loader that this registry has "
-                    f"{sorted(others)}. Give all loaders of a registry the same names, or this one a registry of its "
-                    "own."
+                    f"labels has the names {sorted(labels)}, but another loader in this registry has {sorted(others)}. "
+                    "Give all loaders of a registry the same label names, or use a second registry."
                 )
             if labels == others:
                 raise ConfigError(
-                    f"This registry has a loader with the labels {labels} already, and of a name and its labels "
-                    'Prometheus takes one sample. Give each loader labels of its own, such as {"loader": "valid"}.'
+                    f"Another loader in this registry already has the labels {labels}, and Prometheus takes one sample "
+                    'for each name and labels. Give each loader its own labels, such as {"loader": "valid"}.'
                 )
         self._loaders.add(metrics, labels)
 
     def describe(self) -> list[Any]:
-        """Gives nothing, so that the registry does not collect only to find the names."""
+        """Return nothing, so that the registry does not collect just to find the names."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """One family for each instrument, with a sample for each loader that lives."""
+        """Yield one metric for each instrument, with samples of each living loader."""
         living = self._loaders.read()
         for instrument in INSTRUMENTS if living else ():
             yield _family(instrument, living)
@@ -288,8 +286,9 @@ def _family(instrument: Instrument, living: list[tuple[Metrics, Labels]]) -> Any
 
     name = f"tdu_{instrument.name}{_SUFFIXES[instrument.unit]}"
     kind = CounterMetricFamily if instrument.only_grows else GaugeMetricFamily
-    names = list(living[0][1])
+    samples = [sample for each in living for sample in instrument.samples(*each)]
+    names = list(samples[0][0])
     family = kind(name, instrument.help, labels=names)
-    for metrics, labels in living:
-        family.add_metric([labels[each] for each in names], getattr(metrics, instrument.attribute))
+    for labels, number in samples:
+        family.add_metric([labels[each] for each in names], number)
     return family

@@ -1,67 +1,58 @@
-"""The meter of one loader: adds up what workers count, measures how long the trainer waits, and calls callbacks."""
+"""`LoaderMeter`: adds up the counts of workers, measures the trainer's waiting, and calls callbacks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
-from torch_dataloader_utils._observe.counters import (
-    CACHE,
-    CHUNKS,
-    ERRORS,
-    LATENCIES,
-    Int64s,
-    WorkerCounters,
-    counts_shape,
-    totals,
-)
-from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
+from torch_dataloader_utils._observe.counters import Int64s, WorkerCounters, counts_shape, totals
+from torch_dataloader_utils._observe.metrics import GAUGES, Metrics, kinds_of
 
 _END = object()
 
-_NO_GAUGES = dict.fromkeys(GAUGES, 0)
+_NO_GAUGES: dict[str, Any] = dict.fromkeys(GAUGES, 0)
 
 
 class LoaderMeter:
-    """Counts all passes of one loader; `metrics()` may be called at any time, from any thread."""
+    """Counter of all passes of one loader; `metrics()` may be called at any time, from any thread."""
 
     def __init__(self, callbacks: Sequence[LoaderCallback] = (), row_tokens: int = 0) -> None:
-        """row_tokens: tokens of each row, where all have the same number."""
+        """row_tokens: tokens of each row, if all rows have the same number; else 0."""
         self.callbacks = tuple(callbacks)
         self.row_tokens = row_tokens
         self._pass = _PassCounts(before=Metrics(), begin_ns=0, end_ns=0, final=Metrics())
 
     def __reduce__(self) -> tuple[type["LoaderMeter"], tuple[Sequence[LoaderCallback], int]]:
-        """A copy belongs to another loader, in another process perhaps, and has counted nothing."""
+        """Start from zero in a copy: it belongs to another loader, perhaps in another process."""
         return LoaderMeter, (self.callbacks, self.row_tokens)
 
     def metrics(self) -> Metrics:
-        """Everything since the loader was built."""
+        """Return the metrics since the loader was built."""
         counts = self._pass
         return _add(counts.before, counts.metrics())
 
     def worker(self, threads: int) -> WorkerCounters:
-        """New counters, for the one worker that runs in this process; threads: that decode."""
+        """Return new counters for the worker that runs in this process. threads: number of decoding threads."""
         counts = self._pass
         counts.memory = np.zeros(counts_shape(threads), dtype=np.int64)
         counts.local = WorkerCounters(counts.memory)
         return counts.local
 
     def count_workers(self, memory: Int64s) -> None:
-        """Count what worker processes do from now on, which they write to this memory."""
+        """Read the counts of worker processes from this memory; earlier counts in the memory are left out."""
         self._pass.earlier = totals(memory, perf_counter_ns())
         self._pass.memory = memory
 
     def received(self, rows: int) -> None:
-        """A batch of so many rows arrived from a worker process."""
+        """Count a batch of `rows` rows from a worker process."""
         self._pass.rows += rows
 
     def responses(self, responses: Iterable[Any]) -> Iterator[Any]:
-        """The responses of worker processes; until each arrives, the trainer's process does nothing."""
+        """Yield the responses of worker processes, and count the time until each arrives."""
         source, counts = iter(responses), self._pass
         while True:
             counts.arrive_ns -= perf_counter_ns()
@@ -75,7 +66,7 @@ class LoaderMeter:
 
     @contextmanager
     def watching(self, run: EpochRun) -> Iterator["PassWatch"]:
-        """Inside, one pass: it is counted and timed, and the callbacks are called when it begins and ends."""
+        """Count and time the pass inside, and call the callbacks at its begin and end."""
         counts = self._begin()
         run = replace(run, metrics=counts.metrics)
         try:
@@ -88,14 +79,14 @@ class LoaderMeter:
                 callback.on_epoch_end(run, completed=counts.passes == 1)
 
     def _begin(self) -> "_PassCounts":
-        # Both at once: a thread that saw one without the other would count the last pass twice.
+        # In one assignment: a thread that saw a new total with the old pass would count the old pass twice.
         before = replace(self.metrics(), **_NO_GAUGES)
         self._pass = _PassCounts(before=before, begin_ns=perf_counter_ns(), row_tokens=self.row_tokens)
         return self._pass
 
 
 class PassWatch:
-    """Counts the batches of one pass. waiting: a context, inside of which the trainer waits for the next batch."""
+    """Counter of the batches of one pass. waiting: context in which the trainer waits for the next batch."""
 
     __slots__ = ("_callbacks", "_counts", "_run", "waiting")
 
@@ -106,18 +97,18 @@ class PassWatch:
         self.waiting = _Waiting(counts)
 
     def given(self, batch: Any) -> None:
-        """This batch is given to the trainer next."""
+        """Count a batch that is delivered next, and call the callbacks."""
         self._counts.batches += 1
         for callback in self._callbacks:
             callback.on_batch(self._run, batch)
 
     def completed(self) -> None:
-        """There are no more batches."""
+        """Count the pass as complete."""
         self._counts.passes = 1
 
 
 class _Waiting:
-    """As `during`, without a generator: it is entered once for each batch."""
+    """Context like `during`, without a generator, since each batch enters it."""
 
     __slots__ = ("_counts",)
 
@@ -139,13 +130,13 @@ def _no_memory() -> Int64s:
 
 @dataclass(slots=True, kw_only=True)
 class _PassCounts:
-    """The counts of one pass.
+    """Counts of one pass. Running times are negative, as in `Counts`.
 
-    before: the counts of earlier passes. row_tokens: of each row. rows: received from worker processes. wait_ns: in
-    next(). given_ns: when the trainer last went on; 0: not yet. arrive_ns: the part of wait_ns until responses of
-    worker processes arrived. Times that are being spent are negative, as in `Counts`. local: the counters of the worker
-    in this process. memory: where workers count. earlier: what was there when the pass began. end_ns, final: None while
-    it runs. seen: the last metrics that were asked for.
+    before: metrics of all earlier passes. row_tokens: tokens of each row. rows: rows received from worker processes.
+    wait_ns: time in next(). given_ns: clock when the trainer last received a batch; 0 before the first batch.
+    arrive_ns: part of wait_ns until responses of worker processes arrived. local: counters of the worker in this
+    process. memory: counts of all workers. earlier: totals of `memory` when the pass began. end_ns, final: end and last
+    metrics of the pass; None while it runs. seen: metrics of the last call of `metrics`.
     """
 
     before: Metrics
@@ -166,42 +157,42 @@ class _PassCounts:
     final: Metrics | None = None
 
     def end(self, run: EpochRun) -> None:
-        """The pass is over; a trainer that took the last batch need not have asked for one more."""
+        """End the pass; it is complete if its last batch was delivered, even if the trainer asked for no more."""
         self.end_ns = perf_counter_ns()
         if self.passes or self.batches == run.num_batches:
             self.passes = 1
             self.padding_rows = run.padding_rows
-        # Processes that were killed in the middle of something would spend time for ever.
+        # The running time of a killed process would grow for ever.
         self.final = replace(self._largest(self._now()), **_NO_GAUGES)
         self.memory = _no_memory()
 
     def metrics(self) -> Metrics:
-        """The pass up to now, with what is under way; only gauges may be smaller than before."""
+        """Return the metrics of the pass up to now. No number but a gauge is smaller than in an earlier call."""
         self.seen = self._largest(self._now()) if self.final is None else self.final
         return self.seen
 
     def _largest(self, now: Metrics) -> Metrics:
-        """The larger ones of what was seen and what is read now, while other threads and processes write."""
-        seen = self.seen
-        largest = {each.name: max(getattr(seen, each.name), getattr(now, each.name)) for each in fields(Metrics)}
-        return Metrics(**largest | {name: getattr(now, name) for name in GAUGES})
+        """Return the larger of each number seen before and read now: other threads and processes write meanwhile."""
+        seen = {**self.seen.to_dict(), **_NO_GAUGES}
+        return Metrics.from_dict({name: max(number, seen[name]) for name, number in now.to_dict().items()})
 
     def _now(self) -> Metrics:
         now_ns = perf_counter_ns() if self.end_ns is None else self.end_ns
         counted = totals(self.memory, now_ns)
         counted = {name: counted[name] - self.earlier.get(name, 0) for name in counted}
         wait_ns, arrive_ns = _spent(self.wait_ns, now_ns), _spent(self.arrive_ns, now_ns)
-        # Whoever makes batches (the trainer, or worker processes) waits for rows, calls functions, or hands over.
+        # The maker of batches (the trainer, or worker processes) waits for rows, calls functions, or hands over.
         handover_ns = counted["make_ns"] + wait_ns - arrive_ns - counted["stall_ns"] - counted["transform_ns"]
         rows = self.rows if self.local is None else self.local.rows
         return Metrics(
+            **kinds_of(counted),
             passes=self.passes,
             batches=self.batches,
             rows=rows,
             tokens=rows * self.row_tokens,
             padding_rows=self.padding_rows,
             row_groups=counted["decoded_groups"],
-            **{name: counted[name] for name in (*CHUNKS, *LATENCIES, *ERRORS, *CACHE)},
+            cached_bytes=counted["cached_bytes"],
             decoded_bytes=counted["decoded_bytes"],
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
@@ -219,11 +210,10 @@ class _PassCounts:
 
 
 def _spent(time_ns: int, now_ns: int) -> int:
-    """A time as `Counts` have it, up to now."""
+    """Return a time of `Counts`, running or not, up to now."""
     return time_ns if time_ns >= 0 else max(0, time_ns + now_ns)
 
 
 def _add(first: Metrics, second: Metrics) -> Metrics:
-    return Metrics(
-        **{entry.name: getattr(first, entry.name) + getattr(second, entry.name) for entry in fields(Metrics)}
-    )
+    numbers = second.to_dict()
+    return Metrics.from_dict({name: number + numbers[name] for name, number in first.to_dict().items()})

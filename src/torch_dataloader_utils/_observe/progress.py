@@ -1,150 +1,116 @@
-"""`show_progress=True`: bars on a terminal and in a notebook, log lines elsewhere."""
+"""`show_progress=True`: a bar in a notebook or on a terminal, log lines elsewhere."""
 
 import logging
 import sys
+from collections.abc import Callable
 from html import escape
 from importlib import import_module
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
-from torch_dataloader_utils._observe.work_bar import seconds_left, time_left
+from torch_dataloader_utils._observe.work_bar import REDRAW_SECONDS, TerminalBar, time_left
 
 logger = logging.getLogger("torch_dataloader_utils.progress")
 
-
-class ProgressDisplay(Protocol):
-    """Shows one pass. interval_seconds: how often it wants updates."""
-
-    interval_seconds: float
-
-    def update(self, metrics: Metrics) -> None:
-        """Show where the pass stands."""
-
-    def close(self, metrics: Metrics, *, completed: bool) -> None:
-        """Show where the pass ended, for the last time."""
+Sink = Callable[[EpochRun, Metrics, str], None]
+"""Shows the state of a pass. The text is "" in a running pass, and "done" or "stopped" at the end."""
 
 
 class ProgressReporter(LoaderCallback):
-    """The callback for `show_progress`: chooses a display at the start of a pass, and updates it at intervals."""
+    """Callback for `show_progress`: chooses a sink at the start of a pass, and calls it at intervals."""
 
     def __init__(self, interval_seconds: float) -> None:
-        self._interval_seconds = interval_seconds
-        self._display: ProgressDisplay | None = None
+        """interval_seconds: time between two log lines; bars are redrawn more often."""
+        self._log_seconds = self._pause_seconds = interval_seconds
+        self._sink: Sink | None = None
         self._due = 0.0
 
     def on_epoch_start(self, run: EpochRun) -> None:
         """See LoaderCallback."""
-        self._display = choose_display(run, self._interval_seconds)
-        self._due = monotonic() + self._display.interval_seconds
+        self._sink = choose_sink(run)
+        self._pause_seconds = self._log_seconds if self._sink is log_progress else REDRAW_SECONDS
+        self._due = monotonic() + self._pause_seconds
 
     def on_batch(self, run: EpochRun, batch: Any) -> None:  # noqa: ARG002
-        """See LoaderCallback. Only reads the clock unless the display is due."""
+        """See LoaderCallback. Only reads the clock unless the sink is due."""
         now = monotonic()
-        if now >= self._due and self._display is not None:
-            self._due = now + self._display.interval_seconds
-            self._display.update(run.metrics())
+        if now >= self._due and self._sink is not None:
+            self._due = now + self._pause_seconds
+            self._sink(run, run.metrics(), "")
 
     def on_epoch_end(self, run: EpochRun, *, completed: bool) -> None:
         """See LoaderCallback."""
-        if self._display is not None:
-            self._display.close(run.metrics(), completed=completed)
-            self._display = None
+        if self._sink is not None:
+            self._sink(run, run.metrics(), "done" if completed else "stopped")
+            self._sink = None
 
 
-def choose_display(run: EpochRun, interval_seconds: float) -> ProgressDisplay:
-    """A bar in a notebook; bars where stderr is a terminal and rich is installed; else log lines."""
+def choose_sink(run: EpochRun) -> Sink:
+    """Return a notebook bar in a notebook, the terminal bar for rank 0 on a terminal, else log lines.
+
+    The ranks of a host share one terminal, so the other ranks only log, and only if logging is configured. Without a
+    terminal, log lines go to stderr if logging is not configured.
+    """
     display = _notebook_display()
     if display is not None:
-        return NotebookBar(run, display)
+        return notebook_bar(run, display)
     if sys.stderr.isatty():
-        try:
-            from torch_dataloader_utils._observe.progress_bars import TerminalBars
-        except ImportError:
-            logger.info("Bars need rich: pip install rich. Log lines instead.")
-        else:
-            return TerminalBars(run)
-    return LogLines(run, interval_seconds)
+        return terminal_bar(run) if run.rank == 0 else log_progress
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    return log_progress
 
 
 def _notebook_display() -> Any:
-    """IPython's module for output where this process is the kernel of a notebook; else None."""
+    """Return the module IPython.display if this process is the kernel of a notebook, else None."""
     ipython = sys.modules.get("IPython")  # a kernel has imported it
     shell = ipython.get_ipython() if ipython is not None else None
     return import_module("IPython.display") if getattr(shell, "kernel", None) is not None else None
 
 
-class NotebookBar:
-    """One output of the cell, written anew at each `update`. display: the module IPython.display."""
+def log_progress(run: EpochRun, metrics: Metrics, ending: str) -> None:
+    """Log one line at level INFO, with the figures as extras for structured handlers."""
+    event = {"": "progress", "done": "epoch_end", "stopped": "epoch_stopped"}[ending]
+    extra = {"event": event, "epoch": run.epoch, "rank": run.rank, "metrics": metrics.to_dict()}
+    logger.info(_describe(run, metrics, ending), extra=extra)
 
-    interval_seconds = 0.2
 
-    def __init__(self, run: EpochRun, display: Any) -> None:
-        self._run = run
-        self._html = display.HTML
-        self._output = display.display(self._html(self._bar(Metrics(), "")), display_id=True)
+def terminal_bar(run: EpochRun) -> Sink:
+    """Return a sink that draws one line on stderr. It runs no thread."""
+    bar = TerminalBar(f"epoch {run.epoch} rank {run.rank}", sys.stderr)
 
-    def update(self, metrics: Metrics) -> None:
-        """See ProgressDisplay."""
-        self._output.update(self._html(self._bar(metrics, _time_left(self._run, metrics))))
+    def show(run: EpochRun, metrics: Metrics, ending: str) -> None:
+        detail = f" rows, {metrics.decoded_bytes_per_second / 1e6:,.0f} MB/s"
+        bar.draw(metrics.rows, run.num_rows, metrics.seconds, detail=detail, ending=ending)
 
-    def close(self, metrics: Metrics, *, completed: bool) -> None:
-        """See ProgressDisplay."""
-        self._output.update(self._html(self._bar(metrics, "done" if completed else "stopped")))
+    show(run, Metrics(), "")
+    return show
 
-    def _bar(self, metrics: Metrics, ending: str) -> str:
-        run = self._run
-        # Without a value the browser draws a bar that moves: nobody knows how many rows there are.
+
+def notebook_bar(run: EpochRun, display: Any) -> Sink:
+    """Return a sink that rewrites one output of the cell. display: the module IPython.display."""
+
+    def html(metrics: Metrics, ending: str) -> Any:
+        # Without a value the browser draws a moving bar: the number of rows is not known.
         place = f'max="{run.num_rows}" value="{metrics.rows}"' if run.num_rows else ""
-        rate = f"{metrics.rows_per_second:,.0f} rows/s, {metrics.decoded_bytes_per_second / 1e6:.0f} MB/s"
-        text = f"epoch {run.epoch} rank {run.rank}: {_rows(metrics.rows, run.num_rows)}, {rate}, {ending}"
-        return f'<progress style="width:20em" {place}></progress> {escape(text)}'
+        text = escape(_describe(run, metrics, ending))
+        return display.HTML(f'<progress style="width:20em" {place}></progress> {text}')
+
+    output = display.display(html(Metrics(), ""), display_id=True)
+    return lambda _, metrics, ending: output.update(html(metrics, ending))
 
 
-class LogLines:
-    """A line every interval and one at the end, at level INFO, with the figures as extras for structured handlers.
-
-    The lines go to stderr if logging is not configured.
-    """
-
-    def __init__(self, run: EpochRun, interval_seconds: float) -> None:
-        self.interval_seconds = interval_seconds
-        self._run = run
-        if not logger.hasHandlers():
-            handler = logging.StreamHandler()
-            handler.setFormatter(logging.Formatter("%(message)s"))
-            logger.addHandler(handler)
-            logger.setLevel(logging.INFO)
-
-    def update(self, metrics: Metrics) -> None:
-        """See ProgressDisplay."""
-        self._log(metrics, "progress", _time_left(self._run, metrics))
-
-    def close(self, metrics: Metrics, *, completed: bool) -> None:
-        """See ProgressDisplay."""
-        self._log(metrics, "epoch_end" if completed else "epoch_stopped", "done" if completed else "stopped")
-
-    def _log(self, metrics: Metrics, event: str, ending: str) -> None:
-        run = self._run
-        logger.info(
-            "epoch %d rank %d of %d: %s, %s rows/s, %.0f MB/s, waited %.0f %%, %s",
-            run.epoch,
-            run.rank,
-            run.num_ranks,
-            _rows(metrics.rows, run.num_rows),
-            f"{metrics.rows_per_second:,.0f}",
-            metrics.decoded_bytes_per_second / 1e6,
-            100 * metrics.wait_fraction,
-            ending,
-            extra={"event": event, "epoch": run.epoch, "rank": run.rank, "metrics": metrics.to_dict()},
-        )
-
-
-def _rows(rows: int, num_rows: int | None) -> str:
-    return f"{rows:,} rows" if not num_rows else f"{rows:,} of {num_rows:,} rows ({rows / num_rows:.0%})"
-
-
-def _time_left(run: EpochRun, metrics: Metrics) -> str:
-    left = seconds_left(metrics.rows, run.num_rows, metrics.rows_per_second)
-    return "time left unknown" if left is None else time_left(left)
+def _describe(run: EpochRun, metrics: Metrics, ending: str) -> str:
+    rows = f"{metrics.rows:,} rows"
+    if run.num_rows:
+        rows = f"{metrics.rows:,} of {run.num_rows:,} rows ({metrics.rows / run.num_rows:.0%})"
+    return (
+        f"epoch {run.epoch} rank {run.rank} of {run.num_ranks}: {rows}, {metrics.rows_per_second:,.0f} rows/s, "
+        f"{metrics.decoded_bytes_per_second / 1e6:.0f} MB/s, waited {100 * metrics.wait_fraction:.0f} %, "
+        f"{ending or time_left(metrics.rows, run.num_rows, metrics.seconds) or 'time left unknown'}"
+    )

@@ -1,88 +1,91 @@
-"""A line on a terminal for long work before the first batch (footers, counts, checks), and the time that is left."""
+"""`TerminalBar`, one line on a terminal, and `work_bar`, which draws it for long work before the first batch."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shutil import get_terminal_size
 from time import monotonic
 from typing import TextIO
 
 from torch_dataloader_utils._runtime.parallel import OnProgress
 
+REDRAW_SECONDS = 0.2
 # Shorter work needs no bar.
 _PATIENCE_SECONDS = 2.0
-_INTERVAL_SECONDS = 0.2
 _BAR_COLUMNS = 32
+_ERASE_LINE = "\r\x1b[K"
 
 
-def seconds_left(rows: int, num_rows: int | None, rows_per_second: float) -> float | None:
-    """Seconds until all rows are delivered at this rate; None if that is not known."""
-    if num_rows is None or rows_per_second <= 0:
-        return None
-    return max(0, num_rows - rows) / rows_per_second
+def time_left(done: int, total: int | None, seconds: float) -> str:
+    """Return the time left at the present rate; "" if it is not known.
 
-
-def time_left(seconds: float) -> str:
-    """The time left, in words for people.
-
-    52.2   "0:52 left"      3700   "1:01:40 left"
+    10 of 50 in 13.05 s   "0:52 left"      10 of 20 in 3700 s   "1:01:40 left"
     """
-    minutes, seconds = divmod(round(seconds), 60)
+    if not total or not done or not seconds:
+        return ""
+    minutes, rest = divmod(round(seconds * max(0, total - done) / done), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
 
 
-class WorkBar:
-    """Draws one line over and over on `terminal`, from `patience_seconds` after it was made; runs no thread.
+class TerminalBar:
+    """One line on a terminal, drawn over and over.
 
     footers ━━━━━━━━━━━━                      38% 38,000 of 100,000, 0:52 left
     """
 
-    def __init__(
-        self,
-        label: str,
-        terminal: TextIO,
-        *,
-        patience_seconds: float = _PATIENCE_SECONDS,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, label: str, terminal: TextIO) -> None:
         self._label = label
         self._terminal = terminal
-        self._clock = clock
-        self._begin = clock()
-        self._due = self._begin + patience_seconds
-        self._drawn_columns = 0
+        self._is_drawn = False
 
-    def update(self, done: int, total: int) -> None:
-        """Report that `done` of `total` are done. Only reads the clock unless the line is due."""
-        now = self._clock()
-        if now >= self._due and total:
-            self._due = now + _INTERVAL_SECONDS
-            self._draw(done, total, now - self._begin)
+    def draw(self, done: int, total: int | None, seconds: float, *, detail: str = "", ending: str = "") -> None:
+        """Draw the line. seconds: time that `done` took. detail: text after the numbers. ending: text of the last line.
 
-    def close(self) -> None:
-        """Wipes the line, if there is one."""
-        if self._drawn_columns:
-            self._terminal.write("\r" + " " * self._drawn_columns + "\r")
-            self._terminal.flush()
-            self._drawn_columns = 0
+        The line is cut at the width of the terminal. Without a total it has no bar.
+        """
+        text = f"{done:,}{detail}"
+        if total:
+            bar = "━" * (_BAR_COLUMNS * min(done, total) // total)
+            text = f"{bar:<{_BAR_COLUMNS}} {done / total:4.0%} {done:,} of {total:,}{detail}"
+        parts = [f"{self._label} {text}", ending or time_left(done, total, seconds)]
+        line = ", ".join(filter(None, parts))[: get_terminal_size().columns - 1]
+        self._write(_ERASE_LINE + line + ("\n" if ending else ""))
+        self._is_drawn = True
 
-    def _draw(self, done: int, total: int, seconds: float) -> None:
-        bar = "━" * (_BAR_COLUMNS * done // total)
-        left = time_left(seconds * (total - done) / max(done, 1))
-        text = f"{self._label} {bar:<{_BAR_COLUMNS}} {done / total:4.0%} {done:,} of {total:,}, {left}"
-        self._terminal.write("\r" + text.ljust(self._drawn_columns))
+    def wipe(self) -> None:
+        """Erase the line if it is drawn."""
+        if self._is_drawn:
+            self._write(_ERASE_LINE)
+
+    def _write(self, text: str) -> None:
+        self._terminal.write(text)
         self._terminal.flush()
-        self._drawn_columns = len(text)
 
 
 @contextmanager
-def work_bar(label: str, *, is_wanted: bool = True) -> Iterator[OnProgress | None]:
-    """A function to call with (done, total); None if it is not wanted or stderr is no terminal."""
+def work_bar(
+    label: str, *, is_wanted: bool = True, clock: Callable[[], float] = monotonic
+) -> Iterator[OnProgress | None]:
+    """Give a function to call with (done, total); None if no bar is wanted or stderr is no terminal.
+
+    The bar appears after two seconds and is erased at the end. No thread: between two redraws a call only reads the
+    clock.
+    """
     if not is_wanted or not sys.stderr.isatty():
         yield None
         return
-    bar = WorkBar(label, sys.stderr)
+    bar, begin = TerminalBar(label, sys.stderr), clock()
+    due = begin + _PATIENCE_SECONDS
+
+    def update(done: int, total: int) -> None:
+        nonlocal due
+        now = clock()
+        if now >= due:
+            due = now + REDRAW_SECONDS
+            bar.draw(done, total, now - begin)
+
     try:
-        yield bar.update
+        yield update
     finally:
-        bar.close()
+        bar.wipe()

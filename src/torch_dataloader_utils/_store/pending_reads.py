@@ -9,7 +9,7 @@ from typing import Any
 from fsspec.asyn import get_loop
 
 from torch_dataloader_utils._core.spans import Buffer, Span
-from torch_dataloader_utils._observe.counters import count_latencies, thread_counts
+from torch_dataloader_utils._observe.counters import count_times, thread_counts
 from torch_dataloader_utils._store.cancellation import ask, run_on_loop
 from torch_dataloader_utils._store.conditional_reads import (
     RangeReply,
@@ -88,7 +88,7 @@ class PendingReads:
             thread_counts().fetched_bytes += received - before
             # Given-up requests count with the whole time, as do requests of a client that reports only the end of all.
             ends = (ended + [time.perf_counter()] * len(missing))[: len(missing)]
-            count_latencies(end - begin for end in ends)
+            count_times(end - begin for end in ends)
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)

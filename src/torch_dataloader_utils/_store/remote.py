@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
 from torch_dataloader_utils._core.spans import Buffer, Span
-from torch_dataloader_utils._observe.counters import count_error, count_latencies, fetching, thread_counts
+from torch_dataloader_utils._observe.counters import count, count_times, fetching, thread_counts
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._runtime.waiting import pause
 from torch_dataloader_utils._store.access import StoreAccess
@@ -295,7 +295,7 @@ class FsspecStore:
                 raise
             except Exception as error:  # whatever a storage client raises
                 diagnosis = diagnose(error, handled=handled)
-                count_error(_counted_as(diagnosis))
+                count("request_errors", _counted_as(diagnosis))
                 # The client's options include the result of `credentials`; without a client, see `open_client`.
                 censor(error, getattr(filesystem, "storage_options", None), handled=handled)
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
@@ -323,17 +323,17 @@ def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]
     try:
         info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
     finally:
-        count_latencies([time.perf_counter() - begin])
+        count_times([time.perf_counter() - begin])
     return info
 
 
 def _counted_as(diagnosis: Diagnosis) -> str:
-    """Return the counter of such failures, one of ERRORS."""
+    """Return the kind of `request_errors` that counts this failure."""
     if diagnosis.status in (429, 503, 509) or diagnosis.code == "SlowDown":
-        return "throttled_errors"
+        return "throttled"
     if diagnosis.kind not in (Kind.TRANSIENT, Kind.WRONG_REPLY):
-        return "refused_errors"
-    return "server_errors" if diagnosis.status else "connection_errors"
+        return "refused"
+    return "server" if diagnosis.status else "connection"
 
 
 def _sized(path: str, info: Mapping[str, Any]) -> FileStat:

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from torch_dataloader_utils._core.arguments import parse_bytes
 from torch_dataloader_utils._core.option_values import footer_bytes
 from torch_dataloader_utils._core.spans import Buffer, Span
-from torch_dataloader_utils._observe.counters import thread_counts
+from torch_dataloader_utils._observe.counters import count, thread_counts
 from torch_dataloader_utils._runtime.waiting import pause
 from torch_dataloader_utils.cache.entries import (
     MOST_ENTRY_BYTES,
@@ -121,7 +121,7 @@ class OpenCache:
                 )
                 claimed = [span for span in claims if span not in found]
                 if claimed:
-                    thread_counts().cache_misses += len(claimed)
+                    count("cache_events", "misses", len(claimed))
                     for span, data in zip(claimed, fetch(claimed), strict=True):
                         found[span] = data
                         self._keep(claims[span], data)
@@ -148,20 +148,19 @@ class OpenCache:
     def _read_all(self, names: Mapping[Span, str], into: Mapping[Span, memoryview]) -> dict[Span, Buffer]:
         """Return the spans that are on the disk."""
         found: dict[Span, Buffer] = {}
-        counts = thread_counts()
         for span, name in names.items():
             with self._tolerating_faults():
                 self._make()
                 try:
                     data = self._files.read(name, span[1], into.get(span))
                 except DamagedEntryError:
-                    counts.cache_damaged += 1
+                    count("cache_events", "damaged")
                     self._index.remove(name)
                     continue
                 if data is not None:
                     found[span] = data
-                    counts.cache_hits += 1
-                    counts.cached_bytes += span[1]
+                    count("cache_events", "hits")
+                    thread_counts().cached_bytes += span[1]
         return found
 
     @contextmanager
@@ -190,7 +189,7 @@ class OpenCache:
             if self._index.admits(claim.name, len(data)):
                 claim.write(data)
                 evicted = self._index.add(claim.name, len(data), claim.publish)
-                thread_counts().cache_evictions += evicted or 0
+                count("cache_events", "evictions", evicted or 0)
 
     def _make(self) -> None:
         """Make the directory, unless it exists, and check that only this user can enter it."""

@@ -2,12 +2,11 @@
 
     tdu scan | plan | verify | bench | head | vocabulary | state | cache | tokens
 
-In: paths, patterns, saved inventories, Iceberg and Delta tables. Out: tables for people, or `--json` for programs;
-pictures of plans. Exit codes: 0 success, 1 wrong data (or state), 2 a wrong command. An error is one line that
-says what to do.
+In: paths, patterns, saved inventories, Iceberg and Delta tables. Out: tables for people, `--json` for programs,
+pictures of plans. Exit codes: 0 success, 1 wrong data (or state), 2 wrong command. An error is one line with advice.
 
-Each command is one module, imported when it is run; the libraries behind it are imported when it works, so that
-`tdu --help` is there at once. Needs the extra `cli` (click and rich).
+Each command is one module, imported when the command runs. Libraries are imported inside of functions, so that
+`tdu --help` is fast. Needs the extra `cli` (click and rich).
 """
 
 import io
@@ -15,9 +14,9 @@ import sys
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name may hold characters that the encoding of stdout lacks. stderr does this by itself.
+        # A name may hold characters that the encoding of stdout lacks. Python does the same for stderr.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from torch_dataloader_utils.cli.app import app

@@ -1,4 +1,4 @@
-"""The command group: finds commands by name, and turns errors into one line and an exit code."""
+"""Command group of `tdu`: finds commands by name, and turns errors into one line and an exit code."""
 
 import errno
 import logging
@@ -42,7 +42,7 @@ _WRONG_PLACE = frozenset(
 
 
 class Failure(click.ClickException):
-    """An error for people: one line without the secrets of URLs that the command was given, and the exit code."""
+    """Error for people: one line, without secrets of URLs in the command, and an exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         text = " ".join(message.split())
@@ -55,34 +55,34 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        """Writes the line to stderr."""
+        """Write the line to stderr."""
         click.echo(f"tdu: {self.message}", err=True, file=file)
 
 
 class Unread(Failure):
-    """Nobody reads the output any more, as in `tdu scan data/ | head -3`: no message, and not an error of the data."""
+    """End of the output's reader, as in `tdu scan data/ | head -3`: no message, no error of the data."""
 
     def __init__(self) -> None:
         super().__init__("The reader of the output has left.", _SIGNALLED + _SIGPIPE)
 
     def show(self, file: Any = None) -> None:  # noqa: ARG002
-        """Sends the rest of the output to the null device: Python flushes it at exit, and would print an error."""
+        """Send the rest of the output to the null device: Python flushes at exit, and would print an error."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
+    """SIGTERM; ends a command like Ctrl-C."""
 
 
 def disk_is_full(error: OSError) -> bool:
-    """Whether the error says that the disk, or the quota, is full."""
+    """Return whether the disk or the quota is full."""
     return error.errno in _FULL
 
 
 def of_os_error(error: OSError, advice: str = "") -> Failure:
-    """The failure for an error of the operating system: exit code 2 if the path is wrong, 1 if the storage is."""
+    """Return the failure for an error of the operating system: exit code 2 for a wrong path, 1 for the storage."""
     if disk_is_full(error):
         return Failure(f"{error}. Free some space, or write elsewhere. {advice}", DATA_PROBLEM)
     if error.errno in _WRONG_PLACE or error.errno is None:
@@ -91,7 +91,7 @@ def of_os_error(error: OSError, advice: str = "") -> Failure:
 
 
 def of_interrupt(interrupt: KeyboardInterrupt, advice: str = "") -> Failure:
-    """The failure for Ctrl-C or SIGTERM: exit code 130 or 143."""
+    """Return the failure for Ctrl-C or SIGTERM: exit code 130 or 143."""
     if isinstance(interrupt, Terminated):
         return Failure(f"Terminated. {advice}", _SIGNALLED + signal.SIGTERM)
     return Failure(f"Interrupted. {advice}", _SIGNALLED + signal.SIGINT)
@@ -99,7 +99,7 @@ def of_interrupt(interrupt: KeyboardInterrupt, advice: str = "") -> Failure:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises Terminated, unless whoever started the command handles or ignores it."""
+    """Let SIGTERM raise Terminated, unless the caller of the command handles or ignores the signal."""
     before = signal.getsignal(signal.SIGTERM)
     if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
         yield
@@ -141,7 +141,7 @@ Examples:
 
 
 class CommandGroup(click.Group):
-    """Commands by name, each imported when it is asked for."""
+    """Commands by name, imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """See click."""
@@ -155,12 +155,12 @@ class CommandGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The list of commands, without importing them."""
+        """Write the list of commands without importing commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what the library raises becomes a Failure, what it warns of a line on stderr."""
+        """Run a command; errors of the library become a Failure, its warnings a line on stderr."""
         with warnings.catch_warnings(), _shown_log(), sigterm_as_interrupt():
             warnings.showwarning = _show_warning
             try:
@@ -183,7 +183,7 @@ class CommandGroup(click.Group):
 
 @contextmanager
 def _shown_log() -> Iterator[None]:
-    """Warnings that the library logs (requests that are sent again), as lines on stderr."""
+    """Show warnings in the library's log, such as repeated requests, as lines on stderr."""
     log = logging.getLogger("torch_dataloader_utils")
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: _show_warning(record.getMessage())  # type: ignore[method-assign]
@@ -198,9 +198,9 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {printable(' '.join(str(message).split()))}", err=True)
 
 
-_VERSION_HELP = "Show the version, the compiled decoder and the store clients that are there."
+_VERSION_HELP = "Show the version, the compiled decoder and the installed store clients."
 _STORE_CLIENTS = ("s3fs", "gcsfs", "adlfs", "obstore", "huggingface_hub")
-_CODECS = {"zstd": 6, "lz4": 7}  # as parquet.thrift numbers them; their libraries are looked up on the machine
+_CODECS = {"zstd": 6, "lz4": 7}  # numbers of parquet.thrift; the libraries are looked up on the machine
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:  # noqa: ARG001

@@ -1,18 +1,21 @@
-"""`tdu bench`: throughput of each way to load the user's own data, and which to choose."""
+"""`tdu bench`: throughput of loaders on the user's own data, beside the bare reader, and advice."""
 
 from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torch_dataloader_utils.cli.options import data_options, json_option
-from torch_dataloader_utils.cli.output import emit_json, print_facts, print_table
+from torch_dataloader_utils.cli.output import emit_json, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory
-    from torch_dataloader_utils.cli.measure import Rate, Setting
+    from torch_dataloader_utils._observe.metrics import Metrics
+    from torch_dataloader_utils.stream.loader import TableDataLoader
+    from torch_dataloader_utils.tables.reader import Reader
 
 _EXAMPLES = """\b
 Examples:
@@ -21,10 +24,8 @@ Examples:
   tdu bench data/ --seconds 20 --rounds 5 --json
 """
 
-# Processes cost memory, start-up and a copy of each batch: they must win by more than noise.
+# Processes cost memory, start-up time and a copy of each batch, so they must win by more than noise.
 _WORTH_PROCESSES = 1.05
-# Below this part of the limit a batch costs more than the reading of its rows.
-_COSTLY_BATCHES = 0.5
 
 
 def _above_zero(context: click.Context, parameter: click.Parameter, value: float) -> float:
@@ -64,99 +65,110 @@ def command(
 ) -> None:
     """Measure throughput on your data, and recommend settings.
 
-    Each way to load alternates with bare pyarrow (a thread a core, nothing done with the rows), so that all see the
-    same machine; one uncounted round warms the page cache and starts worker processes.
+    Each setting alternates with the bare reader (one thread per core, no batches), so that all see the same machine.
+    One uncounted round warms the page cache and starts worker processes.
     """
     from torch_dataloader_utils._runtime.threads import available_cpus
-    from torch_dataloader_utils.cli.measure import Setting, describe_limit
 
     inventory = source.inventory()
     sizes, counts = _numbers(batch_sizes, "--batch-sizes", 1), _numbers(workers, "--workers", 0)
-    settings = [Setting(num_workers=count, batch_size=size) for count in counts for size in sizes]
-    limits, rates = measure(source, inventory, settings, rounds, most_seconds, options)
-    bytes_per_row = int(inventory.groups.projected_bytes.sum()) / max(1, inventory.num_rows)
-    limit = median(rate.rows_per_second for rate in limits)
-    rows = [_row(setting, rates[setting], limit, bytes_per_row) for setting in settings]
-    decoders = rates[settings[0]][-1].metrics.describe_chunks()
-    advice = recommend(rows)
+    settings = [{"num_workers": count, "batch_size": size} for count in counts for size in sizes]
+    loaders = [_loader(source, inventory, **setting, **options) for setting in settings]
+    speeds, runs = _measure(loaders, source.reader(inventory), inventory, rounds, most_seconds)
+    row_mb = int(inventory.groups.projected_bytes.sum()) / max(1, inventory.num_rows) / 1e6
+    limit = median(speeds)
+    results = [{**setting, **_result(found, limit, row_mb)} for setting, found in zip(settings, runs, strict=True)]
     report = {
         "source": inventory.source,
         "cores": available_cpus(),
-        "limit": {
-            "of": describe_limit(inventory),
-            "rows_per_second": limit,
-            "mb_per_second": limit * bytes_per_row / 1e6,
-        },
-        "results": rows,
-        "recommendation": advice,
+        "limit": {"rows_per_second": limit, "mb_per_second": limit * row_mb},
+        "results": results,
+        "recommendation": recommend(results),
     }
     if as_json:
         emit_json(report)
     else:
-        _print(report, decoders)
+        _print(report, runs[0][-1].describe_chunks())
 
 
-def measure(
-    source: DataSource,
-    inventory: "Inventory",
-    settings: "list[Setting]",
-    rounds: int,
-    most_seconds: float,
-    options: dict[str, Any],
-) -> "tuple[list[Rate], dict[Setting, list[Rate]]]":
-    """(runs of the limit, runs of each setting): one round that does not count, then `rounds` that do, alternating."""
-    from torch_dataloader_utils._runtime.threads import available_cpus
-    from torch_dataloader_utils.cli.measure import build_loader, time_bare_reader, time_loader
+def _loader(source: DataSource, inventory: "Inventory", num_workers: int, **options: Any) -> "TableDataLoader":
+    """Return a loader with persistent worker processes, so that only the first run starts processes."""
+    from torch_dataloader_utils.stream.loader import TableDataLoader
 
-    loaders = {setting: build_loader(source, inventory, setting, **options) for setting in settings}
-    limits: list[Rate] = []
-    rates: dict[Setting, list[Rate]] = {setting: [] for setting in settings}
+    dataset = source.dataset(inventory, num_workers=num_workers, **options)
+    return TableDataLoader(dataset, num_workers=num_workers, persistent_workers=num_workers > 0)
+
+
+def _measure(
+    loaders: "list[TableDataLoader]", reader: "Reader", inventory: "Inventory", rounds: int, most_seconds: float
+) -> "tuple[list[float], list[list[Metrics]]]":
+    """Return rows per second of the bare reader, and the metrics of each loader, for each round after the first."""
+    speeds: list[float] = []
+    runs: list[list[Metrics]] = [[] for _ in loaders]
     for number in range(rounds + 1):
-        limit = time_bare_reader(inventory, source, available_cpus(), most_seconds)
-        runs = {setting: time_loader(loader, number, most_seconds) for setting, loader in loaders.items()}
-        if number:
-            limits.append(limit)
-            for setting, run in runs.items():
-                rates[setting].append(run)
-    return limits, rates
+        speeds.append(reader_speed(reader, inventory, most_seconds))
+        for loader, found in zip(loaders, runs, strict=True):
+            found.append(_run(loader, number, most_seconds))
+    return speeds[1:], [found[1:] for found in runs]
 
 
-def recommend(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each batch size (which training decides, not speed) the fastest engine.
+def reader_speed(reader: "Reader", inventory: "Inventory", most_seconds: float) -> float:
+    """Return the rows per second of reading alone: row groups decoded by one thread per core, no batches."""
+    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
+    from torch_dataloader_utils._runtime.threads import available_cpus
 
-    Threads, where processes win by less than 5 %.
+    def count(group: int) -> int:
+        return int(reader.read(inventory.task(group)).num_rows)
+
+    threads = available_cpus()
+    begin, rows, seconds = perf_counter(), 0, 0.0
+    with threads_for(threads, "tdu-bench") as pool:  # work in progress ends before the next run begins
+        for number in map_in_order(count, range(inventory.num_groups), pool, 4 * threads):
+            rows += number
+            seconds = perf_counter() - begin
+            if seconds > most_seconds:
+                break
+    return rows / seconds if seconds else 0.0
+
+
+def _run(loader: "TableDataLoader", epoch: int, most_seconds: float) -> "Metrics":
+    """Return the metrics of one pass, or of its first `most_seconds`."""
+    loader.set_epoch(epoch)
+    before, begin = loader.metrics(), perf_counter()
+    for _ in loader:
+        if perf_counter() - begin > most_seconds:
+            break
+    return loader.metrics() - before
+
+
+def _result(runs: "list[Metrics]", limit: float, row_mb: float) -> dict[str, Any]:
+    speed = median(run.rows_per_second for run in runs)
+    return {
+        "rows_per_second": speed,
+        "mb_per_second": speed * row_mb,
+        "of_limit": speed / limit if limit else 0.0,
+        "column_chunks": runs[-1].column_chunks,
+        "diagnosis": runs[-1].diagnosis,
+    }
+
+
+def recommend(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fastest engine for each batch size. (Training decides the batch size, not speed.)
+
+    Threads are recommended unless processes are more than 5 % faster.
     """
     advice = []
-    for size in sorted({row["batch_size"] for row in rows}):
-        candidates = [row for row in rows if row["batch_size"] == size]
-        chosen = max(candidates, key=_worth)
-        engine = "threads (num_workers=0)" if chosen["num_workers"] == 0 else f"num_workers={chosen['num_workers']}"
+    for size in sorted({each["batch_size"] for each in results}):
+        chosen = max((each for each in results if each["batch_size"] == size), key=_worth)
+        engine = f"num_workers={chosen['num_workers']}" if chosen["num_workers"] else "threads (num_workers=0)"
         text = f"batch_size={size:,}: {engine}, {chosen['rows_per_second']:,.0f} rows/s"
-        if chosen["of_limit"] < _COSTLY_BATCHES:
-            text += "; making batches costs more than reading: stack= columns, or take larger batches"
-        advice.append({"batch_size": size, "num_workers": chosen["num_workers"], "text": text})
+        advice.append({key: chosen[key] for key in ("batch_size", "num_workers", "diagnosis")} | {"text": text})
     return advice
 
 
-def _worth(row: dict[str, Any]) -> float:
-    speed: float = row["rows_per_second"]
-    return speed if row["num_workers"] else speed * _WORTH_PROCESSES
-
-
-def _row(setting: "Setting", runs: "list[Rate]", limit: float, bytes_per_row: float) -> dict[str, Any]:
-    speed = median(run.rows_per_second for run in runs)
-    return {
-        "engine": setting.engine,
-        "num_workers": setting.num_workers,
-        "batch_size": setting.batch_size,
-        "rows_per_second": speed,
-        "mb_per_second": speed * bytes_per_row / 1e6,
-        "microseconds_per_batch": 1e6 * setting.batch_size / speed if speed else 0.0,
-        "of_limit": speed / limit if limit else 0.0,
-        "seconds": [run.seconds for run in runs],
-        "compiled_chunks": runs[-1].metrics.compiled_chunks,
-        "pyarrow_chunks": runs[-1].metrics.pyarrow_chunks,
-    }
+def _worth(result: dict[str, Any]) -> float:
+    speed: float = result["rows_per_second"]
+    return speed if result["num_workers"] else speed * _WORTH_PROCESSES
 
 
 def _numbers(text: str, option: str, least: int) -> list[int]:
@@ -173,31 +185,22 @@ def _numbers(text: str, option: str, least: int) -> list[int]:
 
 def _print(report: dict[str, Any], decoders: str) -> None:
     limit = report["limit"]
-    print_facts(
-        [
-            ("source", report["source"]),
-            (
-                "limit",
-                f"{limit['of']}, {report['cores']} cores: {limit['rows_per_second']:,.0f} rows/s, "
-                f"{limit['mb_per_second']:,.0f} MB/s",
-            ),
-            *([("decoded", decoders)] if decoders else []),
-        ]
-    )
-    click.echo()
+    speed = f"{limit['rows_per_second']:,.0f} rows/s, {limit['mb_per_second']:,.0f} MB/s"
+    facts = [("source", report["source"]), ("limit", f"reading without batches on {report['cores']} cores: {speed}")]
+    print_facts([*facts, *([("decoded", decoders)] if decoders else [])])
+    say()
     rows = [
         (
-            row["engine"],
-            str(row["num_workers"]),
+            str(row["num_workers"] or "threads"),
             f"{row['batch_size']:,}",
             f"{row['rows_per_second']:,.0f}",
             f"{row['mb_per_second']:,.0f}",
-            f"{row['microseconds_per_batch']:,.0f}",
             f"{row['of_limit']:.2f}",
         )
         for row in report["results"]
     ]
-    print_table(["engine", "workers", "batch", "rows/s", "MB/s", "µs a batch", "of limit"], rows, left=["engine"])
-    click.echo()
+    print_table(["workers", "batch", "rows/s", "MB/s", "of limit"], rows)
     for advice in report["recommendation"]:
-        click.echo(f"Recommended for {advice['text']}")
+        say()
+        say(f"Recommended for {advice['text']}")
+        say(advice["diagnosis"] or "")

@@ -1,4 +1,4 @@
-"""`tdu cache`: what a cache on this host's disk holds."""
+"""`tdu cache`: shows, checks or removes a cache on this host's disk."""
 
 import os
 import shutil
@@ -14,9 +14,9 @@ from torch_dataloader_utils.errors import NoDataError, plural
 
 _EXAMPLES = """\b
 Examples:
-  tdu cache show /nvme                   how much is there, and for how many ranks
-  tdu cache verify /nvme                 check every entry, and remove damaged ones
-  tdu cache clear /nvme                  remove all of it
+  tdu cache show /nvme                   size, and ranks that read it
+  tdu cache verify /nvme                 check every entry, and remove damaged entries
+  tdu cache clear /nvme                  remove the cache
 """
 
 
@@ -24,7 +24,7 @@ Examples:
 def command() -> None:
     """Show, check or remove a cache on this host's disk.
 
-    DIRECTORY is the one of HostCache(directory, max_bytes=...). A job that uses it may run meanwhile.
+    DIRECTORY is the directory of HostCache(directory, max_bytes=...). A job that uses the cache may run meanwhile.
     """
 
 
@@ -37,7 +37,7 @@ def _subcommand(function: Callable[..., None]) -> Callable[..., None]:
 
 @_subcommand
 def show(directory: Path, as_json: bool) -> None:
-    """Show entries, their bytes, and the ranks whose next reads are known."""
+    """Show entries, bytes, and the number of ranks with known next reads."""
     from torch_dataloader_utils.cache.entries import EntryFiles
     from torch_dataloader_utils.cache.schedules import ReadSchedules
 
@@ -66,7 +66,7 @@ def show(directory: Path, as_json: bool) -> None:
 
 @_subcommand
 def verify(directory: Path, as_json: bool) -> None:
-    """Check the bytes of every entry; damaged ones are removed, and fetched again when they are needed."""
+    """Check the bytes of every entry; remove damaged entries, which are fetched again when needed."""
     from torch_dataloader_utils.cache.entries import DamagedEntryError
     from torch_dataloader_utils.cache.index import CacheIndex
 
@@ -86,12 +86,12 @@ def verify(directory: Path, as_json: bool) -> None:
 
 @_subcommand
 def clear(directory: Path, as_json: bool) -> None:
-    """Remove the cache from the directory; nothing else there is touched."""
+    """Remove the cache from the directory; other files stay."""
     from torch_dataloader_utils.cache.entries import EntryFiles
 
     root = _root(directory)
     num_bytes = sum(size for _, size in EntryFiles(root).sizes())
-    # At one moment: a job that goes on makes a new one.
+    # In one step: a running job makes a new cache.
     aside = root.with_name(f"{root.name}-removed-{os.getpid()}")
     root.rename(aside)
     shutil.rmtree(aside)
@@ -102,10 +102,10 @@ def clear(directory: Path, as_json: bool) -> None:
 
 
 def _root(directory: Path) -> Path:
-    """This user's cache in a directory.
+    """Return this user's cache in a directory.
 
     Raises:
-        NoDataError: there is none.
+        NoDataError: the directory has no cache of this user.
     """
     from torch_dataloader_utils.cache.host_cache import cache_root
 

@@ -1,4 +1,4 @@
-"""Checks that a plan delivers every row once, by adding up what the lanes of all ranks deliver.
+"""Checks that a plan delivers every row once, by adding up the delivered rows of all lanes of all ranks.
 
 lanes  →  delivered units  →  row intervals  →  rows covered never, once, more often
 """
@@ -17,11 +17,11 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """The rows that the lanes of all ranks deliver together, compared with those that there are.
+    """Delivered rows of the lanes of all ranks, compared with the rows of the data.
 
-    missing_rows, repeated_rows: rows delivered never, and deliveries beyond the first. allowed_missing,
-    allowed_repeated: as many as the plan itself says (drop_last; fewer rows than ranks). where: row groups of the
-    first rows that are missing or repeated.
+    missing_rows: rows delivered never. repeated_rows: deliveries beyond the first. allowed_missing, allowed_repeated:
+    the numbers that the plan announces (drop_last; fewer rows than ranks). where: row groups of the first missing or
+    repeated rows.
     """
 
     delivered_rows: int
@@ -33,14 +33,14 @@ class Coverage:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every row comes as often as the plan says."""
+        """Whether every row is delivered as often as the plan says."""
         return self.missing_rows == self.allowed_missing and self.repeated_rows == self.allowed_repeated
 
 
 def check_coverage(plan: EpochPlan) -> Coverage:
-    """Add up what every worker of every rank delivers.
+    """Add up the delivered rows of every worker of every rank.
 
-    Where row counts are not known, this counts plan rows instead: row groups are then never cut, so that each is
+    If row counts are not known, plan rows are counted instead: row groups are then never cut, so each row group is
     delivered whole or not at all.
     """
     ranks = [0] if plan.is_shared else range(plan.topology.num_ranks)
@@ -69,7 +69,7 @@ def check_coverage(plan: EpochPlan) -> Coverage:
 
 
 def _delivered(program: WorkerProgram) -> list[Units]:
-    """The units of each lane, as far as the batching takes rows of them."""
+    """Return the units of each lane, up to the last row that the batching takes."""
     count = program.batching.num_batches
     if count is None:
         return list(program.lanes)
@@ -81,7 +81,7 @@ def _delivered(program: WorkerProgram) -> list[Units]:
 
 
 class _Spans:
-    """Delivered spans: plain rows as they are, and of each window which of its positions."""
+    """Delivered spans: plain rows, and positions of each window."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -93,7 +93,7 @@ class _Spans:
         self._positions: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, units: Units, *, is_exact: bool) -> None:
-        """The delivered units of one lane."""
+        """Add the delivered units of one lane."""
         plain = units.is_plain
         self._plain.append((units.start[plain], units.stop[plain]))
         for unit in np.flatnonzero(~plain).tolist():
@@ -108,7 +108,7 @@ class _Spans:
         self.rows += int((units.stop - units.start)[plain].sum())
 
     def intervals(self) -> tuple[Int64s, Int64s]:
-        """Rows covered, as starts and stops; a window counts once, its missing and repeated rows are summed apart."""
+        """Return starts and stops of covered rows; a window is covered once, and its wrong rows are summed apart."""
         torn = []
         for key, spans in self._positions.items():
             start, stop = self._pieces[key]
@@ -123,7 +123,7 @@ class _Spans:
 
 
 def _gaps(spans: list[tuple[int, int]], size: int) -> tuple[int, int]:
-    """(positions of [0, size) in no span, positions beyond the first time in one); spans sorted."""
+    """Return (positions of [0, size) in no span, positions in spans beyond the first); spans are sorted."""
     missing = repeated = reached = 0
     for start, stop in spans:
         missing += max(0, start - reached)
@@ -133,7 +133,7 @@ def _gaps(spans: list[tuple[int, int]], size: int) -> tuple[int, int]:
 
 
 def _groups(plan: EpochPlan, rows: Int64s) -> tuple[str, ...]:
-    """The first row groups that hold these rows."""
+    """Return the places of the first row groups with such rows."""
     if len(rows) == 0:
         return ()
     found = np.unique(plan.inputs.space.group_of(rows))[:_NAMED]

@@ -6,123 +6,102 @@ day >= date("2024-01-05") and time < timestamp("2024-01-05T12:30:00+00:00")
 
 import ast
 import operator
-from collections.abc import Callable
 from datetime import date, datetime
+from functools import reduce
 from typing import Any
 
 from torch_dataloader_utils.errors import ConfigError
 
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.AST], Any] = {
+    ast.And: operator.and_,
+    ast.Or: operator.or_,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.In: lambda column, values: column.isin(values),
+    ast.NotIn: lambda column, values: ~column.isin(values),
 }
-_TIMES: dict[str, Callable[[str], date]] = {"date": date.fromisoformat, "timestamp": datetime.fromisoformat}
+_TIMES: dict[str, Any] = {"date": date.fromisoformat, "timestamp": datetime.fromisoformat}
 
 
 def parse_filter(text: str) -> Any:
-    """The pyarrow expression that `text` says.
+    """Return the pyarrow expression of a text.
 
     Raises:
         ConfigError: anything but comparisons of columns with values, `in [...]`, `is None`, and, or, not.
     """
     try:
-        return _condition(ast.parse(text.strip(), mode="eval").body, text)
-    except ConfigError:
-        raise
+        return _condition(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
         raise _refused(text, f"{error.msg} at character {error.offset}") from error
-    except (RecursionError, MemoryError) as error:  # what Python's parser raises for either
+    except (RecursionError, MemoryError) as error:  # Python's parser raises either
         raise _refused(f"{text[:40]}...", "it is nested too deeply") from error
     except (ValueError, TypeError, OverflowError) as error:
         raise _refused(text, str(error)) from error
 
 
-def _condition(node: ast.expr, text: str) -> Any:
+def _condition(node: ast.expr) -> Any:
     match node:
-        case ast.BoolOp(op=ast.And(), values=values):
-            return _joined(values, operator.and_, text)
-        case ast.BoolOp(op=ast.Or(), values=values):
-            return _joined(values, operator.or_, text)
+        case ast.BoolOp(op=op, values=values):
+            return reduce(_OPERATORS[type(op)], map(_condition, values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return ~_condition(operand, text)
+            return ~_condition(operand)
         case ast.Compare(left=left, ops=ops, comparators=rights):
-            sides = [left, *rights]
-            parts = [_compared(*each, text) for each in zip(sides, ops, rights, strict=False)]
-            result = parts[0]
-            for part in parts[1:]:
-                result &= part
-            return result
+            return reduce(operator.and_, map(_comparison, [left, *rights], ops, rights))
         case _:
-            return _column(node, text)
+            return _column(node)
 
 
-def _joined(values: list[ast.expr], join: Callable[[Any, Any], Any], text: str) -> Any:
-    result = _condition(values[0], text)
-    for value in values[1:]:
-        result = join(result, _condition(value, text))
-    return result
-
-
-def _compared(left: ast.expr, op: ast.cmpop, right: ast.expr, text: str) -> Any:
-    match op:
-        case ast.Is() | ast.IsNot() if isinstance(right, ast.Constant) and right.value is None:
-            column = _column(left, text)
-            return column.is_null() if isinstance(op, ast.Is) else column.is_valid()
-        case ast.In() | ast.NotIn():
-            listed = _column(left, text).isin(_values(right, text))
-            return listed if isinstance(op, ast.In) else ~listed
-        case _ if type(op) in _COMPARISONS:
-            return _COMPARISONS[type(op)](_side(left, text), _side(right, text))
+def _comparison(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
+    match op, right:
+        case (ast.Is(), ast.Constant(value=None)):
+            return _column(left).is_null()
+        case (ast.IsNot(), ast.Constant(value=None)):
+            return _column(left).is_valid()
+        case (ast.In() | ast.NotIn(), ast.List(elts=values) | ast.Tuple(elts=values) | ast.Set(elts=values)):
+            return _OPERATORS[type(op)](_column(left), list(map(_value, values)))
+        case (ast.In() | ast.NotIn() | ast.Is() | ast.IsNot(), _):
+            raise ValueError("`in` takes a list of values, and `is` only None")
         case _:
-            raise _refused(text, f"{type(op).__name__} is not understood")
+            return _OPERATORS[type(op)](_side(left), _side(right))
 
 
-def _side(node: ast.expr, text: str) -> Any:
+def _side(node: ast.expr) -> Any:
     import pyarrow.compute as pc
 
     if isinstance(node, ast.Constant) and node.value is None:
-        raise _refused(text, "a comparison with None is true of no row; `is None` and `is not None` ask for it")
+        raise ValueError("a comparison with None is true for no row; write `is None` or `is not None`")
     try:
         return pc.scalar(_value(node))
     except ValueError:
-        return _column(node, text)
-
-
-def _values(node: ast.expr, text: str) -> list[Any]:
-    try:
-        match node:
-            case ast.List(elts=listed) | ast.Tuple(elts=listed) | ast.Set(elts=listed):
-                return [_value(each) for each in listed]
-    except ValueError as error:
-        raise _refused(text, "after `in` there must be a list of values") from error
-    raise _refused(text, "after `in` there must be a list of values")
+        return _column(node)
 
 
 def _value(node: ast.expr) -> Any:
-    """The value that an expression denotes; ValueError if it denotes none."""
+    """Return the value of a literal, a date or a timestamp; ValueError for all else."""
     match node:
         case ast.Call(
             func=ast.Name(id="date" | "timestamp" as kind), args=[ast.Constant(value=str(time))], keywords=[]
         ):
             return _TIMES[kind](time)
         case _:
-            return ast.literal_eval(node)
+            try:
+                return ast.literal_eval(node)
+            except ValueError as error:
+                raise ValueError(f"{ast.unparse(node)!r} is no value") from error
 
 
-def _column(node: ast.expr, text: str) -> Any:
+def _column(node: ast.expr) -> Any:
     import pyarrow.compute as pc
 
     match node:
-        case ast.Name(id=name):
-            return pc.field(name)
-        case ast.Call(func=ast.Name(id="col"), args=[ast.Constant(value=str(name))], keywords=[]):
+        case ast.Name(id=name) | ast.Call(func=ast.Name(id="col"), args=[ast.Constant(value=str(name))], keywords=[]):
             return pc.field(name)
         case _:
-            raise _refused(text, f"{ast.unparse(node)!r} is no column and no value")
+            raise ValueError(f"{ast.unparse(node)!r} is no column and no value")
 
 
 def _refused(text: str, reason: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""`tdu head`: the first batches, as the trainer would get them."""
+"""`tdu head`: the first batches of a rank, as a trainer receives them."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -34,14 +34,14 @@ _CELL = 60
 @click.option(
     "--rows", "max_rows", type=click.IntRange(min=0), default=10, show_default=True, help="Rows to show per batch."
 )
-@click.option("--rank", default=0, show_default=True, help="Rank whose batches are shown.")
+@click.option("--rank", default=0, show_default=True, help="Rank to show.")
 @json_option
 def command(
     source: DataSource, planning: dict[str, Any], num_batches: int, max_rows: int, rank: int, as_json: bool
 ) -> None:
     """Show the first batches as a table.
 
-    They are the batches that a loader with these options gives this rank first. Shows values of your data.
+    A loader with the same options delivers the same batches first on this rank. Shows values of your data.
     """
     dataset = source.dataset(
         **dataset_arguments(planning), rank=rank, output_format="arrow", decoding=Decoding(threads=1)
@@ -62,7 +62,7 @@ def command(
 
 
 def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
-    """The rank's first batches: its workers in rotation, as in a loader, but all in this process."""
+    """Return the first batches of the rank: workers in rotation, as in a loader, but in this process."""
     from torch_dataloader_utils.stream.worker import WorkerStream
 
     works = dataset.plan.worker_inputs(dataset.rank)
@@ -75,7 +75,7 @@ def _first_batches(dataset: "TableDataset", count: int) -> list[Any]:
 
 
 def _rows(batch: "pa.RecordBatch", most: int) -> list[dict[str, Any]]:
-    """The first rows of a batch; SchemaError names a column of which Python has no values."""
+    """Return the first rows of a batch. SchemaError: Python has no values for a column."""
     from torch_dataloader_utils.shape.arrow_types import python_objects
 
     first, names = batch.slice(0, most), batch.schema.names
@@ -87,7 +87,7 @@ def _rows(batch: "pa.RecordBatch", most: int) -> list[dict[str, Any]]:
 
 
 def _shortest(value: Any, data_type: "pa.DataType") -> Any:
-    """A float32 or float16 as its own shortest text reads: 0.1, not 0.10000000149011612; those in lists too."""
+    """Return a float32 or float16 as its shortest text: 0.1, not 0.10000000149011612; also inside of lists."""
     import pyarrow as pa
 
     if value is None:

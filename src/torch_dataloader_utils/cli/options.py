@@ -1,4 +1,4 @@
-"""Options that commands share: which data, who reads it, and how to answer."""
+"""Options shared by commands: data, plan, output."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -28,7 +28,7 @@ _DATA = (
         "--filter",
         "filter_text",
         metavar="TEXT",
-        help="Only rows for which it is true: \"x > 3 and day >= date('2024-01-05')\".",
+        help="Read only these rows: \"x > 3 and day >= date('2024-01-05')\".",
     ),
     click.option("--partitioning", type=click.Choice(["hive"]), help="Make columns of directory names (year=2024)."),
     click.option(
@@ -41,13 +41,13 @@ _DATA = (
         type=click.Choice(["error", "null"]),
         default="error",
         show_default=True,
-        help="What to do with columns that some files lack.",
+        help="For columns that some files lack.",
     ),
     click.option(
         "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
     ),
-    click.option("--inventory", "inventory_path", metavar="FILE", help="A file that `tdu scan --save` wrote."),
-    click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; PATHS is the table."),
+    click.option("--inventory", "inventory_path", metavar="FILE", help="A file of `tdu scan --save`."),
+    click.option("--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration; PATHS is the table."),
     click.option(
         "--catalog-option",
         "catalog_options",
@@ -64,7 +64,7 @@ _DATA = (
     ),
 )
 
-# Ranges are checked here, so that errors name the options as they are written.
+# Ranges are checked here, so that errors name the options of the shell.
 _COUNT = click.IntRange(min=1)
 
 _PLAN = (
@@ -109,12 +109,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def data_options(function: Function) -> Function:
-    """The options that say which data; the command gets them as one `source`."""
+    """Add the options that name the data; the command gets one `source`."""
     return _with_source(function, is_required=True)
 
 
 def optional_data_options(function: Function) -> Function:
-    """The same, for commands that do without: `source` is None where no data is named."""
+    """Add the options of `data_options`; `source` is None if no data is named."""
     return _with_source(function, is_required=False)
 
 
@@ -157,7 +157,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
 
 
 def plan_options(function: Function) -> Function:
-    """The options that say who reads what in which order; the command gets them as a dict, `planning`."""
+    """Add the options of plans; the command gets one dict, `planning`."""
 
     @wraps(function)
     def with_planning(*, num_lanes: int | None, lane_rows: int | None, **given: Any) -> Any:
@@ -194,14 +194,14 @@ def _lanes(num_lanes: int | None, lane_rows: int | None) -> Lanes | None:
 
 
 def plan_arguments(planning: dict[str, Any]) -> dict[str, Any]:
-    """The same as arguments of `plan_epoch`: what was not given keeps its default there."""
+    """Return `planning` as arguments of `plan_epoch`; options that were not passed keep their defaults."""
     chosen = {name: value for name, value in planning.items() if value is not None}
     strategy = chosen.pop("strategy", None)
     return {**chosen, "split_strategy": strategy}
 
 
 def dataset_arguments(planning: dict[str, Any]) -> dict[str, Any]:
-    """The same as options of a data set: its names for seed and strategy; the epoch is set on it."""
+    """Return `planning` as options of a data set, without the epoch: the caller sets it on the data set."""
     renamed = {"seed": "shuffle_seed", "strategy": "split_strategy"}
     return {renamed.get(name, name): value for name, value in planning.items() if name != "epoch"}
 

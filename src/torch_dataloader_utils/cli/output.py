@@ -1,4 +1,4 @@
-"""The output of commands: tables for people on stdout, or one JSON document."""
+"""Output of commands: tables for people on stdout, or one JSON document."""
 
 import json
 import math
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# In a pipe tables are not folded: programs and pagers want one line per row.
+# Tables are not folded in a pipe: programs and pagers want one line per row.
 _PIPE_COLUMNS = 1 << 20
-# On a terminal columns are folded to this width, never below it: rich would leave columns out. A table that is wider
-# even so is wrapped by the terminal.
+# Least width of a folded column on a terminal: rich would leave columns out. The terminal wraps tables that are still
+# too wide.
 _LEAST_COLUMNS = 8
 _GAP_COLUMNS = 3  # between two columns of SIMPLE_HEAD
 
 
 def emit_json(value: Any) -> None:
-    """One JSON document; what JSON has no form for, such as dates and NaN, is text."""
+    """Print one JSON document; dates, NaN and other values that JSON lacks become text."""
     click.echo(json.dumps(_non_finite_as_text(value), indent=2, default=_plain, allow_nan=False))
 
 
 def _non_finite_as_text(value: Any) -> Any:
-    """The value with NaN and the infinities as text: json would write them bare, which no other parser reads."""
+    """Return the value with NaN and infinities as text: json writes words that other parsers refuse."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -43,26 +43,26 @@ def _plain(value: Any) -> Any:
 
 
 def console() -> "Console":
-    """The console that tables are printed on: stdout."""
+    """Return the console for tables: stdout."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
 
 
 def say(text: str = "") -> None:
-    """One line, whatever the names and values in it hold."""
+    """Print one line; control characters in names and values are escaped."""
     click.echo(printable(text))
 
 
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
-    """Lines of a name and a value, in two columns."""
+    """Print names and values in two columns."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         say(f"{name:<{width}}  {value}")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> None:
-    """A table; columns named in `left` are flush left, the others flush right."""
+    """Print a table; columns in `left` are flush left, the others flush right."""
     from rich import box
     from rich.cells import cell_len
     from rich.table import Table
@@ -78,39 +78,38 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
     widest = [max(map(cell_len, cells)) for cells in zip(headers, *rows, strict=True)]
     least = sum(min(width, _LEAST_COLUMNS) + _GAP_COLUMNS for width in widest)
     shown.size = (max(shown.width, least), shown.height)
-    # rich would end the process by itself, with exit code 1, where nobody reads the output any more.
+    # rich would end the process with exit code 1 if the reader of the output has ended.
     with shown.capture() as text:
         shown.print(table)
     click.echo(text.get(), nl=False)
 
 
 def map_groups(function: Callable[[int], Result], num_groups: int, label: str) -> Iterator[Result]:
-    """The result of `function` for each number of a row group, in order, by one thread a core.
+    """Yield `function(group)` for each row group in order, computed by one thread per core.
 
-    label: of the progress bar, which is on stderr where that is a terminal.
+    label: label of the progress bar on stderr, shown if stderr is a terminal.
     """
+    from torch_dataloader_utils._observe.work_bar import work_bar
     from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
     from torch_dataloader_utils._runtime.threads import available_cpus
 
     threads = available_cpus()
     with threads_for(threads, "tdu-groups") as pool:
         results = map_in_order(function, range(num_groups), pool, 4 * threads)
-        if not sys.stderr.isatty():
-            yield from results
-            return
-        from rich.console import Console
-        from rich.progress import track
-
-        yield from track(results, label, total=num_groups, console=Console(stderr=True), transient=True)
+        with work_bar(label) as on_progress:
+            for done, result in enumerate(results, start=1):
+                yield result
+                if on_progress is not None:
+                    on_progress(done, num_groups)
 
 
 def _literal(cell: str) -> Any:
     from rich.text import Text
 
-    # Text, not markup: "[a]" in a path or a value is only that.
+    # Text, not markup: a path or a value may contain "[a]".
     return Text(cell)
 
 
 def format_rows(count: int | None) -> str:
-    """A row count for people; UNKNOWN (negative) and None in words."""
+    """Return a row count for people; "unknown" for None and negative counts."""
     return "unknown" if count is None or count < 0 else f"{count:,}"

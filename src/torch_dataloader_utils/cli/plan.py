@@ -1,4 +1,4 @@
-"""`tdu plan`: who reads what in an epoch, as a table, as JSON, or as a picture."""
+"""`tdu plan`: the plan of an epoch as a table, as JSON, or as a picture."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ def _picture_file(context: click.Context, option: click.Parameter, value: str | 
     path = _local_file(context, option, value)
     if path is not None and path.suffix.lower() not in (".html", ".svg"):
         raise click.BadParameter(
-            f"{path.name!r} is no picture that can be drawn. Give a name that ends in .html or .svg."
+            f"{path.name!r} is neither a page nor a picture. Give a name that ends in .html or .svg."
         )
     return path
 
@@ -51,7 +51,7 @@ def _picture_file(context: click.Context, option: click.Parameter, value: str | 
     "save_path",
     metavar="FILE",
     callback=_local_file,
-    help="Write every row range that is read to a Parquet file.",
+    help="Write all row ranges to a Parquet file.",
 )
 @click.option(
     "--max-ranks", type=click.IntRange(min=1), default=32, show_default=True, help="Ranks to show and to draw."
@@ -71,7 +71,7 @@ def command(
 ) -> None:
     """Show what each rank and worker reads, the steps and the imbalance.
 
-    The plan is the one that a loader with these options follows; only metadata is read.
+    A loader with the same options follows the same plan. Only metadata is read.
     """
     from torch_dataloader_utils.plan.explain import describe_cache
     from torch_dataloader_utils.plan.pictures.timeline import make_timeline
@@ -101,7 +101,7 @@ def command(
 
 
 def summarize(plan: "EpochPlan") -> dict[str, Any]:
-    """The plan's facts as a JSON-able dict. steps: (least, most) over the ranks, or None where not known."""
+    """Return facts of the plan as a JSON-able dict. steps: (least, most) over the ranks; None if not known."""
     from torch_dataloader_utils.plan.explain import describe_mixing
 
     inputs, topology, counts = plan.inputs, plan.topology, plan.assignment.counts

@@ -1,4 +1,4 @@
-"""The page of `tdu plan --draw plan.html`: a plan's facts, its timeline and a table; one file without scripts."""
+"""Page of `tdu plan --draw plan.html`: facts, timeline and table of a plan, in one file without scripts."""
 
 from html import escape
 from typing import Any
@@ -31,7 +31,7 @@ th, td { padding: .15rem .9rem .15rem 0; text-align: right; } th { color: var(--
 
 
 def plan_page(summary: dict[str, Any], timeline: Timeline) -> str:
-    """The whole page. summary: see plan.summarize."""
+    """Return the page. summary: see plan.summarize."""
     title = f"Plan of epoch {summary['epoch']}"
     return "\n".join(
         [
@@ -97,7 +97,7 @@ def _legend(timeline: Timeline) -> str:
     else:
         entries.append("<span>one bar is one row group; colours alternate</span>")
     if timeline.shared_groups:
-        entries.append('<span><i class="shared"></i>hatched: a row group that several workers read parts of</span>')
+        entries.append('<span><i class="shared"></i>hatched: a row group shared by several workers</span>')
     if timeline.shown_ranks < timeline.num_ranks:
         entries.append(f"<span>the first {timeline.shown_ranks} of {timeline.num_ranks:,} ranks</span>")
     return f'<div class="legend">{"".join(entries)}</div>'

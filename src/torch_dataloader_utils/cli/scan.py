@@ -1,4 +1,4 @@
-"""`tdu scan`: what a data set holds, and what about its layout will cost time."""
+"""`tdu scan`: files, row groups and schema of a data set, and warnings about its layout."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ Examples:
   tdu scan data/
   tdu scan "s3://bucket/trips/*.parquet" --option anon=true
   tdu scan data/ --partitioning hive --filter "year == 2024" --save inventory.parquet
-  tdu scan data/ --layout
   tdu scan db.events --catalog prod
 """
 
@@ -26,13 +25,11 @@ Examples:
 @data_options
 @click.option("--save", "save_path", metavar="FILE", help="Save the inventory, for --inventory and load_inventory.")
 @click.option("--files", "lists_files", is_flag=True, help="List the files.")
-@click.option("--layout", "measures_layout", is_flag=True, help="Measure what the layout of Parquet files costs.")
 @json_option
-def command(source: DataSource, save_path: str | None, lists_files: bool, measures_layout: bool, as_json: bool) -> None:
+def command(source: DataSource, save_path: str | None, lists_files: bool, as_json: bool) -> None:
     """Show the data: files, row groups, schema, sizes, warnings.
 
-    Reads metadata only (of text files, which have none, the lines are counted). With --layout it decodes some row
-    groups (16 MiB, at least one), as they are and written anew in other layouts (to temporary files), and compares.
+    Reads metadata only. Text files have none, so their lines are counted.
     """
     inventory = source.inventory()
     saved = None
@@ -43,10 +40,6 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, measur
         save_inventory(inventory, save_path, source.storage or None)
         saved = redact(save_path)
     report = describe(inventory, lists_files=lists_files)
-    if measures_layout:
-        from torch_dataloader_utils.cli.layout import measure_layout
-
-        report["layout"] = measure_layout(source, inventory)
     if as_json:
         emit_json({**report, **({"saved": saved} if saved else {})})
         return
@@ -57,7 +50,7 @@ def command(source: DataSource, save_path: str | None, lists_files: bool, measur
 
 
 def describe(inventory: "Inventory", *, lists_files: bool = False) -> dict[str, Any]:
-    """The inventory as a JSON-able dict."""
+    """Return the inventory as a JSON-able dict."""
     import numpy as np
 
     from torch_dataloader_utils._arrow.schema import decode_schema
@@ -107,7 +100,7 @@ def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | No
             ("files", f"{report['num_files']:,}, {format_bytes(report['stored_bytes'])} stored"),
             ("row groups", f"{report['num_row_groups']:,}, {format_bytes(report['projected_bytes'])} uncompressed"),
             ("rows", format_rows(report["num_rows"])),
-            # The text of the option: pyarrow's own text of a list takes a line for each value.
+            # The text of the option: pyarrow prints lists with one line per value.
             *([("filter", filter_text)] if filter_text else []),
             *(("note", note) for note in notes),
             ("fingerprint", report["fingerprint"]),
@@ -130,35 +123,6 @@ def _print(report: dict[str, Any], notes: tuple[str, ...], filter_text: str | No
     for found in report["warnings"]:
         say()
         say(f"warning: {found['message']}")
-    if "layout" in report:
-        _print_layout(report["layout"])
-
-
-def _print_layout(report: dict[str, Any]) -> None:
-    from torch_dataloader_utils.cli.layout import advice
-
-    say()
-    more = f" and {report['row_groups'] - 1:,} more" if report["row_groups"] > 1 else ""
-    print_facts(
-        [
-            ("layout of", f"{report['sample']}{more}: {report['rows']:,} rows"),
-            ("stored", format_bytes(report["stored_bytes"])),
-            ("decoded", f"in {1e3 * report['decode_seconds']:,.1f} ms by one thread; {report['read_by']}"),
-        ]
-    )
-    say()
-    rows = [
-        (
-            each["change"],
-            f"{each['times_as_fast']:.2f}",
-            f"{each['of_bytes']:.0%}",
-            "" if each["breaks_even_at_mb_per_second"] is None else f"{each['breaks_even_at_mb_per_second']:,.0f} MB/s",
-        )
-        for each in report["changes"]
-    ]
-    print_table(["written anew with", "times as fast", "bytes", "even at"], rows, left=["written anew with"])
-    say()
-    say(advice(report))
 
 
 def _remark(column: dict[str, Any], partitions: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Which data a command works on: paths, a saved inventory or a table, and how to read it."""
+"""Data of a command: paths, a saved inventory or a table, and how to read it."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.stream.dataset import TableDataset
     from torch_dataloader_utils.tables.reader import Reader
 
-# What --format may say of tables; `DataSource._table` says what reads them.
+# Values of --format for tables; `DataSource._table` has the data set of each.
 TABLE_FORMATS = ("iceberg", "delta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """The data that the options of a command name; nothing is opened before a method is called.
+    """Data named by the options of a command; nothing is opened before a method is called.
 
-    catalog: None for files and for tables by location. storage: credentials among them, so never shown.
+    catalog: properties of the catalog; None for files and for tables by location. storage: storage options; never
+    shown, since they may hold credentials.
     """
 
     paths: tuple[str, ...]
@@ -74,17 +75,17 @@ class DataSource:
 
     @property
     def is_table(self) -> bool:
-        """Whether this is a table: by its format, or Iceberg by catalog or by the place of its metadata."""
+        """Whether this is a table: by its format, by --catalog, or by the path of Iceberg metadata."""
         by_place = any(path.endswith((".metadata.json", ".metadata.json.gz")) for path in self.paths)
         return self.format in TABLE_FORMATS or self.catalog is not None or by_place
 
     @property
     def filters(self) -> Any:
-        """The row filter as a pyarrow expression, or None."""
+        """Row filter as a pyarrow expression, or None."""
         return None if self.filter_text is None else parse_filter(self.filter_text)
 
     def inventory(self) -> "Inventory":
-        """The inventory; with a filter whose effect statistics do not tell, counted by reading its columns.
+        """Return the inventory. If statistics do not give the row counts of a filter, its columns are read.
 
         Raises:
             ConfigError, DataError, StoreError: see scan_files, scan_iceberg and scan_delta.
@@ -115,7 +116,7 @@ class DataSource:
         return found if self.filter_text is None else self._counted(found)
 
     def dataset(self, inventory: "Inventory | None" = None, **options: Any) -> "TableDataset":
-        """The data set with these options of `create_dataloader`, over an inventory of this source or a new one."""
+        """Return the data set with these options of `create_dataloader`. inventory: None to scan again."""
         options = {"columns": self.columns, "filters": self.filters, **options}
         if self.is_table:
             kind, _, of_table = self._table()
@@ -129,7 +130,7 @@ class DataSource:
         )
 
     def _table(self) -> "tuple[Callable[..., TableDataset], Callable[..., Inventory], dict[str, Any]]":
-        """The data set of the table's format, its scan, and the options of both that say what is read."""
+        """Return the table's data set class, its scan function, and the options that both need."""
         storage = {"storage_options": self.storage or None}
         if self.format == "delta":
             from torch_dataloader_utils.datasets.delta import DeltaDataset, scan_delta
@@ -141,7 +142,7 @@ class DataSource:
         return IcebergDataset, scan_iceberg, options
 
     def reader(self, inventory: "Inventory") -> "Reader":
-        """A reader of the chosen columns."""
+        """Return a reader of the chosen columns."""
         reader: Reader = self.dataset(inventory, output_format="arrow").pipeline.reader  # type: ignore[assignment]
         return reader
 
@@ -164,12 +165,12 @@ class DataSource:
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
-    """key=value texts as a dict; dots in a key nest, and true, false, null, [...] and {...} are JSON.
+    """Return key=value texts as a dict; dots in a key nest, and true, false, null, [...] and {...} are JSON.
 
         anon=true  client_kwargs.endpoint_url=http://host:9000      {"anon": True, "client_kwargs": {...}}
 
     Raises:
-        ConfigError: no "=", or one key with a value and with keys below it; values are not repeated, they may be
+        ConfigError: no "=", or a key with both a value and keys below it. The message has no values: they may be
             secrets.
     """
     found: dict[str, Any] = {}
@@ -191,12 +192,12 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
 
 def _both(option: str, number: int, key: str) -> ConfigError:
     return ConfigError(
-        f"{option} number {number}: {key} and another one make a key both a value and a group of keys. Leave one out."
+        f"{option} number {number}: {key} and an earlier {option} make a key both a value and a group. Leave one out."
     )
 
 
 def catalog_properties(name: str | None, pairs: Iterable[str]) -> dict[str, Any] | None:
-    """The properties that --catalog and --catalog-option give together; None where neither is given.
+    """Return the properties of --catalog and --catalog-option together; None without both.
 
     Raises:
         ConfigError: see `parse_pairs`.

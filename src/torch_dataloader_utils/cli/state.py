@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
-  tdu state loader.json                  what it says by itself
-  tdu state loader.json data/            and how many rows are done and remain
+  tdu state loader.json                  epoch, order, columns, steps
+  tdu state loader.json data/            and the rows done and left
   tdu state loader.json --inventory inventory.parquet --json
 
-The file holds what loader.state_dict() gave, by itself or somewhere inside a larger JSON document.
+The file holds the value of loader.state_dict(), alone or anywhere inside a JSON document.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """Rows of the epoch received and to come, over all ranks, and the steps to come on the state's topology.
+    """Rows of the epoch done and left, over all ranks, and the steps left on the state's topology.
 
-    remaining_steps: None where the state names no topology, as at the start of an epoch of one rank.
+    remaining_steps: None if the state names no topology, as at the start of an epoch of one rank.
     """
 
     total_rows: int
@@ -48,7 +48,7 @@ class Remains:
 def command(state_file: Path, source: DataSource | None, as_json: bool) -> None:
     """Show a saved state: the epoch, the rows done and the rows left.
 
-    With the data (PATHS or --inventory) it also says rows, and whether the state belongs to that data.
+    With the data (PATHS or --inventory), shows rows too, and refuses a state of other data.
     """
     found = list(find_states(_load(state_file)))
     if not found:
@@ -67,7 +67,7 @@ def command(state_file: Path, source: DataSource | None, as_json: bool) -> None:
 
 
 def find_states(document: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every loader state in a JSON document, with where it is ("loader.train", "loaders.0")."""
+    """Yield every loader state in a JSON document with its place ("loader.train", "loaders.0")."""
     if isinstance(document, dict) and {"fingerprint", "log", "epoch", "version"} <= set(document):
         yield place, document
         return
@@ -81,10 +81,10 @@ def find_states(document: Any, place: str = "") -> Iterator[tuple[str, Mapping[s
 
 
 def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[str, Any]:
-    """The state as a JSON-able report; with the inventory also rows.
+    """Return the state as a JSON-able report; with the inventory also rows.
 
     Raises:
-        CheckpointMismatchError: a state that was changed, or of other data.
+        CheckpointMismatchError: the state was changed, or is a state of other data.
     """
     from torch_dataloader_utils._core.options import PlanOptions, Topology
     from torch_dataloader_utils._core.state import Identity, check_intact, decode_state
@@ -109,10 +109,9 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
 
 
 def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
-    """The rows that remain under the state's own topology; None where the data that decides it is not at hand.
+    """Return the rows left under the state's own topology; None if the state alone does not determine them.
 
-    Not at hand may be row counts, the lengths behind a token budget, or a split strategy, whose name alone is in the
-    state.
+    Row counts, lengths for a token budget, or the code of a split strategy may be missing.
     """
     from torch_dataloader_utils._core.program import rows_of_batches
     from torch_dataloader_utils.plan.planner import Planner
@@ -161,10 +160,10 @@ def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, text) for name, text in report["settings"].items() if name == "columns"),
     ]
     if report["worker"] is not None:
-        facts.append(("of", f"worker {report['worker']} of a DataLoader; the steps are those of this worker alone"))
+        facts.append(("of", f"worker {report['worker']} of a DataLoader; the steps count this worker alone"))
     facts += [("received" if not n else "then", _segment(entry)) for n, entry in enumerate(report["topologies"])]
     if not report["topologies"]:
-        facts.append(("received", "nothing of this epoch: it begins at its start"))
+        facts.append(("received", "nothing of this epoch"))
     return [*facts, *_rows_in_words(report["rows"])]
 
 

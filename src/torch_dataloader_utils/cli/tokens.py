@@ -1,4 +1,4 @@
-"""`tdu tokens`: token corpora from the shell."""
+"""`tdu tokens`: builds, merges and counts token corpora."""
 
 import multiprocessing
 import signal
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-# A terminal sends the one to the whole group of processes, and supervisors (systemd, timeout) the other. The parent
-# ends its workers; a traceback of each would say nothing, and a pool whose workers die first adds one of its own.
+# A terminal sends SIGINT to the whole group of processes, supervisors (systemd, timeout) send SIGTERM. The parent ends
+# its workers; tracebacks of workers, and of a pool that loses its workers first, would say nothing.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
 def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """An executor of spawned processes.
+    """Give an executor of spawned processes.
 
-    An error of the caller waits for the tasks that run, whose work is then not lost; KeyboardInterrupt ends them at
-    once. Where this process is killed, they end by themselves. Their temporary files go with them.
+    After an error of the caller, running tasks finish, so that no work is lost; KeyboardInterrupt ends the processes at
+    once. If this process is killed, the processes end by themselves. Temporary files end with the processes.
     """
     with tempfile.TemporaryDirectory(prefix="tdu-workers-", ignore_cleanup_errors=True) as directory:
         pool = _SpawnedPool(workers, directory)
-        # Twice, for whoever presses Ctrl-C while the pool waits for its tasks.
+        # Twice, for a Ctrl-C while the pool waits for its tasks.
         with _ended_on_interrupt(pool), pool, _ended_on_interrupt(pool):
             yield pool
 
 
 class _Worker(SpawnProcess):
     def terminate(self) -> None:
-        """So the pool ends the others when one has died; by SIGKILL, as SIGTERM is blocked in them."""
+        """Kill the process. The pool calls this when another worker has died; SIGTERM is blocked in workers."""
         self.kill()
 
 
@@ -60,7 +60,7 @@ class _WorkerContext(SpawnContext):
 
 
 class _SpawnedPool(ProcessPoolExecutor):
-    """Spawned, because Arrow's threads do not survive a fork."""
+    """Pool of spawned processes: Arrow's threads do not survive a fork."""
 
     def __init__(self, workers: int, directory: str) -> None:
         super().__init__(workers, mp_context=_WorkerContext(), initializer=_begin, initargs=(directory,))
@@ -68,9 +68,9 @@ class _SpawnedPool(ProcessPoolExecutor):
     def submit(
         self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
     ) -> Future[Result]:
-        """See Executor. Processes are started here: they inherit what is blocked, from their first instruction.
+        """See Executor. Starts processes with blocked signals, from their first instruction.
 
-        This process is interrupted only once they know what to do: one that does not fails with a traceback.
+        Signals to this process are delivered after the start: an interrupted start ends in a traceback.
         """
         with held(*_SENT_TO_ALL) as deliver:
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
@@ -83,7 +83,7 @@ class _SpawnedPool(ProcessPoolExecutor):
 
 
 def _begin(directory: str) -> None:
-    """directory: for temporary files."""
+    """Start a worker process. directory: place of its temporary files."""
     tempfile.tempdir = directory
     end_with_parent(directory)
 
@@ -93,20 +93,19 @@ def _ended_on_interrupt(pool: ProcessPoolExecutor) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        # First, so that the pool forgets what the caller has cancelled: its thread would fail where workers have died,
-        # with a traceback.
+        # First, so that the pool forgets cancelled tasks: its thread would fail with a traceback over dead workers.
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
             process.kill()
-            process.join()  # what it writes until then would stay in the directory
+            process.join()  # files written until then would stay in the directory
         raise
 
 
 _SOURCE_OPTIONS = ("file_format", "filter_text", "catalog", "catalog_options", "snapshot_id", "storage")
 
-_GOES_ON = "The parts that are done stay; the same command goes on with them."
+_GOES_ON = "Finished parts stay; the same command continues with them."
 
-# Arguments of the library and the options that stand for them in the shell, for messages.
+# Arguments of the library and the matching options of the shell, for messages.
 _SHELL_NAMES = {
     "overwrite=True": "--overwrite",
     "dtype=np.": "--dtype ",
@@ -121,8 +120,8 @@ Examples:
   tdu tokens build "text/*.parquet" corpus --column text --tokenizer tokenizer.json --eod 0 --workers 8
   tdu tokens build db.documents s3://bucket/corpus --catalog prod --column tokens
 
-Writes corpus.bin and corpus.idx. After a failure the same command goes on with the parts that are done. A source may
-be a table, with --format; an Iceberg table is named as in its --catalog, or by the place of its metadata.json.
+Writes corpus.bin and corpus.idx. After a failure, the same command continues with the finished parts. A source may be
+a table, with --format; name an Iceberg table as in its --catalog, or by the path of its metadata.json.
 """
 
 
@@ -138,8 +137,8 @@ def command() -> None:
 @click.option("--tokenizer", metavar="FILE", help="A tokenizer.json of the tokenizers package.")
 @click.option("--eod", type=int, help="Id put at the end of each document.")
 @click.option("--vocabulary", "vocabulary_size", type=int, help="Ids must be below it; also chooses the dtype.")
-@click.option("--dtype", help="Of the tokens on disk, such as uint16; overrides --vocabulary's.")
-@click.option("--skip-nulls", "skip_nulls", is_flag=True, help="Leave null rows out, and count them.")
+@click.option("--dtype", help="Type of tokens on disk, such as uint16; overrides --vocabulary.")
+@click.option("--skip-nulls", "skip_nulls", is_flag=True, help="Leave out null rows, and count them.")
 @click.option(
     "--outputs", "output_count", type=click.IntRange(min=1), default=1, show_default=True, help="Corpora to write."
 )
@@ -148,17 +147,23 @@ def command() -> None:
     "--format",
     "file_format",
     type=click.Choice(["parquet", "orc", *TABLE_FORMATS]),
-    help="Where names have no ending.",
+    help="Format, if names have no ending.",
 )
-@click.option("--filter", "filter_text", metavar="TEXT", help="Of tables: only rows for which it is true.")
-@click.option("--catalog", metavar="NAME", help="Iceberg catalog of pyiceberg's configuration; the source is a table.")
-@click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Of the catalog.")
+@click.option("--filter", "filter_text", metavar="TEXT", help="For tables: read only these rows.")
+@click.option("--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration; the source is a table.")
+@click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Option of the catalog.")
 @click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Snapshot or version of a table.")
-@click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
 @click.option(
-    "--output-option", "output_storage", multiple=True, metavar="KEY=VALUE", help="For the output's, if others."
+    "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
 )
-@click.option("--overwrite", "overwrite", is_flag=True, help="Replace corpora that are there.")
+@click.option(
+    "--output-option",
+    "output_storage",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the output's storage client, if different.",
+)
+@click.option("--overwrite", "overwrite", is_flag=True, help="Replace existing corpora.")
 @json_option
 def build(
     sources: tuple[str, ...],
@@ -169,7 +174,7 @@ def build(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """A column of token lists, or of text, to OUTPUT_PREFIX.bin and .idx."""
+    """Write a column of token lists, or of text, to OUTPUT_PREFIX.bin and .idx."""
     from torch_dataloader_utils.megatron.corpora import build_corpus
     from torch_dataloader_utils.samples import TokenizerFile
 
@@ -195,10 +200,10 @@ def build(
 
 
 def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
-    """The source that the options of `_SOURCE_OPTIONS` name.
+    """Return the source named by the options of `_SOURCE_OPTIONS`.
 
     Raises:
-        ConfigError: a filter or a snapshot of files.
+        ConfigError: a filter or a snapshot is passed for files.
     """
     source = DataSource(
         paths=sources,
@@ -209,7 +214,7 @@ def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
         snapshot_id=options["snapshot_id"],
     )
     if not source.is_table and (source.filter_text is not None or source.snapshot_id is not None):
-        raise ConfigError("--filter and --snapshot are for tables here; name one, or leave them out.")
+        raise ConfigError("--filter and --snapshot are for tables here. Name a table, or leave both options out.")
     return source
 
 
@@ -220,7 +225,7 @@ def _print(report: "CorpusReport") -> None:
             ("documents", f"{report.document_count:,}"),
             ("tokens", f"{report.token_count:,}"),
             ("left out", f"{report.null_documents:,} null, {report.empty_documents:,} empty documents"),
-            ("parts", f"{report.reused_parts:,} were there from an earlier run"),
+            ("parts", f"{report.reused_parts:,} reused from an earlier run"),
         ]
     )
 
@@ -229,12 +234,12 @@ def _print(report: "CorpusReport") -> None:
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output_prefix")
 @click.option("--multimodal", is_flag=True, help="Keep the mode of each sequence.")
-@click.option("--overwrite", "overwrite", is_flag=True, help="Replace a corpus that is there.")
+@click.option("--overwrite", "overwrite", is_flag=True, help="Replace an existing corpus.")
 @json_option
 def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overwrite: bool, as_json: bool) -> None:
-    """Corpora one after the other, as OUTPUT_PREFIX.
+    """Concatenate corpora to OUTPUT_PREFIX.
 
-    A directory stands for all in it, sorted by name, but for OUTPUT_PREFIX itself.
+    A directory stands for all its corpora, sorted by name, except OUTPUT_PREFIX itself.
     """
     from torch_dataloader_utils.megatron.corpora import IndexedDataset, merge_corpora
 
@@ -249,13 +254,13 @@ def merge(prefixes: tuple[str, ...], output_prefix: str, multimodal: bool, overw
 
 
 def _corpora(prefix: str, output_prefix: str) -> list[str]:
-    """The corpora that an argument of `merge` stands for.
+    """Return the corpora of an argument of `merge`.
 
-    The output of an earlier run is left out of its directory: its documents would come twice.
+    The output of an earlier run is left out of a directory: its documents would be repeated.
     """
     from torch_dataloader_utils.megatron.corpora import IndexedDataset, find_corpora
 
-    # Beside a corpus there may be a directory of its name, with the indices of data sets over it.
+    # A directory with the name of a corpus may hold indices of data sets over the corpus.
     if not Path(prefix).is_dir() or IndexedDataset.exists(prefix):
         return [prefix]
     output = Path(output_prefix).resolve()
@@ -265,10 +270,12 @@ def _corpora(prefix: str, output_prefix: str) -> list[str]:
 @command.command("sequences")
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output")
-@click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="For the storage client; repeatable.")
+@click.option(
+    "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
+)
 @json_option
 def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], as_json: bool) -> None:
-    """The counts of all corpora in one JSON file, so that jobs open none before its first sample."""
+    """Write the counts of all corpora to one JSON file, so that jobs open no corpus before its first sample."""
     from torch_dataloader_utils.megatron.corpora import write_sequences
 
     write_sequences(prefixes, output, storage_options=parse_pairs(storage, "--option"))
@@ -281,7 +288,7 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], 
 
 @contextmanager
 def _with_advice() -> Iterator[None]:
-    """Errors and interrupts of a build name the options of the shell, and say how to continue."""
+    """Rewrite errors and interrupts of a build: they name options of the shell, and say how to continue."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -1,4 +1,4 @@
-"""`tdu verify`: read everything once, and check the plan of all ranks."""
+"""`tdu verify`: reads everything once, and checks the plan of all ranks."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ _EXAMPLES = """\b
 Examples:
   tdu verify data/
   tdu verify data/ --ranks 64 --workers 8 --shuffle --shuffle-rows 65536
-  tdu verify --inventory inventory.parquet        are they still the files that were scanned?
+  tdu verify --inventory inventory.parquet        are the files unchanged since the scan?
   tdu verify data/ --no-read --ranks 1024         the plan alone
 """
 
@@ -28,7 +28,7 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A row group that cannot be read as planned. error: name of the error's class; message: its text."""
+    """Row group that cannot be read as planned. error: class name of the error. message: text of the error."""
 
     path: str
     row_group: int
@@ -47,9 +47,9 @@ def command(
 ) -> None:
     """Read everything once; check counts, checksums and the plan.
 
-    Every row group is decoded as a loader would: rows are counted against the footer, pages against their checksums
-    (where the writer made them), files against the identity that was scanned. Then the lanes of all ranks are added
-    up: every row must come once. Exit code 1 names the row groups that are wrong.
+    Decodes every row group like a loader. Checks row counts against the footer, pages against checksums (if the writer
+    stored any), and files against the scanned identity. Then adds up the lanes of all ranks: each row must be delivered
+    once. With exit code 1, the output names the bad row groups.
     """
     from torch_dataloader_utils.cli.coverage import check_coverage
     from torch_dataloader_utils.plan.planner import plan_epoch
@@ -75,7 +75,7 @@ def command(
 
 
 def read_all(inventory: "Inventory", reader: "Reader") -> tuple[int, list[Fault]]:
-    """(rows delivered, row groups that cannot be read), in the order of the inventory."""
+    """Return (delivered rows, row groups that cannot be read), in the order of the inventory."""
     from torch_dataloader_utils._store import redact
 
     def read(group: int) -> int | Fault:
@@ -110,14 +110,14 @@ def _print(
         say()
         say(f"{fault.error}: {fault.message}")
     if len(faults) > _SHOWN:
-        click.echo(f"\n... and {len(faults) - _SHOWN:,} more row groups (--json names all)")
+        click.echo(f"\n... and {len(faults) - _SHOWN:,} more row groups (--json lists all)")
 
 
 def _verdict(coverage: "Coverage") -> str:
     if not coverage.is_exact:
         return (
             f"WRONG: {coverage.missing_rows:,} rows missing, {coverage.repeated_rows:,} repeated, near "
-            f"{', '.join(coverage.where)}. If the split strategy is your own, it is at fault; else please report this."
+            f"{', '.join(coverage.where)}. If you pass a split strategy of your own, fix it; else please report this."
         )
     remarks = []
     if coverage.allowed_missing:

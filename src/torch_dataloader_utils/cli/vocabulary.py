@@ -1,4 +1,4 @@
-"""`tdu vocabulary`: the values of a column and how often each is there, for `Vocabulary.load`."""
+"""`tdu vocabulary`: counts the values of a column, for `Vocabulary.load`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,7 +24,7 @@ Examples:
 """
 
 _SHOWN = 10
-# Counts of row groups are added up when so many more have come than there are different values.
+# Counts are merged when the pending counts outnumber the distinct values by this much.
 _LEAST_PENDING = 1 << 20
 
 
@@ -37,12 +37,11 @@ _LEAST_PENDING = 1 << 20
 def command(source: DataSource, min_count: int, most: int | None, save_path: str | None, as_json: bool) -> None:
     """Count the values of a column, and save them as a vocabulary.
 
-    The column (--columns) holds text, binary values, integers, or lists of them. The most frequent values come first,
-    those of equal count in their own order, whatever the order of the files. Nulls are not counted. Shows values of
-    your data.
+    The column (--columns) holds text, binary values, integers, or lists. The most frequent values come first; values of
+    equal count are sorted, so the order of files has no effect. Nulls are not counted. Shows values of your data.
     """
     if source.columns is None or len(source.columns) != 1:
-        raise ConfigError("tdu vocabulary is of one column: pass --columns NAME.")
+        raise ConfigError("tdu vocabulary counts one column: pass --columns NAME.")
     inventory = source.inventory()
     with _file_at(save_path) as file:  # before anything is counted
         counts = count_values(inventory, source.reader(inventory))
@@ -73,10 +72,10 @@ def command(source: DataSource, min_count: int, most: int | None, save_path: str
 
 
 def count_values(inventory: "Inventory", reader: "Reader") -> "pa.Table":
-    """Columns `value` and `count`: each value of the reader's only column that is not null, in any order.
+    """Return the columns `value` and `count`: each non-null value of the reader's only column, in any order.
 
     Raises:
-        ConfigError: the column holds other values than text, bytes, integers or lists of them.
+        ConfigError: the column holds other values than text, bytes, integers or lists of these.
     """
     import pyarrow as pa
 
@@ -95,7 +94,7 @@ def count_values(inventory: "Inventory", reader: "Reader") -> "pa.Table":
 
 
 def chosen(counts: "pa.Table", min_count: int, most: int | None) -> "pa.Table":
-    """The values that are kept, by falling count, and by value where counts are equal."""
+    """Return the values to keep, by falling count, then by value."""
     import pyarrow.compute as pc
 
     kept = counts.filter(pc.greater_equal(counts["count"], min_count))
@@ -133,7 +132,7 @@ def _total(counts: "pa.Table") -> int:
 
 
 def _file_at(path: str | None) -> AbstractContextManager[BinaryIO | None]:
-    """The file to write, which appears once all of it is written; None if none is asked for."""
+    """Open the file to write, which appears once it is complete; None without a path."""
     from torch_dataloader_utils._store import write_atomically
 
     return nullcontext() if path is None else write_atomically(Path(path).resolve())

@@ -161,9 +161,8 @@ class TableOptions(Checked):
     rank: int = option(0, "this process's global rank, in [0, num_ranks).", check_integer, is_of_rank=True)
     show_progress: bool = option(
         False,
-        "a bar for each rank on a terminal and in a notebook; otherwise a log line every progress_interval_sec "
-        "seconds. On a terminal also a line about reading footers and counting rows, if that takes more than two "
-        "seconds.",
+        "a bar on a terminal (of rank 0) and in a notebook; otherwise a log line every progress_interval_sec seconds. "
+        "On a terminal also a line about reading footers and counting rows, if that takes more than two seconds.",
         check_flag,
         is_of_rank=True,
     )

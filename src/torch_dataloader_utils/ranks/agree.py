@@ -1,4 +1,4 @@
-"""Work that all ranks of the default process group do together: each function is a collective that every rank calls."""
+"""Collectives over the default process group: every rank calls each function."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 def counting_part(num_ranks: int, rank: int) -> tuple[int, int]:
-    """This process's part of a shared count: (rank, num_ranks) with a process group of that size, else all."""
+    """Return (rank, num_ranks) to share a count, if a process group of num_ranks runs; else (0, 1), the whole count."""
     return (rank, num_ranks) if num_ranks > 1 and running_ranks() == num_ranks else (0, 1)
 
 
 def takes_cpu_tensors() -> bool:
-    """Whether the default process group takes tensors of the CPU, as with "gloo" or "cpu:gloo,cuda:nccl"."""
+    """Return whether the default process group takes CPU tensors, as with "gloo" or "cpu:gloo,cuda:nccl"."""
     return "cpu:" in dist.get_backend_config()
 
 
 def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The sum over all ranks of the default process group; every rank must call it."""
+    """Return the sum over all ranks of the default process group."""
     tensor = torch.from_numpy(counts.copy())
     tensor = tensor if takes_cpu_tensors() else tensor.to(torch.device("cuda", torch.cuda.current_device()))
     dist.all_reduce(tensor)
@@ -34,10 +34,10 @@ def add_over_ranks(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def all_or_none(work: Callable[[], T]) -> T:
-    """The result of `work` on this rank, if it fails on none; every rank of the default process group must call it.
+    """Return the result of `work` on this rank if `work` succeeds on all ranks.
 
-    An error is raised on all ranks, so that none waits for one that failed: as it is where it happened, elsewhere as
-    one of its class that names the rank.
+    Else all ranks raise, so that no rank waits for a failed rank. The failing rank re-raises its exception; the others
+    raise the same class, naming that rank.
     """
     try:
         value = work()
@@ -52,7 +52,7 @@ def all_or_none(work: Callable[[], T]) -> T:
 
 
 def _failures(failure: BaseException | None) -> list[LoaderError]:
-    """The failures of all ranks, as errors that name them; `failure`: this one's."""
+    """Return the failures of all ranks as errors that name the rank. failure: failure of this rank."""
     if not add_over_ranks(np.array([failure is not None], dtype=np.int64))[0]:
         return []
     failures: list[Any] = [None] * dist.get_world_size()
@@ -61,18 +61,22 @@ def _failures(failure: BaseException | None) -> list[LoaderError]:
 
 
 def from_rank_zero(make: Callable[[], T]) -> T:
-    """The result of `make` on rank 0 of the default process group, on every rank; every rank must call it.
+    """Call `make` on rank 0 of the default process group, and return its result on every rank.
 
-    Without a process group it is this process's own. An error of rank 0 is raised on all ranks, so that none waits.
+    Without a process group, every process calls `make`. An error of rank 0 is raised on all ranks, so that no rank
+    waits.
     """
     if running_ranks() <= 1:
         return make()
-    outcome: list[Any] = [None, (InternalError, "Rank 0 failed where it alone was at work; see its traceback.")]
+    outcome: list[Any] = [
+        None,
+        (InternalError, "Rank 0 failed while the other ranks waited for its result. See the traceback of rank 0."),
+    ]
     try:
         if dist.get_rank() == 0:
             outcome = [make(), None]
     except LoaderError as error:
-        # Not the error itself: where errors travel with their causes (tblib), these may not pickle.
+        # Not the error itself: with tblib, errors travel with their causes, which may not pickle.
         outcome = [None, (type(error), str(error))]
         raise
     finally:

@@ -1,8 +1,8 @@
-"""Compares what the ranks of a job read, through the key-value store of torch.distributed's default process group.
+"""Checks that all ranks of a job read the same, through the key-value store of the default process group.
 
-Each rank publishes a record, and the last one to do so says that all are there. Every rank then sees by one sum whether
-the records are equal, and reads them all only if they are not. There is no collective: a rank whose peers never publish
-goes on without an answer. See docs/design/0014-trainers.md.
+Each rank publishes a record, and the last rank marks the comparison as complete. Every rank then learns from one sum
+whether the records are equal, and reads all records only if they differ. No collective: a rank whose peers never
+publish goes on without an answer. See docs/design/0014-trainers.md.
 """
 
 import json
@@ -25,19 +25,19 @@ from torch_dataloader_utils.ranks.resolve import running_ranks
 
 Record = Mapping[str, str]
 
-# Comparisons that a process keeps in the store: what it published before those is deleted there.
+# Number of comparisons that a process keeps in the store; older comparisons are deleted.
 _KEPT = 16
 
-# How long a rank waits before a collective for those that may never come to it; then it waits in the collective.
+# Longest wait of a rank for its peers before a collective; after that it waits in the collective.
 _LONGEST_WAIT = timedelta(seconds=60)
 
-# Between two looks at a rank that others wait for between passes.
+# Time between two looks at a rank that is waited for between passes.
 _LOOK_AGAIN = timedelta(seconds=1)
 
-# Their sum over 2^23 ranks fits into the store's 64 bits.
+# The sum over 2^23 ranks fits into the store's 64 bits.
 _NUMBER_BITS = 40
 
-# Of more files, every second or third and so on: names of a million would take a second.
+# Of more files, every second, third, ... name is compared: a million names would take a second.
 _COMPARED_NAMES = 10_000
 
 _ADVICE = {
@@ -51,10 +51,7 @@ _ADVICE = {
 
 
 class Comparison:
-    """One comparison of the records of several ranks; making it publishes the record of this one.
-
-    peers: global ranks that compare, this one among them.
-    """
+    """One comparison of the records of several ranks. peers: global ranks that compare, this rank included."""
 
     def __init__(self, name: str, peers: Sequence[int], record: Record) -> None:
         self.key = f"torch_dataloader_utils/{name}/{_digest(str(list(peers)))}"
@@ -62,25 +59,25 @@ class Comparison:
         self._record = dict(record)
         self._number = int(_digest(json.dumps(self._record))[: _NUMBER_BITS // 4], 16)
         self._is_settled = False
-        # What else has to be in the store before ranks that differ are an error.
+        # Keys that must be in the store too before a difference is an error.
         self._conditions: tuple[str, ...] = (f"{self.key}/waited",)
 
     def publish(self) -> None:
-        """Publish the record; says that all are there if it is the last one."""
+        """Publish the record of this rank; the last rank marks the comparison as complete."""
         try:
             store = _store()
             store.set(self._of(dist.get_rank()), json.dumps(self._record))
             store.add(f"{self.key}/sum", self._number)
             if store.add(f"{self.key}/count", 1) == len(self._peers):
                 store.set(f"{self.key}/all", "1")
-        except RuntimeError:  # a store that is gone, or cannot do this, ends the comparison and not the job
+        except RuntimeError:  # a store that is gone or lacks an operation ends the comparison, not the job
             self._is_settled = True
 
     def check(self) -> None:
-        """Compare, if all records are there; returns at once.
+        """Compare if all records are published; return at once.
 
         Raises:
-            ConfigError, DataError, CheckpointMismatchError: records differ. All ranks that look raise the same.
+            ConfigError, DataError, CheckpointMismatchError: records differ. All ranks that check raise the same error.
         """
         records: list[Record] = []
         try:
@@ -96,7 +93,7 @@ class Comparison:
         _refuse_differences(self._peers, records)
 
     def wait(self) -> None:
-        """Compare once all records are there; for ranks that are about to meet in a collective in any case.
+        """Wait for all records, then compare; for ranks that meet in a collective next.
 
         Raises:
             ConfigError, DataError: see `check`.
@@ -104,17 +101,18 @@ class Comparison:
         try:
             _store().set(f"{self.key}/waited", "1")
             _store().wait([f"{self.key}/all"], _LONGEST_WAIT)
-        except RuntimeError:  # nobody came: the collective will say so
+        except RuntimeError:  # a rank is missing: the collective will say so
             return
         self.check()
 
     def wait_between_passes(self, following: "Comparison", call: str) -> None:
-        """Return once all records are there; for ranks that have to make the same call between two passes.
+        """Wait for all records; for a call that all ranks must make between the same two passes.
 
-        following: of the next pass. Each rank watches the one after it, so that a job of many asks the store little.
+        following: comparison of the next pass. Each rank watches only the rank after it, so that large jobs ask the
+        store little.
 
         Raises:
-            ConfigError: a rank began that pass without the call, or the time-out of the process group is over.
+            ConfigError: a rank began the next pass without the call, or the time-out of the process group is over.
         """
         place = self._peers.index(dist.get_rank())
         watched = self._peers[(place + 1) % len(self._peers)]
@@ -122,21 +120,25 @@ class Comparison:
             store, waited_from = _store(), time.monotonic()
             while True:
                 has_gone_on = store.check([f"{following._of(watched)}/inside"])
-                if store.check([f"{self.key}/all"]):  # if it came here first
+                if store.check([f"{self.key}/all"]):  # the watched rank made the call first
                     return
                 is_over = time.monotonic() - waited_from > store.timeout.total_seconds()
                 if has_gone_on or is_over:
-                    who = f"rank {watched} began its next pass without it" if has_gone_on else "not all have come to it"
+                    who = (
+                        f"rank {watched} began its next pass without it"
+                        if has_gone_on
+                        else "some ranks have not made this call"
+                    )
                     raise ConfigError(f"{call}: {who}. Call it on every rank, between the same two epochs.")
-                with suppress(RuntimeError):  # they may come yet
+                with suppress(RuntimeError):  # the others may still come
                     store.wait([f"{self.key}/all"], _LOOK_AGAIN)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """A pass: ranks that differ are an error only if all are in it at once.
+        """Mark this rank as inside the pass; a difference is an error only while all ranks are inside.
 
-        One that passed over its loader alone is in another pass than the others from then on. Who leaves with the error
-        stays, so that the others find it too.
+        A rank that iterated over its loader alone is in another pass than the others. A rank that leaves with the error
+        keeps its mark, so that the others find the error too.
         """
         self._conditions = tuple(f"{self._of(rank)}/inside" for rank in self._peers)
         self._mark(lambda store, name: store.set(name, "1"))
@@ -155,11 +157,11 @@ class Comparison:
                 change(_store(), f"{self._of(dist.get_rank())}/inside")
 
     def settle(self) -> None:
-        """Compare no more."""
+        """End the comparison without a result."""
         self._is_settled = True
 
     def delete(self) -> None:
-        """Take what this rank published, and what all share, out of the store."""
+        """Delete the keys of this rank and the shared keys from the store."""
         if not running_ranks():
             return
         try:
@@ -177,9 +179,9 @@ _built: Counter[str] = Counter()
 
 
 def publish(name: str, peers: Sequence[int], record: Record) -> Comparison:
-    """A comparison under this name; the one that there is, if this process has published it already.
+    """Publish a record under a name, and return the comparison. An earlier comparison of the same name is reused.
 
-    peers: () for all ranks of the default process group.
+    peers: global ranks that compare; () for all ranks of the default process group.
     """
     comparison = Comparison(name, peers or range(running_ranks()), record)
     for earlier in _recent:
@@ -193,15 +195,15 @@ def publish(name: str, peers: Sequence[int], record: Record) -> Comparison:
 
 
 def check_published() -> None:
-    """`Comparison.check` of all that this process keeps."""
+    """Check all comparisons that this process keeps."""
     for comparison in tuple(_recent):
         comparison.check()
 
 
 def name_of_call(kind: str) -> str:
-    """A name that ranks have in common if they run the same code: by the lines that called, and how often they did.
+    """Return a name that is equal on all ranks that run the same code: from the calling lines and their count.
 
-    So what one rank alone builds elsewhere in the program does not shift the names of what all build.
+    An object that one rank alone builds elsewhere in the program does not shift the names of other objects.
     """
     lines, frame = [], sys._getframe(1)
     while frame is not None:
@@ -213,19 +215,18 @@ def name_of_call(kind: str) -> str:
 
 
 def check_alike(inventory: Inventory) -> None:
-    """Check that all ranks have the same row groups, before they divide them by number; all must call it.
+    """Check that all ranks have the same row groups, before they divide row groups by number. All ranks call it.
 
     Raises:
-        DataError: they differ. All ranks raise it.
+        DataError: row groups differ. All ranks raise it.
     """
     publish(name_of_call("data"), (), data_record(inventory)).wait()
 
 
 def data_record(inventory: Inventory) -> dict[str, str]:
-    """Digests of all that decides which rows row group i has.
+    """Return digests of everything that determines the rows of row group i.
 
-    Without times, and of paths only what lies below the directory that all files are in: ranks may have copies on local
-    disks.
+    Times and the common directory of all files are left out: ranks may have copies on local disks.
     """
     groups, paths, root = inventory.groups, inventory.files.paths, len(inventory.files.root)
     some = range(0, len(paths), 1 + len(paths) // _COMPARED_NAMES)
@@ -241,17 +242,17 @@ def data_record(inventory: Inventory) -> dict[str, str]:
 
 
 def options_record(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as short texts."""
+    """Return options as short texts."""
     return {name: _short(str(value)) for name, value in options.items()}
 
 
 class ComparedPasses:
-    """Publishes and checks the passes of one data set, each under a number that ranks have in common.
+    """Comparisons of the passes of one data set, each under a number that is equal on all ranks.
 
-    A pass that was left and begins again at its old place keeps its number, so that a rank may look at a batch alone.
+    A pass that was left and begins again at its old place keeps its number, so that one rank may look at a batch alone.
 
-    peers, options: see `Comparison` and `options_record`.
-    compares_places: whether epoch and log are compared; they are not where a blend chooses them.
+    peers: see `Comparison`. options: see `options_record`.
+    compares_places: whether epoch and log are compared; False where a blend chooses both.
     """
 
     def __init__(self, peers: Sequence[int], options: Record) -> None:
@@ -261,21 +262,21 @@ class ComparedPasses:
         self._name = name_of_call("pass")
         self._number = 0
         self._place: Hashable = None
-        # Batches of the present pass that were not given yet, if known.
+        # Batches that the present pass has not delivered yet, if known.
         self.left: int | None = None
 
     def meet(self, call: str) -> None:
-        """Wait until every rank has made this call, after the same pass; see `Comparison.wait_between_passes`."""
+        """Wait until every rank has made this call after the same pass; see `Comparison.wait_between_passes`."""
         number = self._number if self._place is None else self._number + 1
         following = Comparison(f"{self._name}-{number}", self.peers or range(running_ranks()), {})
         publish(f"{self._name}-{number}-{call}", self.peers, {}).wait_between_passes(following, call)
 
     @contextmanager
     def comparing(self, record: Record, place: Hashable, left: int | None) -> Iterator["PassComparison"]:
-        """Inside, one pass, whose record is published; `PassComparison.before_batch` compares it with the others'.
+        """Publish the record of the pass inside; `PassComparison.before_batch` compares it with the other ranks.
 
-        place: where the pass begins; any value. None: passes are not distinguished.
-        left: how many batches there are, None if not known.
+        place: start of the pass, any value; None: passes are not distinguished.
+        left: number of batches of the pass; None if not known.
 
         Raises:
             ConfigError, DataError, CheckpointMismatchError: see `Comparison.check`.
@@ -294,10 +295,10 @@ class ComparedPasses:
 
 
 class PassComparison:
-    """Checks published records before batches 2, 4, 8, ... of one pass are given, and after the only one.
+    """Checks of published records before batches 2, 4, 8, ... of one pass, and after a single batch.
 
-    In a job whose ranks meet in a collective at each step, all have published before the second batch, and so all
-    raise there; a check before the first would leave some waiting for those that raise.
+    If ranks meet in a collective at each step, all ranks have published before the second batch, so all ranks raise
+    there. A check before the first batch would let some ranks raise and the others wait.
     """
 
     def __init__(self, passes: ComparedPasses) -> None:
@@ -305,7 +306,7 @@ class PassComparison:
         self.num_given = 0
 
     def before_batch(self) -> None:
-        """A batch is given next.
+        """Count the next batch, and check if its number is 2, 4, 8, ...
 
         Raises:
             ConfigError, DataError, CheckpointMismatchError: see `Comparison.check`.
@@ -318,7 +319,7 @@ class PassComparison:
 
 
 def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None:
-    """Raise if a record is not the first one; the message has each field that differs, and both values."""
+    """Raise if a record differs from the first record; the message has each different field with both values."""
     other = next((index for index, record in enumerate(records) if record != records[0]), None)
     if other is None:
         return
@@ -327,7 +328,7 @@ def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None
     sides = f"rank {peers[0]}", f"rank {peers[other]}"
     values = [f"{name} is {first.get(name)} on {sides[0]} and {second.get(name)} on {sides[1]}" for name in names]
     kind = {"files": DataError, "snapshot": DataError, "log": CheckpointMismatchError}.get(names[0], ConfigError)
-    for comparison in _recent:  # who catches this does not get the same error again
+    for comparison in _recent:  # a caller who catches this does not get the error again
         comparison.settle()
     raise kind(
         f"Ranks differ: {'; '.join(values)}. Rows would be lost, read twice or waited for. "
@@ -336,7 +337,7 @@ def _refuse_differences(peers: Sequence[int], records: Sequence[Record]) -> None
 
 
 def _store() -> Any:
-    # The only way to the store that every process group has, however it was initialised.
+    # The only access to the store that works for every way to initialise a process group.
     return dist.distributed_c10d._get_default_store()
 
 

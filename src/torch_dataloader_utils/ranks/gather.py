@@ -1,6 +1,6 @@
-"""`gather_metrics`: the metrics of all ranks side by side, with one collective."""
+"""`gather_metrics`: the metrics of all ranks, by one collective."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,23 +11,22 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.ranks.agree import add_over_ranks
 from torch_dataloader_utils.ranks.resolve import running_ranks
 
-_NO_METRICS = Metrics()
 # Seconds travel as whole nanoseconds beside the counts.
-_SCALES = {each.name: 1e9 if isinstance(getattr(_NO_METRICS, each.name), float) else 1 for each in fields(Metrics)}
+_SCALES = {name: 1e9 if isinstance(number, float) else 1 for name, number in Metrics().to_dict().items()}
 
-# A rank is slow by itself if it waits so many times as much as the rank in the middle.
+# A rank is slow by itself if it waits more than this many times the median.
 _SLOW_RANK_FACTOR = 2
 
 
 class HasMetrics(Protocol):
-    """Anything with metrics, such as a loader."""
+    """Object with metrics, such as a loader."""
 
     def metrics(self) -> Metrics: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """One number over all ranks, with a rank that has each; of an even number of ranks, the lower one in the middle."""
+    """Minimum, median and maximum of one number over all ranks, each with its rank; the median is the lower middle."""
 
     minimum: float
     minimum_rank: int
@@ -39,20 +38,17 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class GatheredMetrics:
-    """The metrics of all ranks.
-
-    ranks: one Metrics for each rank of the default process group, in order.
-    """
+    """Metrics of all ranks. ranks: one Metrics for each rank of the default process group, in order."""
 
     ranks: tuple[Metrics, ...]
 
     def spread(self, name: str) -> Spread:
-        """Minimum, median and maximum of one number, such as "rows_per_second" or "throttled_errors".
+        """Return the spread of one number, such as "rows_per_second" or "request_errors.throttled".
 
         Raises:
-            ConfigError: metrics have no number of this name.
+            ConfigError: metrics have no number with this name.
         """
-        values: list[Any] = [getattr(each, name, None) for each in self.ranks]
+        values: list[Any] = [each.to_dict().get(name, getattr(each, name, None)) for each in self.ranks]
         if not all(isinstance(value, (int, float)) for value in values):
             raise ConfigError(f"Metrics have no number called {name!r}. Take one of {', '.join(_SCALES)}.")
         order = np.argsort(values, kind="stable").tolist()
@@ -68,7 +64,7 @@ class GatheredMetrics:
 
     @property
     def diagnosis(self) -> str | None:
-        """Why trainers wait for data, with the rank if it is one; None if none waits."""
+        """Sentence that says why trainers wait for data, and names a slow rank; None if no trainer waits."""
         waits = self.spread("wait_fraction")
         cause = self.ranks[waits.maximum_rank].diagnosis
         if cause is None or len(self.ranks) == 1:
@@ -83,30 +79,31 @@ class GatheredMetrics:
 
 
 def gather_metrics(source: HasMetrics | Metrics) -> GatheredMetrics:
-    """The metrics of all ranks, on every rank; one all-reduce of some hundred bytes a rank.
+    """Return the metrics of all ranks, on every rank; one all-reduce of some hundred bytes a rank.
 
         gathered = gather_metrics(loader)
         gathered.spread("wait_seconds").maximum_rank, gathered.diagnosis
 
-    Every rank of the default process group must call it, in the trainer's thread; without a group there is one rank.
+    Collective: every rank of the default process group calls it, in the trainer's thread. Without a group there is one
+    rank.
 
     Args:
-        source: a loader, for all that it has counted; or Metrics, such as `loader.metrics() - before`.
+        source: loader, for its metrics since it was built; or Metrics, such as `loader.metrics() - before`.
 
     Raises:
-        ConfigTypeError: neither.
+        ConfigTypeError: source is neither.
     """
     if not isinstance(source, Metrics) and not callable(getattr(source, "metrics", None)):
-        raise ConfigTypeError(f"gather_metrics got {of_type(source)}: pass a loader, or what loader.metrics() gave.")
+        raise ConfigTypeError(f"gather_metrics got {of_type(source)}: pass a loader, or the value of loader.metrics().")
     metrics = source if isinstance(source, Metrics) else source.metrics()
     if running_ranks() < 2:
         return GatheredMetrics((metrics,))
     numbers = np.zeros((running_ranks(), len(_SCALES)), dtype=np.int64)
-    numbers[dist.get_rank()] = [round(getattr(metrics, name) * scale) for name, scale in _SCALES.items()]
+    own = metrics.to_dict()
+    numbers[dist.get_rank()] = [round(own[name] * scale) for name, scale in _SCALES.items()]
     return GatheredMetrics(tuple(_metrics(row) for row in add_over_ranks(numbers).tolist()))
 
 
 def _metrics(numbers: list[int]) -> Metrics:
     pairs = zip(_SCALES.items(), numbers, strict=True)
-    values: dict[str, Any] = {name: number if scale == 1 else number / scale for (name, scale), number in pairs}
-    return Metrics(**values)
+    return Metrics.from_dict({name: number if scale == 1 else number / scale for (name, scale), number in pairs})

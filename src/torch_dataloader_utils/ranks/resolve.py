@@ -1,4 +1,4 @@
-"""Finds how many ranks there are and which one this process is, and checks the numbers that a user passed."""
+"""Finds the number of ranks and the rank of this process, and checks the numbers that a user passed."""
 
 import os
 import sys
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-# What torchtitan, Accelerate, Lightning and the tutorials of PyTorch call the dimensions of a mesh. Along the first
-# kind processes train on different rows; along the second they work on the same batch together.
+# Names of mesh dimensions in torchtitan, Accelerate, Lightning and PyTorch's tutorials. Along data dimensions,
+# processes train on different rows; along model dimensions, they work on the same batch together.
 _DATA_DIMENSIONS = frozenset(
     [
         "dp",
@@ -55,17 +55,17 @@ _MODEL_DIMENSIONS = frozenset(
 def resolve_ranks(
     num_ranks: int | str, rank: int, mesh: "DeviceMesh | None" = None, *, check_ranks: bool = True
 ) -> tuple[int, int]:
-    """(num_ranks, rank) among the processes that train on different rows.
+    """Return (num_ranks, rank) among the processes that train on different rows.
 
     With a mesh: see `mesh_ranks`. "auto" asks torch.distributed if it is up, else a Ray Train worker's context, else
     RANK and WORLD_SIZE, else gives (1, 0).
 
-    Before torch.distributed is up, warns of a `rank` that its launcher says this process is not.
+    Before torch.distributed is up, a warning says if the launcher names another rank than `rank`.
 
     Raises:
         ConfigTypeError: num_ranks is neither "auto" nor a whole number.
-        ConfigError: num_ranks is given beside a mesh; the mesh or the environment does not say which rank this is, or
-            says another one than `rank`; see `check_running` too, which check_ranks=False leaves out.
+        ConfigError: num_ranks is passed beside a mesh; the mesh or the environment names no rank for this process, or
+            another rank than `rank`; or `check_running` fails, which check_ranks=False leaves out.
     """
     if mesh is not None:
         if num_ranks not in (1, "auto") or rank != 0:
@@ -83,25 +83,26 @@ def resolve_ranks(
 
 
 def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
-    """(num_ranks, rank) along the data-parallel dimensions of a mesh; its other dimensions share their data.
+    """Return (num_ranks, rank) along the data-parallel dimensions of a mesh; other dimensions share their data.
 
         shape (2, 2, 2), names ("dp_replicate", "dp_shard", "tp")      global ranks 0 1  2 3  4 5  6 7
         gives num_ranks=4 and                                                 rank 0 0  1 1  2 2  3 3
 
-    A mesh without names must have one dimension. Without any data-parallel dimension all processes read everything.
+    A mesh without names must have one dimension. Without a data-parallel dimension, all processes read everything.
 
     Raises:
-        ConfigError: a dimension that is not known to be the one or the other, or a mesh without this process.
+        ConfigError: the kind of a dimension is not known, or this process is not in the mesh.
     """
     names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
     if not names or not set(names) <= _DATA_DIMENSIONS | _MODEL_DIMENSIONS:
         raise ConfigError(
-            f"mesh has the dimensions {names or mesh.ndim}; which of them are data-parallel is not known. Pass the "
-            'part of it along which processes train on different rows, such as mesh["dp_replicate", "dp_shard"].'
+            f"mesh has the dimensions {names or mesh.ndim}, and it is not known which dimensions are data-parallel. "
+            'Pass the part of the mesh along which processes train on different rows, such as mesh["dp_replicate", '
+            '"dp_shard"].'
         )
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ConfigError("This process is not part of mesh. Pass the mesh that it trains on.")
+        raise ConfigError("This process is not in mesh. Pass the mesh of this process.")
     rank, num_ranks = 0, 1
     for name, size, place in zip(names, mesh.shape, coordinate, strict=True):
         if name in _DATA_DIMENSIONS:
@@ -110,20 +111,20 @@ def mesh_ranks(mesh: "DeviceMesh") -> tuple[int, int]:
 
 
 def mesh_members(mesh: "DeviceMesh | None") -> tuple[int, ...]:
-    """The global ranks of all processes of a mesh; () for None."""
+    """Return the global ranks of all processes of a mesh; () for None."""
     return () if mesh is None else tuple(mesh.mesh.flatten().tolist())
 
 
 def running_ranks() -> int:
-    """Processes of torch.distributed; 0 if it is not up."""
+    """Return the number of processes of torch.distributed; 0 if it is not up."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
 
 
 def check_running(num_ranks: int, rank: int) -> None:
-    """Check that the ranks of a loader are those of torch.distributed, if it is up.
+    """Check num_ranks and rank of a loader against torch.distributed, if it is up.
 
     Raises:
-        ConfigError: they are more or fewer, or this process is another one than `rank`.
+        ConfigError: torch.distributed has another number of ranks, or another rank for this process.
     """
     running = running_ranks()
     if running == 0 or (num_ranks, rank) == (running, found := dist.get_rank()):
@@ -142,12 +143,12 @@ def check_running(num_ranks: int, rank: int) -> None:
 
 
 def _warn_if_not_ours(num_ranks: int, rank: int) -> None:
-    """Warn of a rank that this process is not: it was left out, and so is 0 everywhere, or is the local one."""
+    """Warn if `rank` is not the launcher's: it was left out and so is 0 everywhere, or it is the local rank."""
     if running_ranks():
         return
     try:
         surrounding, found = _surrounding_ranks()
-    except ConfigError:  # a launcher that does not say which rank this is
+    except ConfigError:  # the launcher does not name the rank
         return
     if num_ranks > 1 and num_ranks == surrounding and rank != found:
         warn_user(
@@ -157,7 +158,7 @@ def _warn_if_not_ours(num_ranks: int, rank: int) -> None:
 
 
 def _checked_rank(rank: int, num_ranks: int, found: int) -> tuple[int, int]:
-    """(num_ranks, found); a `rank` beside "auto" is left out (0) or says the same."""
+    """Return (num_ranks, found); beside "auto", `rank` must be left out (0) or equal."""
     if rank not in (0, found):
         raise ConfigError(
             f'num_ranks="auto" found rank {found} of {num_ranks}, and rank={rank!r} was passed. Leave rank out, or '
@@ -174,7 +175,7 @@ def _surrounding_ranks() -> tuple[int, int]:
     if ray_context is not None:
         return ray_context
     num_ranks, rank = _from_environment("WORLD_SIZE"), _from_environment("RANK")
-    # A launcher that sets one of them only (Lightning's own does) cannot be asked before torch.distributed is up.
+    # Lightning's launcher sets only one of them, so the rank is unknown before torch.distributed is up.
     if rank is None and num_ranks is not None and num_ranks > 1:
         raise ConfigError(
             f'num_ranks="auto" found WORLD_SIZE={num_ranks} but no RANK, and torch.distributed is not up yet. Build '
@@ -184,7 +185,7 @@ def _surrounding_ranks() -> tuple[int, int]:
 
 
 def _from_environment(name: str) -> int | None:
-    """The number that a launcher left there; None where it left nothing."""
+    """Return the number in an environment variable of a launcher; None if it is not set."""
     text = os.environ.get(name)
     if not text:
         return None
@@ -198,12 +199,12 @@ def _from_environment(name: str) -> int | None:
 
 
 def _ray_context() -> tuple[int, int] | None:
-    """(num_ranks, rank) in a worker of Ray Train; None elsewhere. Imports nothing that the program has not."""
+    """Return (num_ranks, rank) in a worker of Ray Train, else None. Never imports Ray."""
     ray_train = sys.modules.get("ray.train")
     if ray_train is None:
         return None
     try:
         context = ray_train.get_context()
-    except (RuntimeError, DeprecationWarning):  # what it raises outside of a worker, and inside Ray Tune
+    except (RuntimeError, DeprecationWarning):  # raised outside of a worker, and inside Ray Tune
         return None
     return context.get_world_size(), context.get_world_rank()

@@ -19,7 +19,7 @@ from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, bits_of, li
 from tests.formats.files import parquet_tasks
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._core.inventory import GroupRows
-from torch_dataloader_utils._observe.counters import CHUNKS, Counts, count_thread_in
+from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
@@ -121,8 +121,8 @@ def test_numbers_of_other_writers_are_decoded_here(tmp_path: Path, write: Any, c
         read(parquet_tasks(tmp_path / "a.parquet"), pq.read_schema(tmp_path / "a.parquet"))
     finally:
         count_thread_in(before)
-    chunks = {kind: getattr(counts, kind) for kind in CHUNKS}
-    assert chunks.pop("compiled_chunks") >= 24
+    chunks = {kind: getattr(counts, f"column_chunks.{kind}") for kind in KINDS["column_chunks"]}
+    assert chunks.pop("compiled") >= 24
     assert not any(chunks.values()), chunks
 
 
