@@ -86,7 +86,7 @@ def test_rows_say_where_they_lie(table: HandTable) -> None:
     assert sorted(row["id"] for row in rows) == live_ids()
     assert all(row["_pos"] == row["id"] % 100 for row in rows)
     assert len({(row["_file"], row["id"] // 100) for row in rows}) == 4
-    with pytest.raises(ConfigError, match="'_row_id', which only rows of Iceberg tables"):
+    with pytest.raises(ConfigError, match="'_row_id', a column of Iceberg tables"):
         read_rows(str(table.root), columns=["_row_id"])
 
 
