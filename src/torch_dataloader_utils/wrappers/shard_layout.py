@@ -105,7 +105,7 @@ class StridedLayout:
                 assert_never(self.tail)
 
     def length(self, total: int) -> int:
-        """Return the number of items of this shard: never negative; with `TailPolicy.KEEP` the shards sum to `total`."""
+        """Return the number of items of this shard, never negative. `TailPolicy.KEEP`: all shards sum to `total`."""
         if self.tail is not TailPolicy.KEEP:
             return self.num_runs(total) * self.run_items
         groups, rest = divmod(total, group_items(self))

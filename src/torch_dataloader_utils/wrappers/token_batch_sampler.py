@@ -29,7 +29,8 @@ class EpochBatches:
 
     Attributes:
         rows: numbers of the rows, batch by batch.
-        start, stop: range of each batch in `rows`.
+        start: index in `rows` of the first row of each batch.
+        stop: index in `rows` after the last row of each batch.
         repeated_rows: number of rows in the batches that come a second time, so that all ranks take equal steps.
     """
 
