@@ -74,14 +74,14 @@ def streaming_shard(
         index: number of this shard, in [0, num_shards).
         batch_size: number of items that a shard gives in a row; with `split_batches`, number of items of all shards
             together.
-        split_batches: whether one batch is cut over all shards. Without, each shard gets its own batch.
+        split_batches: whether one batch is cut over all shards. Otherwise each shard gets its own batch.
         drop_last: whether the last incomplete round of batches is left out; stronger than `even_batches`.
         even_batches: whether short shards repeat items from the start, so that all shards give equally many.
             Default: True with a batch size, False without.
         contiguous: whether each shard is one span of neighbouring items; needs the length.
         length: number of items in the data set, for contiguous spans of a data set without `__len__`. A pass that
             finds another number raises RowCountError; if the data set has more items, only the last shard raises.
-        source_splits_workers: whether the data set already gives each DataLoader worker its own part. Without, the
+        source_splits_workers: whether the data set already gives each DataLoader worker its own part. Otherwise the
             shard divides its items among the workers.
 
     Returns:

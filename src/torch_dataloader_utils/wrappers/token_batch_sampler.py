@@ -87,7 +87,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             num_ranks: number of training processes.
             rank: number of this process, in [0, num_ranks).
             num_workers: number of workers of the DataLoader: each worker gets its own batches, of neighbouring rows.
-            shuffle: whether windows, batches in a window and rows of equal length come in random order. Without, each
+            shuffle: whether windows, batches in a window and rows of equal length come in random order. Otherwise each
                 window gives its longest rows first.
             seed: any integer, taken modulo 2^64.
             window_rows: number of neighbouring rows that are sorted together, so that few row groups are open at

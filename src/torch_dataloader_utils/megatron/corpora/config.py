@@ -76,7 +76,7 @@ class BlendedMegatronDatasetConfig:
         num_dataset_builder_threads: number of corpora of a blend that are opened and indexed at once.
         path_to_cache: local directory of built indices. None keeps the indices of a local corpus beside the corpus, and
             the indices of blends in memory.
-        mmap_bin_files: whether local .bin files are mapped. Without, they are read in place.
+        mmap_bin_files: whether local .bin files are mapped. Otherwise they are read in place.
         tokenizer: object with attributes `eod` and `pad`, for example `SpecialTokens`.
         mid_level_dataset_surplus: share of samples that corpora of a weighted blend build beyond the blend's need.
         allow_ambiguous_pad_tokens: whether a pad id is masked even if another special token has the same id.
@@ -144,7 +144,7 @@ class BlendedMegatronDatasetConfig:
 
     @property
     def split_matrix(self) -> SplitMatrix | None:
-        """Begin and end of each split as fractions of a corpus, or None."""
+        """Start and end of each split as fractions of a corpus, or None without `split`."""
         return None if self.split is None else parse_split(self.split)
 
 

@@ -62,7 +62,7 @@ class OpenCorpus:
         path_prefix: path or URL without ".idx" and ".bin".
         access: how to read remote files.
         multimodal: whether to read the mode of each sequence.
-        maps_bin: whether to map a local .bin file. Without, the file is read in place.
+        maps_bin: whether to map a local .bin file. Otherwise the file is read in place.
         trusts_index: whether to skip the check of the index arrays.
         known: size and identity of both files, if known. Then remote files are not looked up, and every read must
             find these identities.

@@ -134,7 +134,7 @@ class GPTDataset(MegatronDataset):
 
     @property
     def sample_index(self) -> npt.NDArray[np.integer]:
-        """Begin of each sample as position in `document_index` and token offset: [K + 1, 2]."""
+        """Start of each sample as position in `document_index` and token offset: [K + 1, 2]."""
         return self.load_indices().sample_index
 
     @property

@@ -52,7 +52,7 @@ class IndexedDataset(Dataset[Any]):
     Args:
         path_prefix: path or URL without ".idx" and ".bin".
         multimodal: whether items have the mode of the sequence as well.
-        mmap: whether a local .bin is mapped. Without, it is read in place. Remote corpora are never mapped.
+        mmap: whether a local .bin is mapped. Otherwise it is read in place. Remote corpora are never mapped.
         storage_options: options of the storage client; never shown.
         credentials: function that returns storage options with credentials, called again when the credentials expire.
             The function travels to worker processes; its results do not.

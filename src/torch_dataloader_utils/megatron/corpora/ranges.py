@@ -51,7 +51,7 @@ def open_source(
     Args:
         path: path or URL of the file.
         access: how to read a remote file.
-        maps: whether to map a local file. Without, the file is read in place.
+        maps: whether to map a local file. Otherwise the file is read in place.
         stat: size and identity of a remote file, if known. Then no request is made here, and every read must find
             this identity.
 

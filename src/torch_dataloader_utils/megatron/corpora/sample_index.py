@@ -1,7 +1,7 @@
 """Build the document, sample and shuffle index: the tokens of the sequences that make sample i, over all epochs.
 
     document index    sequence ids of all epochs, shuffled: the order in which tokens are laid end to end
-    sample index      begin of each sample in this row of tokens: (position in document index, token offset)
+    sample index      start of each sample in this row of tokens: (position in document index, token offset)
     shuffle index     the order in which samples are given
 
 Source: Megatron-Core's GPT data set. The same seed and lengths give the same order, so the position in a checkpoint
@@ -155,7 +155,7 @@ def build_sample_index(
     extra_tokens: int,
     sample_count: int,
 ) -> npt.NDArray[np.integer]:
-    """Return the begin of each of `sample_count` samples, and the end of the last sample: [K + 1, 2].
+    """Return the start of each of `sample_count` samples, and the end of the last sample: [K + 1, 2].
 
     Sample j begins at token j·L of the row of all tokens, and its row names the first document that ends at or after
     j·L + x: if the sample before uses a document up exactly, the row stays in this document (on its last token when x
@@ -169,7 +169,7 @@ def build_sample_index(
     index[0] = 0
     # Views of an .idx file are unaligned, and every gather from an unaligned array would copy the whole array.
     lengths = np.require(lengths, requirements="A")
-    # Samples that have begun, and the tokens after the begin of the last begun sample. A sample has begun where its
+    # Samples that have begun, and the tokens after the start of the last begun sample. A sample has begun where its
     # first token and x more tokens exist, so tokens are counted from −x.
     begun, surplus = 0, -extra_tokens
     for first in range(0, len(document_index), _BLOCK_DOCUMENTS):
@@ -197,7 +197,7 @@ def build_sample_index(
 def _find_documents(ends: npt.NDArray[np.int64], sequence_length: int) -> npt.NDArray[np.int64]:
     """Return the document in which each next sample begins.
 
-    `ends` are the ends of documents in tokens, counted from the begin of the last sample before. ends // L is the
+    `ends` are the ends of documents in tokens, counted from the start of the last sample before. ends // L is the
     number of samples that have begun when a document ends. Sample j begins in the first document where this number is
     at least j, and the index of this document is the number of documents with a smaller number of begins. Counting
     documents by number of begins, and adding up, gives the index for all j: three times faster than repeating

@@ -27,7 +27,7 @@ class Split(Enum):
 
 
 def parse_split(split: str) -> SplitMatrix:
-    """Return begin and end of train, valid and test as fractions of the corpus; None for an empty split.
+    """Return start and end of train, valid and test as fractions of the corpus; None for an empty split.
 
         "99,1,0"     (0, 0.99)  (0.99, 1.0)  None
         "1"          (0, 1.0)   None         None

@@ -40,7 +40,7 @@ def get_thd_partitioned_indices(
     No length is read back from the device, so lengths are not checked here; `packed_metadata` has padded them.
 
     Args:
-        cu_seqlens_padded: [sequences + 1]: begin of each sequence; on several ranks at multiples of 2 × cp_size.
+        cu_seqlens_padded: [sequences + 1]: start of each sequence; on several ranks at multiples of 2 × cp_size.
         total_tokens: last value of `cu_seqlens_padded`.
         cp_size: number of ranks that share the row.
         cp_rank: number of this rank, in [0, cp_size).

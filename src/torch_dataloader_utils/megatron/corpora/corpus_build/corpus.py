@@ -118,7 +118,7 @@ def build_corpus(
         eod: id appended to each document.
         vocabulary_size: number that all ids must be below; also selects the dtype, see `select_dtype`.
         dtype: type of the tokens on disk; overrides the dtype of the vocabulary.
-        skip_nulls: whether null rows are left out and counted. Without, a null row raises.
+        skip_nulls: whether null rows are left out and counted. Otherwise a null row raises.
         output_count: number of corpora. 1 writes `<output_prefix>`; n > 1 writes `<output_prefix>-00000-of-0000n` and
             so on.
         part_bytes: number of unpacked bytes of one task, an int or text such as "64MiB".
@@ -220,9 +220,9 @@ class _Job:
 
 
 def _check_resumes(existing: Sequence[str], job: _Job) -> None:
-    """Raise ConfigError for an existing corpus of another build.
+    """Raise ConfigError if another build made the existing corpora.
 
-    If this very build made the existing corpora and failed joining the next corpus, all its parts still exist.
+    If this build made the existing corpora and failed to join the next corpus, all its parts still exist.
     """
     if existing and len(job.store.find(job.keys)) < len(job.keys):
         raise _exists(existing[0])

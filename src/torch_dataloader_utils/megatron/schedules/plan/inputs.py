@@ -57,7 +57,7 @@ class SchedulePolicy:
 
     Attributes:
         over_long: treatment of a sequence above the capacity of a pack: "error" raises, "alone" puts the sequence into
-            a pack above capacity (the caller answers for the memory), "drop" leaves it out with a warning.
+            a pack above capacity (the caller must have the memory), "drop" leaves it out with a warning.
         missing_packs: treatment of fewer sequences than packs needed, so that a rank has nothing to compute: "error"
             raises, "fill" schedules empty packs, each filled with one padding sequence with loss mask 0.
     """
