@@ -1,13 +1,13 @@
-"""Shards, orders and batches of data sets that are not ours: any iterable, torch or Hugging Face data set.
+"""Wrappers that shard, sort or batch a data set of another library: any iterable, torch or Hugging Face data set.
 
-    ShardedDataset, streaming_shard     the part of one rank, of a map-style data set or a stream
-    BufferSortedDataset                 neighbours of similar length, for little padding; `pad_stack_1d` pads a batch
-    TokenBatchSampler                   batches that are limited by tokens, not by rows
+    ShardedDataset, streaming_shard     the shard of one rank, of a map-style data set or of a stream
+    BufferSortedDataset                 items of similar length next to each other; `pad_stack_1d` pads a batch
+    TokenBatchSampler                   batches limited by tokens, not by rows
 
-Promises: over all shards every item once, exact lengths, an order that is a pure function of (seed, epoch), and states
-that JSON can hold. Nothing of a shard is transformed for another shard. Not for: files of tables, which
-`StructuredDataset` and `IcebergDataset` plan and read. `RowDataset`, random access to such files, is imported on first
-use: it needs Arrow, and nothing else here does.
+Promises: all shards together give every item once, lengths are exact, the order is a pure function of (seed, epoch),
+and states are JSON. A shard never transforms items of another shard. Not for: files of tables; `StructuredDataset` and
+`IcebergDataset` plan and read table files. `RowDataset` (random access to table files) is imported on first use,
+because this package otherwise needs no Arrow.
 """
 
 from importlib import import_module

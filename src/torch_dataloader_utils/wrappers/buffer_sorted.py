@@ -1,4 +1,4 @@
-"""A map-style data set in an order that puts items of similar length next to each other, and padding of a batch."""
+"""Order a map-style data set so that items of similar length are neighbours, and pad a batch of 1-D tensors."""
 
 import operator
 from collections.abc import Iterator, Sequence, Sized
@@ -30,30 +30,33 @@ _ORDERING_KEYS = ("version", "seed", "buffer_size", "pack_size", "total_items")
 
 @runtime_checkable
 class DatasetImplementingSortKeyProtocol(Protocol[ItemT_co]):
-    """A data set that can say how long an item is without reading it."""
+    """A map-style data set that knows the length of an item without reading the item."""
 
     def __len__(self) -> int:
-        """Number of items."""
+        """Return the number of items."""
 
     def __getitem__(self, index: int, /) -> ItemT_co:
-        """One item."""
+        """Return one item."""
 
     def sort_key(self, index: int) -> Any:
-        """Something to sort by, as a rule the length; the keys of one data set compare with `<`, and none is NaN."""
+        """Return the sort key of an item, as a rule its length.
+
+        All keys of one data set compare with `<`, and none is NaN.
+        """
 
 
 class BufferSortedDataset(Dataset[ItemT]):
     """The items of a data set, each once, in packs of similar length and in random order.
 
     The items are cut into buffers of `buffer_size` neighbours. In each buffer: sort by `sort_key`, equal keys in
-    random order; cut into packs of `pack_size`; shuffle the packs; shuffle inside each pack. Batches of `pack_size`
-    are then packs, with little padding, if `buffer_size` is a multiple of `pack_size`.
+    random order; cut into packs of `pack_size`; shuffle the packs; shuffle inside each pack. If `buffer_size` is a
+    multiple of `pack_size`, batches of `pack_size` items are the packs, with little padding.
 
         lengths 5 1 4 2 | 3 9 8 7, buffers of 4, packs of 2:    4 5  2 1 | 3 7  8 9    (one possible order)
 
-    The order is a function of (init_seed, epoch, buffer): the same on every pass, in every worker, on every rank,
-    and whatever was read before. It depends on nothing else, so resume needs no random state. Buffers do not move
-    with the epoch: apart from equal keys, a pack has the same members every time, only its place changes.
+    The order is a function of (init_seed, epoch, buffer) alone: the same on every pass, in every worker and on every
+    rank, whatever was read before. Resume therefore needs no random state. Buffers do not move with the epoch: apart
+    from equal keys, a pack has the same members in every epoch, and only its place changes.
     """
 
     def __init__(
@@ -63,13 +66,13 @@ class BufferSortedDataset(Dataset[ItemT]):
         pack_size: int,
         init_seed: int | None = None,
     ) -> None:
-        """Wraps a data set.
+        """Wrap a data set.
 
         Args:
-            base_dataset: has `sort_key`.
-            buffer_size: items that are sorted together. Large gives less padding, small a more random order;
-                `docs/how-to/sharded-and-sorted.md` has figures.
-            pack_size: items that stay together, as a rule the batch size.
+            base_dataset: map-style data set with a method `sort_key`.
+            buffer_size: number of items that are sorted together. A large buffer gives less padding, a small buffer
+                a more random order; `docs/how-to/sharded-and-sorted.md` has figures.
+            pack_size: number of items that stay together, as a rule the batch size.
             init_seed: seed of the order. None is 0: an order that differs from rank to rank would lose items.
 
         Raises:
@@ -90,11 +93,11 @@ class BufferSortedDataset(Dataset[ItemT]):
         self._cached: tuple[tuple[int, int], npt.NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
-        """Items, as many as the data set has."""
+        """Return the number of items of the data set."""
         return len(self._base_dataset)
 
     def __getitem__(self, index: int) -> ItemT:
-        """The item at `index` of this epoch's order; a negative index counts from the end.
+        """Return the item at `index` of this epoch's order; a negative index counts from the end.
 
         Raises:
             IndexError: outside the data set. TypeError: not a whole number, as lists raise it.
@@ -102,25 +105,28 @@ class BufferSortedDataset(Dataset[ItemT]):
         return self._base_dataset[self._position(index)]
 
     def __getitems__(self, indices: list[int]) -> list[ItemT]:
-        """Several items, in one call to the data set if it takes such calls."""
+        """Return several items, with one call of the data set's `__getitems__` if the data set has this method."""
         return read_items(self._base_dataset, [self._position(index) for index in indices])
 
     def __iter__(self) -> Iterator[ItemT]:
-        """All items in this epoch's order."""
+        """Yield all items in this epoch's order."""
         return (self[index] for index in range(len(self)))
 
     def sort_key(self, index: int) -> Any:
-        """The sort key of the item at `index` of this epoch's order."""
+        """Return the sort key of the item at `index` of this epoch's order."""
         return self._base_dataset.sort_key(self._position(index))
 
     def set_epoch(self, epoch: int) -> None:
-        """Changes the order; reaches persistent workers. Passed on to the data set if it wants it."""
+        """Set the epoch, also in persistent workers, and so change the order.
+
+        The epoch is passed on to the data set if the data set has `set_epoch`.
+        """
         self._epoch.value = check_integer("epoch", epoch, least=0)
         if hasattr(self._base_dataset, "set_epoch"):
             self._base_dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the order depends on; JSON if the state of the data set is."""
+        """Return everything the order depends on; JSON if the state of the data set is JSON."""
         return {
             "version": _STATE_VERSION,
             "epoch": self._epoch.value,
@@ -132,10 +138,10 @@ class BufferSortedDataset(Dataset[ItemT]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes to the epoch of the state.
+        """Go to the epoch of the state.
 
         Raises:
-            CheckpointMismatchError: a state under which the order would be another one.
+            CheckpointMismatchError: the state belongs to another order (another seed, size or number of items).
         """
         check_fits(state_dict, self.state_dict(), _ORDERING_KEYS, problem="The state is of another order")
         check_counts(state_dict, "epoch")
@@ -143,7 +149,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         load_nested_state("base_dataset", self._base_dataset, state_dict)
 
     def _position(self, index: int) -> int:
-        """Where the item at `index` of the order is in the data set."""
+        """Return the position in the data set of the item at `index` of the order."""
         index, total = operator.index(index), len(self)
         if not -total <= index < total:
             raise IndexError(f"item {index} of {total}")
@@ -173,7 +179,7 @@ def _check_numbers(keys: list[Any], start: int) -> None:
 
 
 def _not_in_order(keys: list[Any], start: int) -> ConfigTypeError:
-    """The error for keys of which some do not compare, with the first two that do not."""
+    """Return the error that names the first two keys that do not compare."""
     pairs = combinations(range(len(keys)), 2)
     first, second = next(pair for pair in pairs if not _compare(keys[pair[0]], keys[pair[1]]))
     return ConfigTypeError(
@@ -191,10 +197,10 @@ def _compare(one: Any, other: Any) -> bool:
 
 
 def order_packs(keys: list[Any], pack_size: int, *, seed: int, epoch: int, buffer: int) -> npt.NDArray[np.int64]:
-    """The order of one buffer: a permutation of range(len(keys)), int64.
+    """Return the order of one buffer: a permutation of range(len(keys)), int64.
 
-    If the last pack is short, it is short where it lands after the packs are shuffled. Random words: `SORT_TIES`
-    for equal keys; the first words of `PACKS` order the packs, the others the items inside them.
+    A short last pack stays short at the place where the shuffle of the packs puts this pack. Random words: `SORT_TIES`
+    for equal keys; the first words of `PACKS` order the packs, the other words order the items inside the packs.
     """
     count = len(keys)
     # A stable sort of a random order leaves equal keys in random order.
@@ -214,16 +220,18 @@ def pad_stack_1d(
     padding_side: Literal["left", "right"] = "right",
     pad_to_multiple_of: int | None = None,
 ) -> torch.Tensor:
-    """The items as the rows of one tensor [len(items), longest], padded at one side; dtype and device of the items.
+    """Return the items as rows of one tensor [len(items), longest], padded at one side.
+
+    The tensor has the dtype and the device of the items.
 
         items 1 2 3 and 4, padded with 0, multiple of 2:    1 2 3 0    left:    0 1 2 3
                                                             4 0 0 0             0 0 0 4
 
     Args:
-        items: 1-D tensors of one dtype; an empty one is a row of padding.
-        pad_value: fills what an item leaves free; a float type rounds it, any other holds it exactly.
-        padding_side: where the padding goes.
-        pad_to_multiple_of: the row length is rounded up to a multiple of this.
+        items: 1-D tensors of one dtype; an empty tensor becomes a row of padding.
+        pad_value: value of the padding; a float dtype rounds the value, any other dtype has to hold the value exactly.
+        padding_side: side of the row that the padding fills.
+        pad_to_multiple_of: number whose next multiple the row length is rounded up to.
 
     Raises:
         ConfigError: no items, an item that is not 1-D, an unknown side, or a multiple below 1; a pad value that the

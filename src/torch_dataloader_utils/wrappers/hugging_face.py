@@ -1,8 +1,8 @@
-"""One shard of a Hugging Face stream, as a stream of the same kind, and how it resumes.
+"""Cut one shard out of a Hugging Face stream, as a stream of the same kind that can resume.
 
-Written and tested against `datasets` 5.1 and 5.2. Its public `filter` and `map` would decode and convert every row of
-every shard before the cut (15 µs a row instead of 1); an examples iterable of our own does not. That interface is
-private to `datasets`; all use of it is in this module, and a class that is renamed there fails its import.
+Written and tested against `datasets` 5.1 and 5.2. The public `filter` and `map` would decode and convert every row of
+every shard before the cut (15 µs a row instead of 1); an examples iterable of our own does not. Examples iterables are
+private to `datasets`: this module alone uses them, and fails to import when `datasets` renames a class.
 """
 
 from abc import abstractmethod
@@ -37,7 +37,7 @@ from torch_dataloader_utils.wrappers.shard_reader import ShardReader
 
 
 def sources_of(examples: Any) -> list[Any]:
-    """The examples iterables that one is made of; none for those that read files."""
+    """Return the examples iterables that an examples iterable wraps; an empty list if it reads files itself."""
     if hasattr(examples, "source"):
         return [examples.source]
     inner = getattr(examples, "ex_iterables", None) or [getattr(examples, "ex_iterable", None)]
@@ -45,72 +45,71 @@ def sources_of(examples: Any) -> list[Any]:
 
 
 class WrappedExamples(_BaseExamplesIterable):  # type: ignore[misc]
-    """Has the columns of another examples iterable; subclasses decide which examples are given.
+    """Examples iterable with the columns of another examples iterable; subclasses decide which examples are given.
 
     Attributes:
-        source: the other one. Not `ex_iterable`: `datasets` goes through attributes of that name by itself, to change
-            the random state of shuffles in each worker.
+        source: the wrapped examples iterable. Not named `ex_iterable`: `datasets` follows attributes of this name, to
+            change the random state of shuffles in each worker.
     """
 
     def __init__(self, source: Any) -> None:
-        """Wraps a source."""
         super().__init__()
         self.source = source
 
     @property
     def is_typed(self) -> bool:
-        """That of the source."""
+
         return bool(self.source.is_typed)
 
     @property
     def features(self) -> Any:
-        """Those of the source."""
+
         return self.source.features
 
     @property
     def num_shards(self) -> int:
-        """Files that workers can share: those of the source."""
+        """Number of files of the source, which workers share."""
         return int(self.source.num_shards)
 
     @property
     def sleep_on_threads_shutdown(self) -> bool:
-        """As the source."""
+
         return bool(self.source.sleep_on_threads_shutdown)
 
     @property
     def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
-        """Tables instead of rows where the source has them."""
+        """Function that yields tables instead of rows, or None if the source yields rows only."""
         return self._iter_arrow if self.source.iter_arrow else None
 
     @abstractmethod
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
-        """The tables of the examples."""
+        """Yield the examples as tables."""
 
     @abstractmethod
     def _over(self, source: Any) -> Self:
-        """The same over another source."""
+        """Return a copy that wraps another source."""
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> Self:
-        """Files in another order."""
+        """Return a copy with the files in another order."""
         return self._over(self.source.shuffle_data_sources(generator))
 
     def shift_rngs(self, value: int) -> Self:
-        """Other random numbers in the shuffles of the source: those of an epoch, or of a worker."""
+        """Return a copy that shuffles its source with other random numbers, for an epoch or for a worker."""
         return self._over(shift_ex_examples_rngs(self.source, value))
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Self:
-        """Some of the files."""
+        """Return a copy with some of the files."""
         return self._over(self.source.shard_data_sources(num_shards, index, contiguous=contiguous))
 
     def reshard_data_sources(self) -> Self:
-        """The same over the source, whose files are divided more finely."""
+        """Return a copy that divides the files of the source more finely."""
         return self._over(self.source.reshard_data_sources())
 
 
 class OpenState(dict[str, Any]):
-    """A state that accepts any keys, so that a state of other options reaches our check.
+    """State that accepts any keys, so that a state of other options reaches our check.
 
-    `datasets` merges a loaded state into ours key by key, and would fail at the first key that ours does not have.
+    `datasets` merges a loaded state into our state key by key, and fails at the first key that our state lacks.
     """
 
     def __missing__(self, key: str) -> None:
@@ -118,26 +117,26 @@ class OpenState(dict[str, Any]):
 
 
 def check_options(state: dict[str, Any], layout: ShardLayout, kind: str) -> None:
-    """Raises CheckpointMismatchError unless a state was saved with this layout, by examples of this kind."""
+    """Raise CheckpointMismatchError unless a state was saved with this layout, by examples of this kind."""
     saved, here = (state["layout"], state["type"]), (describe_layout(layout), kind)
     if saved != here:
         raise CheckpointMismatchError(
             f"The state was saved with {saved}, this shard has {here}. Shard with the same options, into as many "
-            "shards: the state of a stream goes on with no other number of ranks."
+            "shards: a stream cannot resume on another number of ranks."
         )
 
 
 def check_index(saved: int, layout: ShardLayout) -> None:
-    """Raises CheckpointMismatchError unless a state was saved by this very shard."""
+    """Raise CheckpointMismatchError unless this very shard saved the state."""
     if saved != layout.index:
         raise CheckpointMismatchError(
-            f"The state is of shard {saved} of {layout.num_shards}, this is shard {layout.index}, and they have other "
-            "tables. Save a state on every rank, and load each on its own."
+            f"The state is of shard {saved} of {layout.num_shards}, this is shard {layout.index}, and the two shards "
+            "have different tables. Save a state on every rank, and load each on its own rank."
         )
 
 
 def holds_rows_back(examples: Any) -> bool:
-    """Whether a shuffle buffer is among the steps: states of `datasets` do not have the rows in it."""
+    """Return whether a step shuffles in a buffer: states of `datasets` lack the rows in the buffer."""
     if isinstance(examples, ReplayedExamples):
         return False  # a shard that is cut again
     if isinstance(examples, BufferShuffledExamplesIterable):
@@ -146,10 +145,11 @@ def holds_rows_back(examples: Any) -> bool:
 
 
 class ReplayedExamples(WrappedExamples):
-    """The examples of a source, with their count as the state: a resume reads and skips those that were given.
+    """The examples of a source, with the number of given examples as the state.
 
-    The order is a function of seed and epoch, so that leads to the same place, at the cost of reading again. Transforms
-    after the cut do not run for skipped examples.
+    A resume reads the source again and skips the given examples. The order is a function of seed and epoch, so the
+    resume arrives at the same example, at the cost of reading again. Transforms after the cut do not run for skipped
+    examples.
     """
 
     def _init_state_dict(self) -> dict[str, Any]:
@@ -163,14 +163,14 @@ class ReplayedExamples(WrappedExamples):
         yield from self._left_of(lambda: self.source.iter_arrow())
 
     def _left_of(self, read: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-        """The rows or tables that were not given yet; keeps the state up to date."""
+        """Yield the rows or tables that were not given yet, and keep the state up to date."""
         state = self._state_dict or self._init_state_dict()
         if state["type"] != type(self).__name__:
             raise CheckpointMismatchError(
                 "The state was saved without a shuffle before the cut, and this stream is shuffled before it. "
                 "Build the stream with the steps it was saved with."
             )
-        self.source._init_state_dict()  # a pass that was begun before would go on in its middle
+        self.source._init_state_dict()  # else an earlier pass would continue in its middle
         for item in islice(read(), state["given"], None):
             state["given"] += 1
             yield item
@@ -180,7 +180,7 @@ class ReplayedExamples(WrappedExamples):
 
 
 def shard_hugging_face(dataset: Any, layout: ShardLayout) -> Any:
-    """The rows of one shard of an `IterableDataset`: its rows of every file.
+    """Return one shard of an `IterableDataset`: the rows of the shard, of every file.
 
     Raises:
         ConfigError: a shuffle without a seed.
@@ -208,7 +208,7 @@ def _with_examples(dataset: Any, examples: Any) -> Any:
 
 
 def _is_unseeded(examples: Any) -> bool:
-    """Whether a random step took its seed from the system: numpy takes 128 bits, a user's seed has 64 at most."""
+    """Return whether a random step took its seed from the system: numpy takes 128 bits, a user gives 64 at most."""
     bits = getattr(getattr(examples, "generator", None), "bit_generator", None)
     entropy = getattr(getattr(bits, "seed_seq", None), "entropy", None)
     is_own = isinstance(entropy, int) and entropy >= 1 << 64
@@ -219,21 +219,21 @@ class ShardExamples(WrappedExamples):
     """The examples of one shard of another examples iterable, neither decoded nor formatted.
 
     A cut counts from the start of its source, so all ranks must read the same order, and no step after the cut may
-    change what is below it: such a step reads one file, whatever the source has, and cannot reorder the source's.
-    Two things do reach the source. The epoch, as it is the same on all ranks: it reorders files and shuffles. And a
-    DataLoader worker takes some of the files, once, and cuts them by itself; all ranks must have the same number of
-    workers, and batch mode pads or drops once for each worker.
+    change the source: a later step sees one file, whatever the source has, and cannot reorder the files of the source.
+    Two things do reach the source. The first is the epoch, which is the same on all ranks: it reorders files and
+    shuffles. The second is a DataLoader worker, which takes some of the files, once, and cuts these files alone; all
+    ranks must have the same number of workers, and batch mode pads or drops once per worker.
     """
 
     def __init__(
         self, source: Any, layout: ShardLayout, *, is_reordered: bool = False, is_of_worker: bool = False
     ) -> None:
-        """Wraps the examples of all shards.
+        """Wrap the examples of all shards.
 
         Args:
-            source: the examples.
-            layout: which of them are ours.
-            is_reordered: whether an epoch reorders files: not if a `take` or `skip` after the cut forbids it.
+            source: the examples of all shards.
+            layout: positions of the examples of this shard.
+            is_reordered: whether an epoch reorders files; False if a `take` or `skip` after the cut forbids a reorder.
             is_of_worker: whether the source has the files of one worker only.
         """
         super().__init__(source)
@@ -243,13 +243,13 @@ class ShardExamples(WrappedExamples):
 
     @property
     def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]] | None:
-        """Tables instead of rows where the source has them and the cut needs no look ahead."""
+        """Function that yields tables instead of rows, or None if the source has no tables or the cut looks ahead."""
         can_cut_tables = isinstance(self.layout, StridedLayout) and self.layout.tail is TailPolicy.KEEP
         return self._iter_arrow if can_cut_tables and self.source.iter_arrow else None
 
     @property
     def num_shards(self) -> int:
-        """1, but in a DataLoader worker the number of workers that files can be divided among."""
+        """Number of workers that the files can be divided among in a DataLoader worker, elsewhere 1."""
         info = get_worker_info()
         if info is None or self._is_of_worker or isinstance(self.layout, ContiguousLayout):
             return 1
@@ -277,7 +277,7 @@ class ShardExamples(WrappedExamples):
             hold=lambda: self._held_state(reader.position),
         )
         if state["held"] is not None and reader.is_inside_held_run:
-            # Loading makes a new state in the source; ours must refer to that one.
+            # Loading makes a new state in the source; our state must refer to the new state.
             reader.position, held = state["held"]
             state["examples_iterable"] = self.source.load_state_dict(held)
         for example in reader.read(iter(self.source)):
@@ -303,7 +303,7 @@ class ShardExamples(WrappedExamples):
         return np.flatnonzero(shard == layout.index)
 
     def _checked_state(self) -> dict[str, Any]:
-        # `datasets` merges a loaded state into ours without asking, so ours is checked where it is used.
+        # `datasets` merges a loaded state into our state unasked, so the check is here, where the state is used.
         state: dict[str, Any] = self._state_dict or self._init_state_dict()
         check_options(state, self.layout, type(self).__name__)
         return state
@@ -312,7 +312,7 @@ class ShardExamples(WrappedExamples):
         return [position, self.source.state_dict()] if self._state_dict else None
 
     def _read_head(self) -> list[tuple[Any, Any]]:
-        # The state of the source is live: only a copy can be read from the start without moving it.
+        # The source moves when it is read, so the head is read from a copy.
         fresh = deepcopy(self.source)
         fresh._init_state_dict()
         return list(islice(iter(fresh), group_items(self.layout)))
@@ -321,25 +321,28 @@ class ShardExamples(WrappedExamples):
         return ShardExamples(source, self.layout, is_reordered=self._is_reordered, is_of_worker=self._is_of_worker)
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> "ShardExamples":  # noqa: ARG002
-        """Notes that an epoch may reorder the files: this generator may be another one on each rank."""
+        """Note that an epoch may reorder the files. The generator is not used: it may differ from rank to rank."""
         return ShardExamples(self.source, self.layout, is_reordered=True, is_of_worker=self._is_of_worker)
 
     def shift_rngs(self, value: int) -> "ShardExamples":
-        """The source in the order of an epoch; a worker changes nothing, as ranks need not use the same for a file."""
+        """Return a copy with the source in the order of an epoch.
+
+        In a worker nothing changes: ranks may use different workers for the same file.
+        """
         if self._is_of_worker:
             return self
         source = self.source
         if self._is_reordered:
-            # As in `datasets`: steps that decide which rows there are, such as `take`, raise this.
+            # As in `datasets`: steps that select rows, such as `take`, raise this error.
             with suppress(DataSourcesShufflingDisallowed):
                 source = source.shuffle_data_sources(np.random.default_rng(value))
         return self._over(shift_ex_examples_rngs(source, value))
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> "ShardExamples":
-        """The same cut over the files of a DataLoader worker.
+        """Return the same cut over the files of a DataLoader worker.
 
         Raises:
-            ConfigError: more than one part, and not in a worker.
+            ConfigError: more than one part outside of a worker.
         """
         if num_shards > 1 and get_worker_info() is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Computes which positions of a stream belong to one shard; no data, no state.
+"""Compute which positions of a stream belong to one shard; no data, no state.
 
 Source of the orders: `IterableDatasetShard` and `BatchSamplerShard` of accelerate 1.15. Both modes of
 `split_batches` are one layout: a *group* of num_shards runs, and a *run* of neighbouring items for each shard.
@@ -17,55 +17,57 @@ from torch_dataloader_utils.errors import ConfigError
 
 
 class TailPolicy(StrEnum):
-    """The treatment of the items after the last complete group."""
+    """Treatment of the items after the last complete group."""
 
     KEEP = "keep"
-    """Each goes to the shard that is next: nothing lost, nothing repeated, lengths differ."""
+    """The next shard gets the next run: nothing lost, nothing repeated, lengths differ."""
     DROP = "drop"
-    """They are left out, so every shard gives the same number of items."""
+    """The items are left out: every shard gives the same number of items."""
     PAD = "pad"
-    """The group is completed with items from the start of the stream: equal lengths, some items repeated."""
+    """Items from the start of the stream complete the group: equal lengths, some items repeated."""
 
 
 class ShardLayout(Protocol):
-    """Runs of positions, in order. The items of a shard are its runs one after the other, then the padding."""
+    """Positions of one shard in a stream, as runs in order: the items of the runs one after the other, then padding."""
 
     @property
     def num_shards(self) -> int:
-        """Shards the stream is cut into."""
+        """Number of shards of the stream."""
 
     @property
     def index(self) -> int:
-        """Which of them this is."""
+        """Number of this shard, in [0, num_shards)."""
 
     @property
     def run_items(self) -> int:
-        """Items in one run."""
+        """Number of items in one run."""
 
     @property
     def tail(self) -> TailPolicy:
-        """The treatment of the items after the last complete group."""
+        """Treatment of the items after the last complete group."""
 
     @property
     def total(self) -> int | None:
-        """Items in the stream, if the layout had to know it."""
+        """Number of items in the stream, if the layout needs the number."""
 
     def run_bounds(self, run: int) -> tuple[int, int]:
-        """Positions [start, stop) of a run of this shard; from the end of the stream on they mean padding."""
+        """Return the positions [start, stop) of a run of this shard; after the end of the stream they are padding."""
 
     def num_runs(self, total: int) -> int:
-        """Runs of this shard that have an item, padding included, in a stream of `total` items."""
+        """Return the number of runs of this shard with an item, padding included, in a stream of `total` items."""
 
     def length(self, total: int) -> int:
-        """Items of this shard, padding included, in a stream of `total` items."""
+        """Return the number of items of this shard, padding included, in a stream of `total` items."""
 
     def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
-        """The positions of all runs, int64, in order; from `total` on they mean padding, or nothing."""
+        """Return the positions of all runs, int64, in order; positions from `total` on are padding or have no item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StridedLayout:
-    """Run g of shard r is [g·R + r·p, g·R + (r + 1)·p), with p = run_items and R = p · num_shards.
+    """Layout with the runs of all shards in turn.
+
+    Run g of shard r is [g·R + r·p, g·R + (r + 1)·p), with p = run_items and R = p · num_shards.
 
     10 items, 2 shards, runs of 2:
 
@@ -81,16 +83,16 @@ class StridedLayout:
 
     @property
     def total(self) -> int | None:
-        """Not needed: a strided shard works on a stream of unknown length."""
+        """None: a strided shard works on a stream of unknown length."""
         return None
 
     def run_bounds(self, run: int) -> tuple[int, int]:
-        """Positions [start, stop) of a run."""
+        """Return the positions [start, stop) of a run."""
         start = run * group_items(self) + self.index * self.run_items
         return start, start + self.run_items
 
     def num_runs(self, total: int) -> int:
-        """Runs that have an item, padding included."""
+        """Return the number of runs with an item, padding included."""
         groups, rest = divmod(total, group_items(self))
         match self.tail:
             case TailPolicy.KEEP:
@@ -103,23 +105,23 @@ class StridedLayout:
                 assert_never(self.tail)
 
     def length(self, total: int) -> int:
-        """Items of this shard; never negative, and over all shards exactly `total` with `TailPolicy.KEEP`."""
+        """Return the number of items of this shard, never negative. `TailPolicy.KEEP`: all shards sum to `total`."""
         if self.tail is not TailPolicy.KEEP:
             return self.num_runs(total) * self.run_items
         groups, rest = divmod(total, group_items(self))
         return groups * self.run_items + min(max(rest - self.index * self.run_items, 0), self.run_items)
 
     def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
-        """The positions of all runs."""
+        """Return the positions of all runs."""
         starts = np.arange(self.num_runs(total), dtype=np.int64) * group_items(self) + self.index * self.run_items
         return (starts[:, None] + np.arange(self.run_items, dtype=np.int64)).ravel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContiguousLayout:
-    """One span of neighbouring positions for each shard, in the order of the stream.
+    """Layout with one span of neighbouring positions for each shard, in the order of the stream.
 
-    10 items, 4 shards, runs of 1 (the spans of `TailPolicy.KEEP` differ by at most one, the longer ones first):
+    10 items, 4 shards, runs of 1 (the spans of `TailPolicy.KEEP` differ by at most one item, longer spans first):
 
         keep    0 1 2    3 4 5    6 7    8 9
         drop    0 1      2 3      4 5    6 7
@@ -133,7 +135,7 @@ class ContiguousLayout:
     total: int
 
     def span(self) -> tuple[int, int]:
-        """Positions [start, stop) of this shard; from `total` on they mean padding."""
+        """Return the positions [start, stop) of this shard; positions from `total` on are padding."""
         if self.tail is TailPolicy.KEEP:
             return even_span(self.total, self.num_shards, self.index)
         group = group_items(self)
@@ -141,20 +143,20 @@ class ContiguousLayout:
         return self.index * groups * self.run_items, (self.index + 1) * groups * self.run_items
 
     def run_bounds(self, run: int) -> tuple[int, int]:
-        """Positions [start, stop) of a run."""
+        """Return the positions [start, stop) of a run."""
         first, last = self.span()
         start = first + run * self.run_items
         return start, min(start + self.run_items, last)
 
     def num_runs(self, total: int) -> int:
-        """Runs that have an item, padding included; `total` must be the total of the layout."""
+        """Return the number of runs with an item, padding included; `total` must be the total of the layout."""
         return -(-self.length(total) // self.run_items)
 
     def length(self, total: int) -> int:
-        """Items of this shard.
+        """Return the number of items of this shard.
 
         Raises:
-            ConfigError: `total` is not the number of items the spans were cut for.
+            ConfigError: `total` is not the number of items that the spans were cut for.
         """
         if total != self.total:
             raise ConfigError(f"The spans were cut for {self.total} items, the data set has {total}. Shard it again.")
@@ -162,20 +164,20 @@ class ContiguousLayout:
         return stop - start
 
     def virtual_positions(self, total: int) -> npt.NDArray[np.int64]:
-        """The positions of all runs."""
+        """Return the positions of all runs."""
         start, _ = self.span()
         return np.arange(start, start + self.length(total), dtype=np.int64)
 
 
 def group_items(layout: ShardLayout) -> int:
-    """Items in one group: a run of every shard."""
+    """Return the number of items in one group: one run of every shard."""
     return layout.num_shards * layout.run_items
 
 
 def shard_positions(layout: ShardLayout, total: int) -> npt.NDArray[np.int64]:
-    """Positions of the items of one shard in the order they are given, int64 of shape [layout.length(total)].
+    """Return the positions of the items of one shard in the order given, int64 [layout.length(total)].
 
-    Padding is the start of the stream again, as often as needed: position v ≥ total stands for item
+    Padding repeats the start of the stream, as often as needed: position v ≥ total stands for item
     (v − total) mod min(total, group). 3 items, 2 shards, runs of 2: 0 1 and 2 0.
     """
     positions = layout.virtual_positions(total)
@@ -185,7 +187,7 @@ def shard_positions(layout: ShardLayout, total: int) -> npt.NDArray[np.int64]:
 
 
 def describe_layout(layout: ShardLayout) -> dict[str, Any]:
-    """Everything a saved position depends on, as JSON values; the same on every shard, so the index is not in it."""
+    """Return everything a saved position depends on, as JSON values; without the index, so the same on every shard."""
     return {
         "num_shards": layout.num_shards,
         "run_items": layout.run_items,
@@ -195,7 +197,7 @@ def describe_layout(layout: ShardLayout) -> dict[str, Any]:
 
 
 def head_items(layout: ShardLayout, total: int) -> int:
-    """Items at the start of the stream that padding may repeat: one group, or all there are; at least 1."""
+    """Return the number of items that padding may repeat: one group, or `total` if it is smaller; at least 1."""
     return max(1, min(total, group_items(layout)))
 
 
@@ -208,7 +210,7 @@ def plan_shard(
     drop_last: bool,
     even_batches: bool | None,
 ) -> StridedLayout:
-    """The strided layout for the options of `streaming_shard`; sample mode is batches of one.
+    """Return the strided layout for the options of `streaming_shard`; sample mode has runs of one item.
 
     Raises:
         ConfigError: num_shards or batch_size below 1, index outside [0, num_shards), `split_batches` without a
@@ -221,8 +223,8 @@ def plan_shard(
     if check_flag("split_batches", split_batches):
         if batch_size is None or run_items % num_shards:
             raise ConfigError(
-                f"split_batches=True cuts each batch into {num_shards} equal parts, batch_size={batch_size} cannot "
-                f"be cut so. Give a multiple of {num_shards}."
+                f"split_batches=True cuts each batch into {num_shards} equal parts, which batch_size={batch_size} does "
+                f"not allow. Give a multiple of {num_shards}."
             )
         run_items //= num_shards
     pads = batch_size is not None if even_batches is None else check_flag("even_batches", even_batches)

@@ -1,4 +1,4 @@
-"""One pass over a stream that gives the items of one shard and keeps its position for states."""
+"""Read the items of one shard in one pass over a stream, and keep the position for states."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,20 +14,21 @@ _END: Any = object()
 
 
 class ShardReader(Generic[ItemT]):
-    """Reads the runs of one shard, or of one worker of it, in order.
+    """Reader of the runs of one shard, or of one worker of a shard, in order.
 
-    With W workers, worker w takes the runs w, w + W, w + 2W, … Runs are batches, so a DataLoader of that batch
-    size, which asks its workers round robin, gives the batches in the order one process would give them.
+    With W workers, worker w takes the runs w, w + W, w + 2W, … Runs are batches, so a DataLoader with the batch size
+    `run_items` asks its workers round robin and gives the batches in the order of a single process.
 
-    Memory: one run with `TailPolicy.DROP` (it may be given only once its whole group was seen), one group with
+    Memory: one run with `TailPolicy.DROP` (a run may be given only after its whole group was seen), one group with
     `TailPolicy.PAD`, else nothing.
 
     Attributes:
-        layout: which positions the shard has.
-        worker: (id, number) of the worker that reads.
-        position: items taken from the stream so far.
-        yielded: items given so far; counted before they are given, so a suspended reader counts the last one.
-        has_ended: whether the stream gave fewer items than were asked for; after that only padding is given.
+        layout: positions of the items of the shard.
+        worker: (id, number of workers) of the worker that reads.
+        position: number of items taken from the stream so far.
+        yielded: number of items given so far. An item is counted before it is given, so a suspended reader has counted
+            the last item.
+        has_ended: whether the stream gave fewer items than were asked for; after the end only padding is given.
         held: the result of `hold` at the start of the current run (`TailPolicy.DROP` on a strided layout only).
     """
 
@@ -41,15 +42,15 @@ class ShardReader(Generic[ItemT]):
         head: list[ItemT] | None = None,
         hold: Callable[[], Any],
     ) -> None:
-        """Prepares a reader that continues from the place of an earlier one.
+        """Prepare a reader that continues from the place of an earlier reader.
 
         Args:
-            layout: which positions the shard has.
-            worker: (id, number) of the worker.
+            layout: positions of the items of the shard.
+            worker: (id, number of workers) of the worker that reads.
             position: position of the first item that the stream will give.
-            yielded: items that were given before.
+            yielded: number of items that were given before.
             head: the first group of the stream; needed with `TailPolicy.PAD` unless position is 0.
-            hold: called before a run is read that may have to be read again on resume.
+            hold: function called before a run that a resume may have to read again; returns the state of the stream.
         """
         self.layout = layout
         self.position = position
@@ -73,11 +74,11 @@ class ShardReader(Generic[ItemT]):
         return self.layout.run_bounds(worker + num_workers * (self.yielded // self.layout.run_items))[0]
 
     def read(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
-        """The items of this shard that have not been given yet.
+        """Yield the items of this shard that have not been given yet.
 
         Raises:
             CheckpointMismatchError: the stream is already past the next item of this shard.
-            RowCountError: a stream of declared length ended early, or went on after it (raised by the last shard).
+            RowCountError: a stream ended before its declared length, or went on after it (raised by the last shard).
         """
         yield from self._read_runs(items)
         if self.layout.total is not None and self.layout.index == self.layout.num_shards - 1:
@@ -99,7 +100,10 @@ class ShardReader(Generic[ItemT]):
         yield from self._give_padding(items)
 
     def _remember_head(self, items: Iterator[ItemT]) -> Iterator[ItemT]:
-        """The same items; the first group is kept. One by one, so that the source never runs ahead of `position`."""
+        """Yield the items and keep the first group as the head.
+
+        Items are taken one by one, so that the source never runs ahead of `position`.
+        """
         self._head = head = []
         for item in islice(items, group_items(self.layout)):
             head.append(item)
@@ -107,7 +111,7 @@ class ShardReader(Generic[ItemT]):
         yield from items
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """(run, items of it already given), again and again: what to give next follows from `yielded` alone."""
+        """Yield (run, number of its items already given) without end; both follow from `yielded` alone."""
         worker, num_workers = self.worker
         while True:
             done, offset = divmod(self.yielded, self.layout.run_items)
@@ -147,7 +151,7 @@ class ShardReader(Generic[ItemT]):
         if self.layout.tail is not TailPolicy.PAD or total == 0:
             return
         size = head_items(self.layout, total)
-        # A span that is padding throughout has read nothing yet.
+        # A span of padding only has read nothing yet.
         if not self._skip_to(items, max(self.position, size)):
             self._check_total()
         head = self._head or []
@@ -171,16 +175,16 @@ class ShardReader(Generic[ItemT]):
             self._check_total()
         if next(items, _END) is not _END:
             raise RowCountError(
-                f"The data set has more than the {total} items that were declared; no shard gives those beyond. Give "
+                f"The data set has more than the {total} items that were declared, and no shard gives the rest. Give "
                 "the right length, or shard without contiguous=True."
             )
 
     def _skip_to(self, items: Iterator[ItemT], target: int) -> bool:
-        """Drops items until `position` is `target`; False when the stream ends before."""
+        """Drop items until `position` is `target`. Return False if the stream ends before."""
         if target < self.position:
             raise CheckpointMismatchError(
                 f"The source of this state is at item {self.position}, shard {self.layout.index} of "
-                f"{self.layout.num_shards} goes on at item {target}. Load the state of this shard or of a lower one."
+                f"{self.layout.num_shards} goes on at item {target}. Load the state of this shard or of a lower shard."
             )
         skipped = count()
         deque(zip(islice(items, target - self.position), skipped, strict=False), maxlen=0)

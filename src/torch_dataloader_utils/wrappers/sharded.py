@@ -1,4 +1,4 @@
-"""One shard of a map-style data set."""
+"""Show one shard of a map-style data set as a data set, for each rank of a job."""
 
 import operator
 from collections.abc import Iterator, Sized
@@ -20,7 +20,7 @@ _SHARDING_KEYS = ("version", "total_shards", "indexing_mode", "total_items")
 
 
 class ShardIndexingMode(StrEnum):
-    """How the items are divided among the shards.
+    """Order in which the items are divided among the shards.
 
     14 items, 4 shards:
 
@@ -33,17 +33,17 @@ class ShardIndexingMode(StrEnum):
 
 
 class ShardedDataset(Dataset[ItemT]):
-    """A view of one shard of a map-style data set; items are read when they are asked for.
+    """View of one shard of a map-style data set. An item is read when it is asked for.
 
-    Over all shards every item appears exactly once and lengths add up to the length of the data set. With padding
-    all shards are as long as the longest, and the missing items are the last item of the data set again:
+    Over all shards every item appears exactly once, and the lengths add up to the length of the data set. With padding
+    all shards are as long as the longest shard, and short shards repeat the last item of the data set:
 
         5 items, 4 shards    sequential    0 4    1      2      3
                              chunked       0 1    2 3    4      (none)
                              padded        0 4    1 4    2 4    3 4    and    0 1    2 3    4 4    4 4
 
-    State: the number of shards and, if it has one, the state of the data set. Loading never changes which shard
-    this is, so one saved state serves all ranks.
+    State: the number of shards, the mode, the number of items and, if the data set has a state, its state. Loading
+    never changes the index of this shard, so one saved state serves all ranks.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class ShardedDataset(Dataset[ItemT]):
         indexing_mode: ShardIndexingMode | str,
         pad_to_equal_size_across_shards: bool,
     ) -> None:
-        """Makes the view.
+        """Make the view.
 
         Args:
-            dataset: has `__len__` and `__getitem__`.
+            dataset: data set with `__len__` and `__getitem__`.
             total_shards: number of shards, as a rule the data-parallel size.
-            current_shard: which shard, in [0, total_shards).
-            indexing_mode: round robin or in blocks.
+            current_shard: number of this shard, in [0, total_shards).
+            indexing_mode: `ShardIndexingMode` or its name: round robin ("sequential") or in blocks ("chunked").
             pad_to_equal_size_across_shards: whether short shards repeat the last item, so that no rank runs out
-                of steps before the others.
+                of steps before the other ranks.
 
         Raises:
             ConfigError: a shard that does not exist, or an unknown mode.
@@ -94,17 +94,17 @@ class ShardedDataset(Dataset[ItemT]):
         indexing_mode: ShardIndexingMode | str = ShardIndexingMode.sequential,
         pad_to_equal_size_across_shards: bool = True,
     ) -> "ShardedDataset[ItemT]":
-        """The shard of this rank along one dimension of a device mesh, such as "dp".
+        """Return the shard of this rank along one dimension of a device mesh, for example "dp".
 
         Ranks that differ in other dimensions only (tensor or pipeline parallel) get the same shard. Without
         `mesh_dim` the mesh must have one dimension.
 
         Raises:
-            ConfigTypeError: not a mesh. As the constructor, and what torch raises for a dimension that is not there.
+            ConfigTypeError: not a mesh. The errors of the constructor. torch's own error for an unknown dimension.
         """
         if not isinstance(mesh, DeviceMesh):
             raise ConfigTypeError(
-                f"mesh is {of_type(mesh)}: pass a DeviceMesh, such as init_device_mesh of torch gives."
+                f"mesh is {of_type(mesh)}: pass a DeviceMesh, for example from torch's init_device_mesh."
             )
         if mesh_dim is not None:
             mesh = mesh[mesh_dim]
@@ -119,7 +119,9 @@ class ShardedDataset(Dataset[ItemT]):
         indexing_mode: ShardIndexingMode | str = ShardIndexingMode.sequential,
         pad_to_equal_size_across_shards: bool = True,
     ) -> "ShardedDataset[ItemT]":
-        """The shard of this rank in a process group, by default all ranks; one shard when nothing is distributed.
+        """Return the shard of this rank in a process group, by default the group of all ranks.
+
+        Without torch.distributed the result is the only shard of one.
 
         Raises:
             ConfigError: this rank is not in the group.
@@ -132,7 +134,7 @@ class ShardedDataset(Dataset[ItemT]):
         return cls(dataset, size, rank, indexing_mode, pad_to_equal_size_across_shards)
 
     def __len__(self) -> int:
-        """Items of this shard, padding included."""
+        """Return the number of items of this shard, padding included."""
         total = len(self._dataset)
         longest = -(-total // self._total_shards)
         if self._is_padded:
@@ -147,7 +149,7 @@ class ShardedDataset(Dataset[ItemT]):
                 assert_never(self._indexing_mode)
 
     def __getitem__(self, index: int) -> ItemT:
-        """One item of this shard; a negative index counts from its end.
+        """Return one item of this shard; a negative index counts from the end of the shard.
 
         Raises:
             IndexError: outside the shard. TypeError: not a whole number, as lists raise it.
@@ -155,26 +157,26 @@ class ShardedDataset(Dataset[ItemT]):
         return self._dataset[self._position(index)]
 
     def __getitems__(self, indices: list[int]) -> list[ItemT]:
-        """Several items of this shard, in one call to the data set if it takes such calls."""
+        """Return several items, with one call of the data set's `__getitems__` if the data set has this method."""
         return read_items(self._dataset, [self._position(index) for index in indices])
 
     def __iter__(self) -> Iterator[ItemT]:
-        """All items of this shard, in order."""
+        """Yield all items of this shard, in order."""
         return (self[index] for index in range(len(self)))
 
     def sort_key(self, index: int) -> Any:
-        """The sort key of one item of this shard, so that `BufferSortedDataset` can wrap a shard."""
+        """Return the sort key of one item of this shard, so that `BufferSortedDataset` can wrap a shard."""
         if not hasattr(self._dataset, "sort_key"):
             raise ConfigTypeError(f"{type(self._dataset).__name__} has no sort_key(index): shard a data set that has.")
         return self._dataset.sort_key(self._position(index))
 
     def set_epoch(self, epoch: int) -> None:
-        """Passes the epoch on to the data set, if it wants one."""
+        """Pass the epoch on to the data set, if the data set has `set_epoch`."""
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON if the state of the data set is."""
+        """Return the options of the shard and the state of the data set; JSON if the state of the data set is JSON."""
         return {
             "version": _STATE_VERSION,
             "total_shards": self._total_shards,
@@ -185,16 +187,17 @@ class ShardedDataset(Dataset[ItemT]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Checks that the state fits and gives the data set its part.
+        """Check that the state fits, and load the data set's part of the state.
 
         Raises:
-            CheckpointMismatchError: another number of shards, another mode, another data set, or no state of ours.
+            CheckpointMismatchError: another number of shards, another mode, another number of items, or not a state of
+                a ShardedDataset.
         """
         check_fits(state_dict, self.state_dict(), _SHARDING_KEYS, problem="The state does not fit")
         load_nested_state("dataset", self._dataset, state_dict)
 
     def _position(self, index: int) -> int:
-        """Where item `index` of this shard is in the data set."""
+        """Return the position in the data set of item `index` of this shard."""
         index, length = operator.index(index), len(self)
         if not -length <= index < length:
             raise IndexError(f"item {index} of shard {self._current_shard} with {length} items")

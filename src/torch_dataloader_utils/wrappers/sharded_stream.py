@@ -1,4 +1,4 @@
-"""One shard of a torch IterableDataset, a list, or a function that makes an iterable; and passes over that source."""
+"""Read one shard of a torch IterableDataset, a list or a function that returns an iterable, pass by pass."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,14 +19,13 @@ ItemT = TypeVar("ItemT")
 
 
 class StreamSource(Generic[ItemT]):
-    """An iterable, or a function that makes one.
+    """Source of a stream: an iterable, or a function that returns an iterable.
 
-    The state is that of the iterator if it has one, else that of the iterable, as in torchdata. A source with neither
-    has the state None, and is iterated from the start to get back to a place.
+    The state is the iterator's state if the iterator has a state, else the iterable's state, as in torchdata. If
+    neither has a state, the state is None, and a resume iterates from the start.
     """
 
     def __init__(self, source: Iterable[ItemT] | Callable[[], Iterable[ItemT]]) -> None:
-        """Wraps a source."""
         self._source = source
         self._items: Iterator[ItemT] = iter(())
         self._unopened_state: Any = None
@@ -36,16 +35,16 @@ class StreamSource(Generic[ItemT]):
         return {"_source": self._source, "_items": iter(()), "_unopened_state": None}
 
     def __len__(self) -> int:
-        """As the source; TypeError if it has no length."""
+        """Return the length of the source; a source without a length raises TypeError."""
         return len(self._source)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
-        """The name of the source in messages."""
+        """Name of the source in messages."""
         return type(self._source).__name__
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch of the next pass on to the source, if it takes epochs."""
+        """Pass the epoch of the next pass on to the source, if the source takes epochs."""
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
         elif isinstance(generator := getattr(self._source, "generator", None), torch.Generator):
@@ -53,10 +52,10 @@ class StreamSource(Generic[ItemT]):
             generator.manual_seed(epoch)
 
     def open(self, state: Any = None) -> Iterator[ItemT]:
-        """A new pass, from a state that `state_dict` gave, or from the start."""
+        """Open a new pass, from a state that `state_dict` gave, or from the start."""
         state, self._unopened_state = copy.deepcopy(state), None
         self._items = self._iterate()
-        # Whose state it is, see `state_dict`.
+        # `state_dict` asks the iterator first, then the iterable.
         if state is not None and isinstance(self._items, Stateful):
             self._items.load_state_dict(state)
         elif state is not None and isinstance(self._source, Stateful):
@@ -72,15 +71,16 @@ class StreamSource(Generic[ItemT]):
         return iter(items)
 
     def resume(self, state: Any) -> Iterator[ItemT]:
-        """A pass from a state, opened when its first item is asked for.
+        """Return a pass from a state, opened when its first item is asked for.
 
-        A source keeps a loaded state until it is read; one that is never read would start its next pass there.
+        A source keeps a loaded state until the source is read. If the state were loaded at once and the pass never
+        read, the next pass would start at the loaded state.
         """
         self._unopened_state = state
         return self._open_later(state)
 
     def state_dict(self) -> Any:
-        """Where the last pass stands; None if the source cannot say."""
+        """Return the state of the last pass; None if neither the iterator nor the source has a state."""
         if self._unopened_state is not None:
             return copy.deepcopy(self._unopened_state)
         for candidate in (self._items, self._source):
@@ -97,16 +97,16 @@ _STATE_KEYS = {"version", "layout", "worker", "epoch", "yielded", "position", "s
 
 
 class ShardedStream(IterableDataset[ItemT]):
-    """One shard of a source that has no sharding of its own; `streaming_shard` makes it.
+    """One shard of a source that cannot shard itself; made by `streaming_shard`.
 
-    Every pass walks the source and gives the items of this shard; what lies between is stepped over untouched, so
-    a transform that is applied to this data set runs for its own items only.
+    Every pass walks the source and gives the items of this shard. Items of other shards are skipped untouched, so a
+    transform on this data set runs for the items of this shard only.
 
-    Workers: DataLoader worker w of W takes the runs w, w + W, … of the shard, unless the source says that it gives
-    every worker its own part. Nested shards are cut one in the other; the outermost divides among the workers.
+    Workers: DataLoader worker w of W takes the runs w, w + W, … of the shard, unless `source_splits_workers` says that
+    the source gives every worker its own part. In nested shards, the outermost shard divides among the workers.
 
-    State: JSON if the state of the source is, of constant size. Loading it steps a plain source forward without
-    giving items; a source (or iterator) with `state_dict` and `load_state_dict` is put back where it stood.
+    State: of constant size, and JSON if the state of the source is JSON. Loading a state steps a plain source forward
+    without giving items; a source (or iterator) with `state_dict` and `load_state_dict` loads its own state.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class ShardedStream(IterableDataset[ItemT]):
         *,
         source_splits_workers: bool = False,
     ) -> None:
-        """Wraps a source.
+        """Wrap a source.
 
         Args:
-            source: every `iter` starts a new pass (the first one after `load_state_dict` goes on from the state), or
-                a function that gives something to iterate.
-            layout: which items are ours.
+            source: iterable that starts a new pass with every `iter` (the first `iter` after `load_state_dict` goes on
+                from the state), or a function that returns an iterable.
+            layout: positions of the items of this shard.
             source_splits_workers: whether the source already gives each DataLoader worker its own part.
         """
-        # A shard of a shard: the outer one divides among the workers, so the inner one must not.
+        # A shard of a shard: the outer shard divides among the workers, so the inner shard must not.
         self._source = StreamSource(source.all_workers if isinstance(source, ShardedStream) else source)
         self._layout = layout
         self._source_splits_workers: bool = source_splits_workers or (
@@ -137,19 +137,19 @@ class ShardedStream(IterableDataset[ItemT]):
         self._is_finished = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy begins at the loaded state or at the start, not in the middle of a pass of ours.
+        # A copy begins at the loaded state or at the start, not in the middle of our pass.
         return {**self.__dict__, "_reader": None, "_is_finished": False}
 
     @property
     def all_workers(self) -> "ShardedStream[ItemT]":
-        """The same shard, undivided in DataLoader workers, with its own passes over the source."""
+        """Copy of this shard that DataLoader workers do not divide, with its own passes over the source."""
         whole = copy.copy(self)
         whole._source = copy.copy(self._source)
         whole._source_splits_workers = True
         return whole
 
     def __len__(self) -> int:
-        """Items of this shard over all its workers, padding included.
+        """Return the number of items of this shard over all its workers, padding included.
 
         Raises:
             ConfigTypeError: the source has no length (a TypeError, as `len` gives it).
@@ -163,14 +163,14 @@ class ShardedStream(IterableDataset[ItemT]):
         return self._layout.length(total)
 
     def __iter__(self) -> Iterator[ItemT]:
-        """The items of this shard, from the loaded state on if there is one.
+        """Yield the items of this shard, from the loaded state or from the start.
 
         Raises:
             CheckpointMismatchError: the loaded state is of another worker, or of a source that is already further.
         """
         state = self._pending
         if state is not None and state["is_finished"]:
-            # Taken here, not with the first item: torchdata makes an iterator that it does not read, then another.
+            # Consumed here, not with the first item: torchdata makes one iterator that it never reads, then a second.
             self._check_worker(state)
             self._pending, self._reading_epoch, self._is_finished = None, self._epoch.value, True
             return iter(())
@@ -187,7 +187,9 @@ class ShardedStream(IterableDataset[ItemT]):
             self._reader, self._is_finished = None, True
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next pass; reaches persistent workers. The epoch of a loaded state keeps its place.
+        """Set the epoch of the next pass, also in persistent workers.
+
+        If it is the epoch of a loaded state, the next pass still goes on from the state.
 
         Raises:
             ConfigTypeError, ConfigError: not a whole number, or one below 0.
@@ -200,9 +202,10 @@ class ShardedStream(IterableDataset[ItemT]):
         self._is_finished = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last pass stands; after its end, the start of the next epoch.
+        """Return the state of the last pass; after the end of the pass, the start of the next epoch.
 
-        In a DataLoader worker that end itself: others may still be reading, and no worker begins the next epoch alone.
+        In a DataLoader worker the state after the end is the end itself: other workers may still be reading, and no
+        worker begins the next epoch alone.
         """
         if self._pending is not None:
             return copy.deepcopy(self._pending)
@@ -212,7 +215,7 @@ class ShardedStream(IterableDataset[ItemT]):
             epoch, yielded = self._reading_epoch, reader.yielded
             is_held = reader.is_inside_held_run
             position = reader.run_start if is_held else reader.position
-            if not reader.has_ended:  # a source that has may name its next epoch: it is walked again
+            if not reader.has_ended:  # the state of an ended source may be its next epoch: walk the source instead
                 source = reader.held if is_held else self._source.state_dict()
         elif self._is_finished and epoch == self._reading_epoch:
             is_finished = get_worker_info() is not None
@@ -229,10 +232,10 @@ class ShardedStream(IterableDataset[ItemT]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next pass go on from a state; the shard index stays our own.
+        """Let the next pass go on from a state. The index of this shard stays.
 
         Raises:
-            CheckpointMismatchError: a state of other options, another number of shards, or not a state of ours.
+            CheckpointMismatchError: a state of other options, of another number of shards, or of something else.
         """
         layout = describe_layout(self._layout)
         if not isinstance(state_dict, Mapping):
@@ -242,7 +245,7 @@ class ShardedStream(IterableDataset[ItemT]):
         if state_dict.keys() != _STATE_KEYS or state_dict["version"] != _STATE_VERSION:
             raise CheckpointMismatchError(
                 f"Not a streaming_shard state of version {_STATE_VERSION}: it has the keys {sorted(state_dict)}, "
-                f"wanted are {sorted(_STATE_KEYS)}. Load what state_dict of such a shard gave."
+                f"wanted are {sorted(_STATE_KEYS)}. Load what state_dict of a shard returned."
             )
         if state_dict["layout"] != layout:
             raise CheckpointMismatchError(
@@ -280,7 +283,7 @@ class ShardedStream(IterableDataset[ItemT]):
         worker = self._check_worker(state)
         head = None
         if self._layout.tail is TailPolicy.PAD:
-            # Padding repeats the start of the stream, which the state does not carry: read that one group again.
+            # Padding repeats the first group of the stream. The state does not carry this group: read it again.
             head = list(islice(self._source.open(), group_items(self._layout)))
         reader = ShardReader(
             self._layout,

@@ -1,4 +1,4 @@
-"""`streaming_shard`: one shard of any iterable, cut before the expensive transforms."""
+"""`streaming_shard` cuts one shard out of any iterable, before the expensive transforms run."""
 
 import importlib
 import sys
@@ -19,20 +19,19 @@ from torch_dataloader_utils.wrappers.shard_layout import (
 )
 from torch_dataloader_utils.wrappers.sharded_stream import ShardedStream
 
-# Older ones shuffle in other steps, and mix the epoch into seeds in another way: the cut would not be the same on all
-# ranks. 5.1 and 5.2 were tested.
+# Older releases shuffle in other steps and mix the epoch into seeds in another way, so ranks would cut different
+# orders. 5.1 and 5.2 were tested.
 _OLDEST_DATASETS = [5, 1]
 
 
 @runtime_checkable
 class SupportsRowSharding(Protocol):
-    """A data set that shards itself by row ranges, so that a shard reads nothing it does not keep."""
+    """A data set that shards itself by rows, so that a shard reads only the rows it keeps."""
 
     def shard_rows(self, num_shards: int, index: int, contiguous: bool) -> Any:
-        """The data set of one shard: one span of rows if `contiguous`, else rows taken round robin.
+        """Return the data set of one shard: one span of rows if `contiguous`, else rows taken round robin.
 
-        Whether single rows or runs of them go round is the data set's own choice; over all shards every row must come
-        once.
+        The data set chooses whether single rows or runs of rows go round. All shards together must give every row once.
         """
 
 
@@ -49,10 +48,10 @@ def streaming_shard(
     length: int | None = None,
     source_splits_workers: bool = False,
 ) -> Any:
-    """The part of a data set that one of `num_shards` ranks reads, for transforms to come after it.
+    """Return one of `num_shards` shards of a data set. Apply transforms to the result.
 
-    Sample mode (no batch size) gives the shards single items round robin; batch mode runs of a batch, in exactly the
-    order of accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
+    Sample mode (no batch size) gives single items to the shards round robin. Batch mode gives runs of `batch_size`
+    items, in exactly the order of accelerate's `IterableDatasetShard`. For the items 0 … 9 and two shards:
 
         streaming_shard(data, 2, r)                                      0 2 4 6 8      1 3 5 7 9
         streaming_shard(data, 2, r, batch_size=2)                        0 1 4 5 8 9    2 3 6 7 0 1
@@ -63,29 +62,31 @@ def streaming_shard(
 
     All shards must see the same source order: shuffle the source with a fixed seed, or shuffle after the cut.
 
-    A shard keeps its rows under any step that follows it. Under DataLoader workers each of them cuts some files of a
-    Hugging Face stream by itself: shards then differ by one row (or batch) a worker, and batch mode pads or drops once
-    for each.
+    A shard keeps its rows under any step that follows. In DataLoader workers each worker takes some files of a Hugging
+    Face stream and cuts these files alone: shards then differ by one row (or batch) per worker, and batch mode pads
+    or drops once per worker.
 
     Args:
-        dataset: an iterable that can be iterated again, a function that gives one, a Hugging Face data set
-            (gives one of its own kind back, so that `.map` and the rest follow), or a `SupportsRowSharding`.
+        dataset: an iterable that can be iterated again, a function that returns an iterable, a Hugging Face data set
+            (the result is then a Hugging Face data set too, so that `.map` and the rest follow), or a
+            `SupportsRowSharding`.
         num_shards: number of shards, as a rule the number of ranks.
-        index: which shard, in [0, num_shards).
-        batch_size: items a shard gives in a row; with `split_batches`, items of all shards together.
-        split_batches: whether a batch is cut over the shards instead of each shard getting its own.
+        index: number of this shard, in [0, num_shards).
+        batch_size: number of items that a shard gives in a row; with `split_batches`, number of items of all shards
+            together.
+        split_batches: whether one batch is cut over all shards. Otherwise each shard gets its own batch.
         drop_last: whether the last incomplete round of batches is left out; stronger than `even_batches`.
-        even_batches: whether shards that come short repeat items from the start, so that all give equally many.
+        even_batches: whether short shards repeat items from the start, so that all shards give equally many.
             Default: True with a batch size, False without.
-        contiguous: one span of neighbouring items for each shard; needs the length.
-        length: for contiguous spans, items in the data set, if it cannot tell. A pass that finds another number is a
-            RowCountError; where there are more items, only the last shard raises it.
-        source_splits_workers: whether the data set already gives each DataLoader worker its own part; else the
-            shard does that.
+        contiguous: whether each shard is one span of neighbouring items; needs the length.
+        length: number of items in the data set, for contiguous spans of a data set without `__len__`. A pass that
+            finds another number raises RowCountError; if the data set has more items, only the last shard raises.
+        source_splits_workers: whether the data set already gives each DataLoader worker its own part. Otherwise the
+            shard divides its items among the workers.
 
     Returns:
         A torch IterableDataset with `set_epoch`, `state_dict`, `load_state_dict` and, if the source has a length,
-        an exact `__len__`; or a data set of the kind that was given.
+        an exact `__len__`. For a Hugging Face data set or a `SupportsRowSharding`: a data set of the same kind.
 
     Raises:
         ConfigError: options that exclude each other, an index out of range, a length that is not the data set's, or
@@ -119,7 +120,7 @@ def streaming_shard(
 
 
 def _shard_hugging_face(dataset: Any, layout: ShardLayout) -> Any:
-    """The shard of a data set of `datasets`; that it exists means that the package is installed."""
+    """Return one shard of a data set of the package `datasets`, installed since the data set exists."""
     if hasattr(dataset, "select"):  # map-style
         return dataset.select(shard_positions(layout, len(dataset)))
     version = sys.modules["datasets"].__version__
@@ -134,7 +135,7 @@ def _shard_hugging_face(dataset: Any, layout: ShardLayout) -> Any:
 
 
 def _place(dataset: Any, layout: StridedLayout, *, contiguous: bool, length: int | None) -> ShardLayout:
-    """The layout itself, or its contiguous counterpart, for which the length must be known."""
+    """Return the layout, or with `contiguous` its contiguous counterpart, for which the length must be known."""
     if length is not None:
         length = check_integer("length", length, least=0)
     if not contiguous:
@@ -161,7 +162,7 @@ def _length_of(dataset: Any) -> int | None:
 
 
 def _is_hugging_face(dataset: Any) -> bool:
-    # Not imported yet means that no object of it exists.
+    # An object of `datasets` exists only after its import.
     module = sys.modules.get("datasets")
     return module is not None and isinstance(dataset, module.IterableDataset | module.Dataset)
 

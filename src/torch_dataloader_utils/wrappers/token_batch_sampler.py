@@ -1,4 +1,4 @@
-"""Batches limited by tokens, padded or not, for map-style data sets whose lengths are known."""
+"""Batch the rows of a map-style data set by tokens, padded or not, from known lengths."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,22 @@ from torch_dataloader_utils._core.permute import Purpose, random_words
 from torch_dataloader_utils._core.token_budget import TokenBudget, halve_largest
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
-# Index of the random words of purpose BUCKETS; larger than plan rows, which are the indices for windows of streams.
+# Index of the random words of purpose BUCKETS. Windows of streams use plan rows as indices, and plan rows are smaller.
 _WHOLE_EPOCH = 1 << 63
 
-# No batch is that large; a width is a little more than a length.
+# No batch is this large, and a width (a length rounded up) still fits int64.
 _MOST_TOKENS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EpochBatches:
-    """All batches of one epoch, over all ranks: batch b holds rows[start[b]:stop[b]]; all int64.
+    """All batches of one epoch, over all ranks: batch b holds rows[start[b]:stop[b]]; all arrays are int64.
 
-    repeated_rows: rows in batches that come a second time, so that all ranks take equal steps.
+    Attributes:
+        rows: numbers of the rows, batch by batch.
+        start: index in `rows` of the first row of each batch.
+        stop: index in `rows` after the last row of each batch.
+        repeated_rows: number of rows in the batches that come a second time, so that all ranks take equal steps.
     """
 
     rows: Int64s
@@ -40,20 +44,20 @@ class EpochBatches:
 
 
 class TokenBatchSampler(Sampler[list[int]]):
-    """Batches of rows of similar length, each within `max_tokens_per_batch` padded tokens; for one rank.
+    """Batches of rows of similar length for one rank, each within `max_tokens_per_batch` padded tokens.
 
-    A batch counts rows × its longest row, rounded up to `pad_to_multiple_of`, so memory and time of a step are bounded
-    and long rows get small batches. Over all ranks every row comes once an epoch and all ranks take equal steps: where
-    the batches do not divide by the ranks, the ones with most rows are halved. (Where all have one row, some come
-    again, see `repeated_rows`.)
+    A batch has as many tokens as its rows × its longest row, rounded up to `pad_to_multiple_of`, so the memory and the
+    time of a step are bounded, and long rows get small batches. Over all ranks every row comes once per epoch and all
+    ranks take equal steps: if the batches do not divide by the ranks, the batches with most rows are halved. (If all
+    batches have one row, some batches come twice: see `repeated_rows`.)
 
         lengths 9 2 3 8 2, max_tokens_per_batch=9      {9}  {8}  {3 2 2}
 
-    With `padding_free` it counts the sum of its lengths, and batches mix rows of all lengths:
+    With `padding_free` a batch has as many tokens as the sum of its lengths, and batches mix rows of all lengths:
 
         lengths 9 2 3 8 2, max_tokens_per_batch=12     {9 2}  {8 3}  {2}
 
-    It is a `batch_sampler`; the order is a function of (lengths, options, seed, epoch), the same on every rank:
+    Pass it as `batch_sampler`. The order is a function of (lengths, options, seed, epoch), the same on every rank:
 
         rows = RowDataset("s3://bucket/texts", length_column="tokens")
         sampler = TokenBatchSampler(rows.lengths, 16_384, num_ranks=8, rank=rank, num_workers=4, window_rows=65_536)
@@ -75,20 +79,22 @@ class TokenBatchSampler(Sampler[list[int]]):
         pad_to_multiple_of: int = 1,
         padding_free: bool = False,
     ) -> None:
-        """Checks the lengths; batches are made when first asked for, once an epoch.
+        """Check the lengths. Batches are made once per epoch, on first use.
 
         Args:
-            lengths: tokens of every row, such as `RowDataset.lengths`.
-            max_tokens_per_batch: most tokens of a batch, padding included unless padding_free.
-            num_ranks, rank: training processes, and which of them this is.
-            num_workers: of the DataLoader: each worker then gets batches of neighbouring rows of its own.
-            shuffle: random windows, batches in a window and ties. Without, longest first in each window.
+            lengths: number of tokens of every row, for example `RowDataset.lengths`.
+            max_tokens_per_batch: largest number of tokens of a batch, padding included unless padding_free.
+            num_ranks: number of training processes.
+            rank: number of this process, in [0, num_ranks).
+            num_workers: number of workers of the DataLoader: each worker gets its own batches, of neighbouring rows.
+            shuffle: whether windows, batches in a window and rows of equal length come in random order. Otherwise each
+                window gives its longest rows first.
             seed: any integer, taken modulo 2^64.
-            window_rows: rows that are sorted together, neighbours of the data set, so that few row groups are open at
-                once; None sorts all of them. Windows begin elsewhere in every shuffled epoch, so batches change.
-            max_rows_per_batch: most rows of a batch.
-            pad_to_multiple_of: what the collate function rounds lengths up to.
-            padding_free: the collate function takes rows end to end.
+            window_rows: number of neighbouring rows that are sorted together, so that few row groups are open at
+                once; None sorts all rows. Windows begin elsewhere in every shuffled epoch, so batches change.
+            max_rows_per_batch: largest number of rows of a batch; None sets no limit.
+            pad_to_multiple_of: number whose multiples the collate function rounds lengths up to.
+            padding_free: whether the collate function joins the rows without padding.
 
         Raises:
             ConfigTypeError: lengths that are not a list of numbers, or a number that is not whole.
@@ -126,8 +132,8 @@ class TokenBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
         """Choose the epoch of the next pass and, to resume in constant time, how many of its batches to leave out.
 
-        Count steps in the trainer: with workers the sampler runs ahead of what was received. Other numbers of ranks
-        make other batches, so change them between epochs.
+        Count steps in the trainer: with workers the sampler runs ahead of the received batches. Another number of ranks
+        makes other batches, so change the number of ranks between epochs only.
 
         Raises:
             ConfigTypeError, ConfigError: not a whole number, or one below 0.
@@ -138,11 +144,11 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     @property
     def repeated_rows(self) -> int:
-        """Rows that come a second time this epoch, over all ranks: 0 if any batch has two rows."""
+        """Number of rows that come a second time this epoch, over all ranks: 0 if any batch has two rows."""
         return self._batches.repeated_rows
 
     def __len__(self) -> int:
-        """Batches of this rank in this epoch, the same on every rank; may differ from epoch to epoch."""
+        """Return the number of batches of this rank, the same on every rank; may differ from epoch to epoch."""
         return len(self._batches) // self._num_ranks
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -159,7 +165,10 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._made[1]
 
     def _own_batches(self) -> Int64s:
-        """Numbers of this rank's batches: a range of all, cut into ranges for workers, which are read round robin."""
+        """Return the numbers of this rank's batches, int64, in the order of the DataLoader.
+
+        The batches of a rank are one range; each worker has a range of this range, and workers are read round robin.
+        """
         steps = len(self)
         order = np.arange(steps)
         worker, place = order % self._num_workers, order // self._num_workers
@@ -168,10 +177,10 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._rank * steps + first_of_worker + place
 
     def _cut(self) -> EpochBatches:
-        """Windows, sorted by length, cut into batches, in the order of this epoch.
+        """Cut windows of rows, sorted by length, into batches in the order of this epoch.
 
-        Source of randomness: a word each for the place of a row among equal widths, the place of a window and the place
-        of a batch in it, and one for where windows begin.
+        Random words: for each row one word for its place among equal widths, one for the place of its window and one
+        for the place of its batch in the window; one more word for the row at which windows begin.
         """
         count = len(self._widths)
         ties, places_of_windows, places, shift = self._random_words(count)
@@ -188,7 +197,12 @@ class TokenBatchSampler(Sampler[list[int]]):
         return EpochBatches(rows=rows, start=start[order], stop=stop[order])
 
     def _fill(self, rows: Int64s, window: Int64s) -> tuple[Int64s, Int64s]:
-        """The rows batch by batch, and where batches begin. rows: by window, longest first. window: of each."""
+        """Return the rows batch by batch and the start of each batch, for `padding_free`.
+
+        Args:
+            rows: numbers of the rows, by window, longest row first.
+            window: number of the window of each of these rows.
+        """
         bounds = np.flatnonzero(np.diff(window, prepend=-1)).tolist()
         filled, start = [], []
         for begin, end in pairwise([*bounds, len(rows)]):
@@ -200,14 +214,17 @@ class TokenBatchSampler(Sampler[list[int]]):
         return np.concatenate([nothing, *filled]), np.concatenate([nothing, *start])
 
     def _random_words(self, count: int) -> list[npt.NDArray[np.uint64]]:
-        """Three times `count` words and one, all 0 where nothing is shuffled."""
+        """Return three arrays of `count` random words and an array of one word, all 0 without `shuffle`."""
         total = 3 * count + 1
         words = random_words(total, seed=self._seed, epoch=self._epoch, purpose=Purpose.BUCKETS, index=_WHOLE_EPOCH)
         return np.split(words if self._shuffle else np.zeros_like(words), [count, 2 * count, 3 * count])
 
 
 def _level_batches(batches: EpochBatches, num_ranks: int) -> EpochBatches:
-    """As many batches as divide by the ranks: those with most rows are halved, and if none is left, some repeat."""
+    """Make the number of batches divide by the ranks.
+
+    The batches with most rows are halved. If every batch has one row, batches from the start are repeated.
+    """
     start, stop, _ = halve_largest(batches.start, batches.stop, num_ranks)
     missing = -len(start) % num_ranks
     again = np.resize(np.arange(len(start)), missing)
@@ -230,17 +247,21 @@ def _as_lengths(lengths: Any) -> npt.NDArray[Any]:
             f"lengths is {'a ' + type(lengths).__name__ if measured.ndim != 1 else 'of ' + str(measured.dtype)}: pass "
             "a list of numbers, the tokens of each row, such as RowDataset.lengths."
         )
-    # A width, and the limit, may be more than small integers hold.
+    # A width or the limit may overflow a small integer type.
     is_small = measured.dtype.kind in "iu" and measured.dtype.itemsize < np.dtype(np.int64).itemsize
     return measured.astype(np.int64) if is_small else measured
 
 
 def _fitting_widths(lengths: npt.NDArray[Any], budget: TokenBudget) -> Int64s:
-    """The padded width of every row, each within the budget."""
+    """Return the padded width of every row.
+
+    Raises:
+        ConfigError: a length that is not a number of tokens, or a row wider than the budget.
+    """
     wrong = np.flatnonzero(~np.isfinite(lengths) | (lengths < 0))
     if len(wrong):
         raise ConfigError(f"lengths: row {wrong[0]} has length {lengths[wrong[0]]}. Give numbers of tokens.")
-    # Limited first, since some lengths are larger than int64.
+    # Limit first: a length may be larger than int64 holds.
     widths = budget.widths(np.minimum(lengths, min(budget.max_tokens, _MOST_TOKENS) + 1))
     too_long = np.flatnonzero(widths > budget.max_tokens)
     if len(too_long):

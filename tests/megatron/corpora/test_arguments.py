@@ -135,7 +135,11 @@ def test_a_text_is_no_flag(name: str) -> None:
         ("blend", 5, "A blend is a list of corpus prefixes and their weights"),
         ("blend", (["web"], 5), "A blend is a list of corpus prefixes and their weights"),
         ("blend", ["https://host/web?sig=hunter2"], r"\['https://host/web'\] was given"),
-        ("blend", (["https://host/web?sig=hunter2"], None), r"blend='https://host/web' has a query, .* put behind"),
+        (
+            "blend",
+            (["https://host/web?sig=hunter2"], None),
+            r"blend='https://host/web' has a query, .* appended to a prefix",
+        ),
         ("blend", ([5], None), "A prefix of a blend=5: pass a path"),
         ("blend", (["web"], ["a"]), r"weights=\['a'\]: pass a list of numbers"),
         ("blend", (["web", "code"], [[1], [2]]), "pass a list of numbers"),

@@ -1,13 +1,13 @@
-"""Tokens in documents: corpora in Megatron's format, samples of one length drawn from them, and packing while reading.
+"""Corpora of tokens in Megatron's format, and samples of one length that are drawn from corpora.
 
     corpus_build/   a column of text or token lists  →  a corpus: `<prefix>.bin` and `<prefix>.idx`
     here            corpora                          →  map-style data sets of samples, blended or not (`GPTDataset`)
-    pack/           a column of token lists          →  samples of one length on the fly, without a corpus
 
 Promises: the same files, seed and options give the same samples in the same order as Megatron-Core, so the position
 in an old checkpoint keeps its meaning; a file cut or damaged anywhere is an error, never other tokens; indices are
-built once per cache directory and appear whole. Not for: sequences of unequal length that are computed as they are
-(`packing` schedules them over ranks, `wrappers.TokenBatchSampler` limits the tokens of a batch).
+built once per cache directory and appear whole. Not for: samples of one length without a corpus (`pack=` of a data
+set), or sequences of unequal length (`megatron.schedules` spreads sequences over ranks, `wrappers.TokenBatchSampler`
+limits the tokens of a batch).
 """
 
 from torch_dataloader_utils._core.blend_index import BlendIndex, blend_by_weight, blend_exhaustively

@@ -1,4 +1,4 @@
-"""Samples of several data sets in fixed proportions, as one data set."""
+"""Blend samples of several data sets in fixed proportions, as one data set."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,10 +24,16 @@ _INDEX_VERSION = 1
 
 
 class BlendedDataset(Dataset[Sample]):
-    """Sample i of the blend is a sample of the data set that is furthest behind its share at i.
+    """Blend of data sets: sample i is from the data set that is furthest behind its share at i.
 
-    With a `size` the weights are shares. Without one they are whole numbers of samples, and each data set gives
-    exactly that many. Samples carry `dataset_id`.
+    With a `size` the weights are shares. Without a size the weights are whole numbers of samples, and each data set
+    gives exactly its number. Samples have the key `dataset_id`.
+
+    Args:
+        datasets: data sets of one class and one split.
+        weights: shares of the data sets, or numbers of samples.
+        size: number of samples of the blend, or None.
+        config: where indices are kept.
 
     Raises:
         ConfigTypeError: weights that are not a list of numbers, or a size that is not a whole number.
@@ -47,7 +53,7 @@ class BlendedDataset(Dataset[Sample]):
         self.size = None if size is None else check_integer("size", size, least=0)
         self.config = config
         self.split = self.datasets[0].index_split
-        # Weights that come normalised are divided again: Megatron does, and the last bit of a weight decides ties.
+        # Normalised weights are divided again, as in Megatron: the last bit of a weight decides ties.
         self.weights = [int(each) for each in as_weights(weights)] if size is None else normalize_weights(weights)
         self._index: BlendIndex | None = None
         if not config.defer_npy_index_mmap:
@@ -55,16 +61,16 @@ class BlendedDataset(Dataset[Sample]):
 
     @property
     def dataset_index(self) -> npt.NDArray[np.int16]:
-        """[size]: which data set gives each sample."""
+        """Number of the data set that gives each sample, int16 [size]."""
         return self.load_indices().dataset_index
 
     @property
     def dataset_sample_index(self) -> npt.NDArray[np.int64]:
-        """[size]: which of that data set's samples it is."""
+        """Number of each sample within its data set, int64 [size]."""
         return self.load_indices().dataset_sample_index
 
     def describe(self) -> dict[str, Any]:
-        """Everything the blend depends on."""
+        """Return everything the blend depends on."""
         return {
             "class": type(self).__name__,
             "index_version": _INDEX_VERSION,
@@ -75,7 +81,7 @@ class BlendedDataset(Dataset[Sample]):
         }
 
     def load_indices(self) -> BlendIndex:
-        """The blend: from memory, from `path_to_cache`, or built."""
+        """Return the blend: from memory, from `path_to_cache`, or built."""
         if self._index is None:
             self._index = self._kept_index.load_or_build(self._build_index)
         return self._index
@@ -107,7 +113,7 @@ class BlendedDataset(Dataset[Sample]):
         return sum(int(weight) for weight in self.weights) if self.size is None else self.size
 
     def __getitem__(self, index: int | None) -> Sample:
-        """Sample `index` of the blend; None stands for padding of a batch, see `GPTDataset`."""
+        """Return sample `index` of the blend; None, the padding of a batch, gives a sample without loss."""
         blend = self.load_indices()
         if index is None:
             return {"dataset_id": 0, **self.datasets[0][None]}

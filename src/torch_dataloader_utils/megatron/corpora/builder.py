@@ -1,4 +1,4 @@
-"""Writing a token corpus: of sequences, or by merging corpora; `<prefix>.bin` and `<prefix>.idx` appear together."""
+"""Write a token corpus from sequences, or merge corpora; `<prefix>.bin` and `<prefix>.idx` appear together."""
 
 import os
 import shutil
@@ -38,18 +38,18 @@ _MAX_SEQUENCE_TOKENS = 2**31 - 1
 
 
 class IndexedDatasetBuilder:
-    """Writes one corpus; nothing is visible under its paths before `finalize`.
+    """Writer of one corpus; nothing is visible under the paths of the corpus before `finalize`.
 
-    Sequences are appended in order; a document ends with `end_document` (or `add_document`). Use it in a `with`
-    block, so that an exception leaves no half-written file behind.
+    Sequences are appended in order; a document ends with `end_document` (or `add_document`). Use the builder in a
+    `with` block, so that an exception leaves no half-written file behind.
 
-    A call that raises has added nothing, also where the disk is full (OSError): more can be added then. If what it
-    wrote cannot be cut off again, the builder is discarded.
+    A call that raises adds nothing, even if the disk is full (OSError), and further calls can add more. If the partly
+    written bytes cannot be cut off, the builder is discarded.
 
     Args:
-        bin_path: the .bin file to write; the directory must exist.
+        bin_path: path of the .bin file; the directory must exist.
         dtype: type of the tokens on disk; see `select_dtype`.
-        multimodal: keep a mode per sequence.
+        multimodal: whether to keep a mode per sequence.
     """
 
     def __init__(self, bin_path: str | Path, dtype: object = np.int32, multimodal: bool = False) -> None:
@@ -61,22 +61,22 @@ class IndexedDatasetBuilder:
 
     @property
     def sequence_count(self) -> int:
-        """Sequences added so far."""
+        """Number of sequences added so far."""
         return len(self._lengths)
 
     @property
     def document_count(self) -> int:
-        """Documents ended so far."""
+        """Number of documents ended so far."""
         return len(self._documents) - 1
 
     @property
     def token_count(self) -> int:
-        """Tokens written so far."""
+        """Number of tokens written so far."""
         self._check_open()
         return self._bin.file.tell() // self.dtype.itemsize
 
     def add_item(self, tensor: Any, mode: int = 0) -> None:
-        """Append one sequence (tensor, array or list of integers); it joins the open document.
+        """Append one sequence (tensor, array or list of integers) to the open document.
 
         Raises:
             DataError: a token does not fit the dtype, or the sequence is longer than 2^31 − 1 tokens.
@@ -87,7 +87,7 @@ class IndexedDatasetBuilder:
             self._write(tokens, np.array([tokens.size]), [mode])
 
     def add_document(self, tensor: Any, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
-        """Append one document: its tokens, and how many of them each of its sequences takes.
+        """Append one document: all its tokens, and the number of tokens of each of its sequences.
 
         Raises:
             ConfigError: the lengths do not add up to the tokens or are not whole numbers, or modes do not match.
@@ -102,7 +102,8 @@ class IndexedDatasetBuilder:
     def add_documents(self, values: Any, offsets: Any, eod: int | None = None) -> None:
         """Append many documents of one sequence each: document i is values[offsets[i]:offsets[i + 1]].
 
-        These are the two buffers of an Arrow list column (and of an awkward array). `eod` is put after each document.
+        `values` and `offsets` are the two buffers of an Arrow list column (or of an awkward array). `eod` is appended
+        to each document.
 
             values 1 2 3 4, offsets 0 3 4, eod 9      documents 1 2 3 9 | 4 9
 
@@ -131,8 +132,9 @@ class IndexedDatasetBuilder:
         """Append a whole corpus of the same dtype; its documents keep their boundaries.
 
         Raises:
-            ConfigError: it is not on a local disk. SchemaError: another dtype, or modes that only one of the two has.
-            FileChangedError: it was replaced or written to meanwhile.
+            ConfigError: the corpus is not on a local disk.
+            SchemaError: the corpus has another dtype, or only one of the two corpora has modes.
+            FileChangedError: the corpus was replaced or written to meanwhile.
         """
         source_path = local_path("path_prefix", bin_path(check_path("path_prefix", path_prefix)))
         other = IndexedDataset(path_prefix, multimodal=self.multimodal)
@@ -155,13 +157,13 @@ class IndexedDatasetBuilder:
                 self._modes.frombytes(other.sequence_modes.tobytes())
 
     def finalize(self, idx_path: str | Path) -> None:
-        """Publish the corpus: .bin first, then .idx, whose presence means that the corpus is whole.
+        """Publish the corpus: .bin first, then .idx. A corpus with an .idx file is whole.
 
-        An older corpus under the same name loses its .idx first, so that no reader ever pairs old with new.
+        An older corpus of the same name loses its .idx first, so that no reader ever pairs old and new files.
 
         Raises:
             ConfigError: sequences were added after the last document ended, or the builder has ended before.
-            CorruptFileError: the tokens on the disk are not as many as were added.
+            CorruptFileError: the disk does not have as many tokens as were added.
         """
         self._check_open()
         if self._documents[-1] != len(self._lengths):
@@ -182,7 +184,7 @@ class IndexedDatasetBuilder:
             self._bin.discard()
 
     def discard(self) -> None:
-        """Give up; nothing stays on disk. Harmless after `finalize`."""
+        """Discard the corpus; nothing stays on disk. Harmless after `finalize`."""
         self._bin.discard()
 
     def __enter__(self) -> "IndexedDatasetBuilder":
@@ -195,7 +197,7 @@ class IndexedDatasetBuilder:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """If the block fails, removes what it added: tokens without lengths would shift all that come after them."""
+        """If the block fails, remove what it added: tokens without lengths would shift all later tokens."""
         self._check_open()
         end, sequences, documents = self._bin.file.tell(), len(self._lengths), len(self._documents)
         modes = len(self._modes)
@@ -208,7 +210,7 @@ class IndexedDatasetBuilder:
 
     def _cut_back(self, end: int) -> None:
         try:
-            if self._bin.file.tell() != end:  # else there is nothing to cut, and seeking would write what is buffered
+            if self._bin.file.tell() != end:  # else nothing has to be cut, and seeking would write the buffer
                 self._bin.file.seek(end)
                 self._bin.file.truncate()
         except OSError:
@@ -269,7 +271,7 @@ class IndexedDatasetBuilder:
 
 
 def _whole_numbers(name: str, given: Any) -> npt.NDArray[np.int64]:
-    """As an array; ConfigTypeError for fractions and booleans, which numpy would convert."""
+    """Return the numbers as int64. Raise ConfigTypeError for fractions and booleans, which numpy would convert."""
     numbers = np.asarray(given)
     if numbers.size and numbers.dtype.kind not in "iu":
         raise ConfigTypeError(f"The {name} of documents are of type {numbers.dtype.name}: pass whole numbers.")
@@ -277,7 +279,7 @@ def _whole_numbers(name: str, given: Any) -> npt.NDArray[np.int64]:
 
 
 def _check_modes(modes: Sequence[int]) -> bytes:
-    """The modes as the bytes that are written, a signed one each. Raises ConfigError for others."""
+    """Return the modes as signed bytes. Raise ConfigError for a mode that does not fit a byte."""
     for mode in modes:
         if not -128 <= check_integer("mode", mode) <= 127:
             raise ConfigError(f"mode={mode} does not fit the byte of a mode: pass one from -128 to 127.")
@@ -285,13 +287,13 @@ def _check_modes(modes: Sequence[int]) -> bytes:
 
 
 def find_corpora(directory: str | Path) -> list[str]:
-    """Prefixes of all corpora directly in `directory`, sorted by name; the order a merge of the directory takes.
+    """Return the prefixes of all corpora directly in `directory`, sorted by name: the order for a merge.
 
-    At least one: a merge of several directories would leave out an empty one and not say so.
+    A directory without a corpus is an error: a merge of several directories would silently leave it out.
 
     Raises:
-        ConfigTypeError: not a path. NoDataError: no such directory on a local disk, or no corpus in it.
-        ConfigError: an .idx without its .bin, or the other way round; the URL of a store.
+        ConfigTypeError: not a path. NoDataError: the local directory does not exist, or has no corpus.
+        ConfigError: an .idx without its .bin, or a .bin without its .idx; the URL of a store.
     """
     folder = local_path("directory", directory)
     if not folder.is_dir():
@@ -306,23 +308,23 @@ def find_corpora(directory: str | Path) -> list[str]:
 
 
 def merge_corpora(path_prefixes: Sequence[str], output_prefix: str, *, multimodal: bool = False) -> None:
-    """Append the corpora in the given order into one; it takes the dtype of the first.
+    """Merge corpora in the given order into one corpus with the dtype of the first.
 
     Raises:
         ConfigTypeError: not a list of paths.
-        ConfigError: nothing to merge, a corpus that is not on a local disk, or the output among what is merged.
-        SchemaError: dtypes differ, or some corpora have modes: all of them must with `multimodal`, none without.
+        ConfigError: nothing to merge, a corpus that is not on a local disk, or an output that is also an input.
+        SchemaError: dtypes differ, or modes do: with `multimodal` all corpora must have modes, without it none.
     """
     if isinstance(path_prefixes, str) or not isinstance(path_prefixes, Sequence):
         raise ConfigTypeError(f"path_prefixes={censored_text(repr(path_prefixes))}: pass a list of prefixes.")
     if not path_prefixes:
         raise ConfigError("There is no corpus to merge: path_prefixes is empty. Pass one prefix or more.")
-    # Checked before any corpus is opened.
+    # Check before any corpus is opened.
     merged = [local_path("path_prefix", path_prefix).resolve() for path_prefix in path_prefixes]
     if local_path("output_prefix", output_prefix).resolve() in merged:
         raise ConfigError(
             f"{output_prefix} is both merged and written, as when a merge of its directory is repeated: its documents "
-            "would come again each time. Leave it out of path_prefixes, or write another one."
+            "would come again each time. Leave it out of path_prefixes, or write to another prefix."
         )
     dtype = IndexedDataset(path_prefixes[0], multimodal=multimodal).dtype
     with IndexedDatasetBuilder(bin_path(output_prefix), dtype=dtype, multimodal=multimodal) as builder:

@@ -1,4 +1,4 @@
-"""Configuration of the data sets over token corpora; names and defaults are Megatron-Core's, unknown ones are ours."""
+"""Configure data sets over token corpora. Names and defaults are Megatron-Core's; options it does not know are ours."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -23,11 +23,11 @@ from torch_dataloader_utils.megatron.corpora.corpus_files import check_prefix
 from torch_dataloader_utils.megatron.corpora.index_format import CorpusFacts
 from torch_dataloader_utils.megatron.corpora.split import Split, SplitMatrix, parse_split
 
-# Prefixes, and their weights (None: their lengths).
+# Prefixes of corpora, and their weights (None: the lengths of the corpora).
 Blend = tuple[Sequence[str], Sequence[float] | None]
 
-# The builder of indices that are not in the cache: the process that gets the lock in the cache directory first, or
-# rank 0 of the job, or local rank 0 of each node, with all others waiting at a barrier of torch.distributed.
+# The process that builds indices missing from the cache. "lock": the first process to get the lock in the cache
+# directory. "job": rank 0. "node": local rank 0 of each node. With "job" and "node" all other ranks wait at a barrier.
 IndexBuilder = Literal["lock", "job", "node"]
 
 _NO_PAD = -1
@@ -35,7 +35,7 @@ _NO_PAD = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """Stands in for a tokenizer where only these ids matter."""
+    """Ids of special tokens, in place of a tokenizer."""
 
     eod: int | None = None
     pad: int | None = None
@@ -62,32 +62,34 @@ _SAMPLE_FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendedMegatronDatasetConfig:
-    """The corpora to read, how they are divided, and where indices are kept.
+    """The corpora to read, their division into splits, and the place of built indices.
 
     Args:
-        random_seed: seed of the document and sample shuffles; below 2^32, as numpy's RandomState takes it.
-        sequence_length: tokens per sample.
+        random_seed: seed of the document and sample shuffles, below 2^32 (the limit of numpy's RandomState).
+        sequence_length: number of tokens of a sample.
         blend: one blend for all splits, divided by `split`.
-        blend_per_split: a blend for train, valid and test each; excludes `blend` and `split`.
-        multiple_validation_sets: the validation corpora of `blend_per_split` stay apart: a list of data sets, no blend.
-            A single corpus is a data set, not a list of one, as Megatron-Core has it.
-        full_validation: validation is one whole pass, every sample once: its size must be None.
+        blend_per_split: one blend each for train, valid and test; excludes `blend` and `split`.
+        multiple_validation_sets: whether the validation corpora of `blend_per_split` become a list of data sets instead
+            of a blend. A single corpus becomes a data set, not a list, as in Megatron-Core.
+        full_validation: whether validation is one whole pass, every sample once: the size must then be None.
         split: weights of train, valid and test, as "969,30,1".
-        num_dataset_builder_threads: corpora of a blend opened and indexed at once.
-        path_to_cache: directory of built indices, no URL; None keeps them beside a local corpus (blends in memory).
-        mmap_bin_files: map local .bin files, or read them in place.
-        tokenizer: anything with `eod` and `pad`, such as `SpecialTokens`.
-        mid_level_dataset_surplus: share of samples that corpora of a weighted blend build on top of what it needs.
-        allow_ambiguous_pad_tokens: mask a pad id even though another special token has the same.
-        fast_cache_load: take the cache as it is: full, and right. Needs `path_to_cache`; excludes `blend`.
-        defer_npy_index_mmap: map indices on first access. Needs a full cache in `path_to_cache`.
-        sequences_per_dataset: counts of the corpora, from `read_sequences`: none is opened before its first access.
-        storage_options: for the storage client of remote corpora; kept as a `Secret`, which no print of the
-            configuration shows.
-        credentials: a function that returns storage options with credentials, called again when they expire.
+        num_dataset_builder_threads: number of corpora of a blend that are opened and indexed at once.
+        path_to_cache: local directory of built indices. None keeps the indices of a local corpus beside the corpus, and
+            the indices of blends in memory.
+        mmap_bin_files: whether local .bin files are mapped. Otherwise they are read in place.
+        tokenizer: object with attributes `eod` and `pad`, for example `SpecialTokens`.
+        mid_level_dataset_surplus: share of samples that corpora of a weighted blend build beyond the blend's need.
+        allow_ambiguous_pad_tokens: whether a pad id is masked even if another special token has the same id.
+        fast_cache_load: whether the cache is trusted to be full and right. Needs `path_to_cache`; excludes `blend`.
+        defer_npy_index_mmap: whether indices are mapped on first access. Needs a full cache in `path_to_cache`.
+        sequences_per_dataset: counts of the corpora, from `read_sequences`: each corpus is then opened on first access.
+        storage_options: options of the storage client for remote corpora; kept as a `Secret`, so that no print of the
+            configuration shows the values.
+        credentials: function that returns storage options with credentials, called again when the credentials expire.
         remote: how remote corpora are read: RemoteOptions(backend, retry, coalesce, connections).
-        index_builder: "lock", "job" or "node"; see `IndexBuilder`.
-        cache_lock_timeout_seconds: how long to wait for another process that builds.
+        index_builder: process that builds missing indices: "lock" (the first to get the lock in the cache directory),
+            "job" (rank 0) or "node" (local rank 0 of each node).
+        cache_lock_timeout_seconds: number of seconds to wait for another process that builds.
     """
 
     random_seed: int
@@ -142,7 +144,7 @@ class BlendedMegatronDatasetConfig:
 
     @property
     def split_matrix(self) -> SplitMatrix | None:
-        """Where each split begins and ends, as fractions of a corpus."""
+        """Start and end of each split as fractions of a corpus, or None without `split`."""
         return None if self.split is None else parse_split(self.split)
 
 
@@ -150,8 +152,8 @@ def _check_cache(path: str | Path) -> None:
     directory = check_path("path_to_cache", path)
     if not open_store(directory).is_local:
         raise ConfigError(
-            f"path_to_cache={redact(directory)!r} is the URL of a store, and indices are mapped: give a directory of a "
-            "local disk, or of a file system that nodes share."
+            f"path_to_cache={redact(directory)!r} is the URL of a store, and indices are mapped: give a directory on a "
+            "local disk, or on a shared file system."
         )
 
 
@@ -199,7 +201,7 @@ def _check_blend(blend: Any) -> None:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether it holds several values: a list, a tuple or an array, but not a text or a dict."""
+    """Return whether a value is a list, a tuple, an array or the like, but not a text or a dict."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 
@@ -213,16 +215,17 @@ def _check_validation_sets(per_split: Sequence[Blend | None] | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
-    """The same, and the contents of a sample of `GPTDataset`.
+    """Configuration of `GPTDataset`: the options of `BlendedMegatronDatasetConfig`, and the contents of a sample.
 
     Args:
-        reset_position_ids: positions begin at 0 again after an end-of-document token.
-        reset_attention_mask: tokens do not see documents before their own.
-        eod_mask_loss: no loss on end-of-document tokens of the input.
-        create_attention_mask: put the [1, L, L] mask into each sample.
-        drop_last_partial_validation_sequence: False pads the last sample of the validation split instead.
-        add_extra_token_to_sequence: take one token more per sample, so that the last label is a real one.
-        inter_document_masking: add `cu_seqlens` and `max_seqlen` of the documents in a sample.
+        reset_position_ids: whether positions begin at 0 again after an end-of-document token.
+        reset_attention_mask: whether tokens see their own document only.
+        eod_mask_loss: whether end-of-document tokens of the input have no loss.
+        create_attention_mask: whether each sample has the [1, L, L] mask.
+        drop_last_partial_validation_sequence: whether a partial last sample of the validation split is left out. If
+            not, the sample is padded.
+        add_extra_token_to_sequence: whether a sample takes one token more, so that the last label is a real token.
+        inter_document_masking: whether samples have `cu_seqlens` and `max_seqlen` of their documents.
     """
 
     reset_position_ids: bool = False
@@ -234,7 +237,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     inter_document_masking: bool = False
 
     def __post_init__(self) -> None:
-        # A class with slots is made anew by the decorator, and super() would still mean the first one.
+        # The decorator makes a second class for the slots, and super() would still refer to the first class.
         BlendedMegatronDatasetConfig.__post_init__(self)
         hold_flags(self, *_SAMPLE_FLAGS)
         needs_eod = self.reset_position_ids or self.reset_attention_mask or self.eod_mask_loss
@@ -246,12 +249,12 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
 
     @property
     def extra_tokens(self) -> int:
-        """x: tokens that a sample takes beyond its length."""
+        """Number of tokens that a sample takes beyond its length: x."""
         return int(self.add_extra_token_to_sequence)
 
 
 def read_token(tokenizer: Any, name: str) -> int | None:
-    """A special token of a tokenizer; None when it has none or does not implement it."""
+    """Return a special token of a tokenizer; None if the tokenizer lacks the token or does not implement it."""
     try:
         return cast("int | None", getattr(tokenizer, name, None))
     except NotImplementedError:
@@ -259,10 +262,10 @@ def read_token(tokenizer: Any, name: str) -> int | None:
 
 
 def select_pad_token(tokenizer: Any, *, allows_ambiguous: bool) -> int:
-    """The id that marks padding inside samples: the tokenizer's, or −1, which no corpus holds.
+    """Return the id that marks padding inside samples: the tokenizer's pad id, or −1, an id that no corpus has.
 
-    −1 also replaces a pad id that another special token shares, unless `allows_ambiguous`: masking it would mask
-    that token as well.
+    −1 also replaces a pad id that another special token shares, unless `allows_ambiguous`: masking the pad id would
+    mask the other token as well.
     """
     pad = read_token(tokenizer, "pad")
     if pad is None:

@@ -1,4 +1,4 @@
-"""The two files of a corpus: their names, opening and reading them, and writing them whole."""
+"""Name, open, read and write the two files of a corpus, `<prefix>.idx` and `<prefix>.bin`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,39 +29,47 @@ Identities = tuple[FileStat, FileStat]
 
 
 def check_prefix(name: str, path_prefix: Any) -> str:
-    """The text of a prefix that a user gives, as `name`.
+    """Return the prefix of a corpus as text. `name` is the name of the argument, for messages.
 
     Raises:
-        ConfigTypeError: not a path. ConfigError: a web URL with a query, behind which no ending can be put.
+        ConfigTypeError: not a path. ConfigError: a web URL with a query, since no ending can follow a query.
     """
     prefix = check_path(name, path_prefix)
     if any(part.lower().startswith(("http://", "https://")) and "?" in part for part in prefix.split("::")):
         raise ConfigError(
-            f"{name}={redact(prefix)!r} has a query, such as a signature: .idx and .bin are put behind a prefix. Pass "
-            'it without, and headers in storage_options, such as {"headers": {"Authorization": ...}}.'
+            f"{name}={redact(prefix)!r} has a query, such as a signature, but .idx and .bin are appended to a prefix. "
+            'Pass it without the query, and pass headers in storage_options: {"headers": {"Authorization": ...}}.'
         )
     return prefix
 
 
 def index_path(path_prefix: str) -> str:
-    """The path of the index of a corpus."""
+    """Return the path of the .idx file of a corpus."""
     return f"{path_prefix}.idx"
 
 
 def bin_path(path_prefix: str) -> str:
-    """The path of the tokens of a corpus."""
+    """Return the path of the .bin file of a corpus."""
     return f"{path_prefix}.bin"
 
 
 class OpenCorpus:
-    """The open files of one corpus in one process: a header at once, the index and tokens when they are asked for.
+    """The open files of one corpus in one process.
 
-    The index of a local corpus is loaded at once too. trusts_index: skip the check of its arrays. known: of the files,
-    if it is known; then remote ones are not looked up, and every read is held to it.
+    The header is read at once; index and tokens are read on first use. The index of a local corpus is read at once too.
+
+    Args:
+        path_prefix: path or URL without ".idx" and ".bin".
+        access: how to read remote files.
+        multimodal: whether to read the mode of each sequence.
+        maps_bin: whether to map a local .bin file. Otherwise the file is read in place.
+        trusts_index: whether to skip the check of the index arrays.
+        known: size and identity of both files, if known. Then remote files are not looked up, and every read must
+            find these identities.
 
     Raises:
         NoDataError: a file is missing. CorruptFileError: the index is truncated, or is not an index.
-        FileChangedError: the corpus was replaced meanwhile.
+        FileChangedError: the corpus was replaced while it was opened.
     """
 
     def __init__(
@@ -94,9 +102,9 @@ class OpenCorpus:
             self._index = self._load_index()
 
     def _check_pair(self, access: StoreAccess) -> None:
-        """Raises FileChangedError unless the .idx is still there: publishing a corpus first removes the old .idx.
+        """Raise FileChangedError if the .idx file was replaced: publishing a corpus first removes the old .idx.
 
-        Of a remote one, all that is read is of the version that was looked up before the .bin.
+        A remote .idx needs no check: every read is of the version that was looked up before the .bin file.
         """
         if isinstance(self._index_file, StoredFile):
             return
@@ -106,7 +114,7 @@ class OpenCorpus:
 
     @property
     def index(self) -> TokenIndex:
-        """The arrays of the .idx file."""
+        """Arrays of the .idx file."""
         if self._index is None:
             self._index = self._load_index()
         return self._index
@@ -119,12 +127,12 @@ class OpenCorpus:
         return index
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Tokens]:
-        """The tokens in each byte range of .bin, fetched together."""
+        """Return the tokens of each byte range of .bin. All ranges are fetched together."""
         return [np.frombuffer(buffer, dtype=self.header.dtype) for buffer in self._bin_file.read(ranges)]
 
 
 def local_path(name: str, path: str | Path) -> Path:
-    """The local path of a corpus or sequences file; `name` is the name of the argument, for messages.
+    """Return the local path of a corpus or sequences file. `name` is the name of the argument, for messages.
 
     Raises:
         ConfigTypeError: not a path. ConfigError: the URL of a store.
@@ -132,17 +140,16 @@ def local_path(name: str, path: str | Path) -> Path:
     text = check_path(name, path)
     if not is_local(text):
         raise ConfigError(
-            f"{name}={redact(text)!r} is the URL of a store: give a path on a local disk, or on a file system that "
-            "nodes share."
+            f"{name}={redact(text)!r} is the URL of a store: give a path on a local disk, or on a shared file system."
         )
     return Path(LocalStore().local_path(text))
 
 
 def pending_file(name: str, path: str | Path) -> PendingFile:
-    """The file that will appear at `path` once it is whole.
+    """Return a file to write that appears at `path` only when it is whole.
 
     Raises:
-        As `local_path`, and as `PendingFile`; StoreError: it cannot be written.
+        StoreError: the file cannot be written. The errors of `local_path` and `PendingFile`.
     """
     target = local_path(name, path)
     with writing(target):
@@ -151,11 +158,7 @@ def pending_file(name: str, path: str | Path) -> PendingFile:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block, which writes at `path`, into a StoreError that names the path.
-
-    Raises:
-        StoreError: the operating system refused.
-    """
+    """Turn an OSError of the block, which writes at `path`, into a StoreError that names the path."""
     try:
         yield
     except LoaderError:

@@ -1,4 +1,4 @@
-"""From a configuration to the train, validation and test data sets of a job."""
+"""Build the train, validation and test data sets of a job from a configuration."""
 
 import contextlib
 import math
@@ -20,11 +20,11 @@ from torch_dataloader_utils.megatron.corpora.split import Bookends, Split, split
 
 @contextlib.contextmanager
 def build_ranks_first(builder: IndexBuilder) -> Iterator[None]:
-    """Run the block on the building ranks first, and on the others once those are done.
+    """Run the block on the building ranks first, and then on all other ranks.
 
-    "job" builds on rank 0, for a cache that all nodes share; "node" on local rank 0 of each node, for caches on local
-    disks; "lock" does nothing here: the lock of the cache decides. Every rank passes exactly one barrier, also when
-    its block raises, so that no rank waits for ever; the others then find no cache and build for themselves.
+    "job" builds on rank 0, for a cache that all nodes share. "node" builds on local rank 0 of each node, for caches on
+    local disks. "lock" does nothing here: the lock of the cache decides. Every rank passes exactly one barrier, also if
+    its block raises, so that no rank waits for ever; the other ranks then find no cache and build alone.
     """
     if builder == "lock" or not (dist.is_available() and dist.is_initialized()):
         yield
@@ -46,15 +46,15 @@ def _is_builder(builder: IndexBuilder) -> bool:
 
 
 Sizes = Sequence[int | None]
-# A list where several validation corpora are kept apart.
+# A list of data sets if several validation corpora are not blended.
 TopLevelDataset = MegatronDataset | BlendedDataset | list[MegatronDataset]
 
-# A split of its own data: all of it.
+# A split with its own corpora uses the whole of each corpus.
 _EVERYTHING: Bookends = (0, 1)
 
 
 class BlendedMegatronDatasetBuilder:
-    """Builds the data sets of the three splits, blended where a split has several corpora.
+    """Builder of the data sets of the three splits; a split with several corpora is blended.
 
     For a split with several corpora:
 
@@ -64,17 +64,18 @@ class BlendedMegatronDatasetBuilder:
         None     given    one pass each                    min(size, sum of lengths), in proportion to lengths
         None     None     one pass each                    every sample once
 
-    A single corpus is a data set of the given size, or of one pass. With weights in `blend` it is a blend all the same,
-    built as the table says, and in `blend_per_split` it is not: both as Megatron-Core has it.
+    A single corpus is a data set of the given size, or of one pass. A single corpus with weights becomes a blend, as in
+    the table, if it stands in `blend`, and a data set if it stands in `blend_per_split`; both as in Megatron-Core.
 
-    With `multiple_validation_sets` several validation corpora are not blended: the split is a list with a data set of
-    each, of the given size or of one pass.
+    With `multiple_validation_sets` several validation corpora are not blended: the split is a list with one data set
+    per corpus, each of the given size or of one pass.
 
     Args:
-        cls: the data set class of one corpus, such as `GPTDataset`.
-        sizes: samples wanted for train, valid and test.
-        is_built_on_rank: whether this process needs the data; where it says no, `build` gives None.
-        config: what to build.
+        cls: data set class of one corpus, for example `GPTDataset`.
+        sizes: number of samples wanted for train, valid and test.
+        is_built_on_rank: function that returns whether this process needs the data; if not, `build` returns None for
+            each split.
+        config: configuration of the data sets.
     """
 
     def __init__(
@@ -96,17 +97,17 @@ class BlendedMegatronDatasetBuilder:
         self._check_weighted_blends()
 
     def build(self) -> list[TopLevelDataset | None]:
-        """Train, valid and test; None for a split without data, or on a rank that does not need it.
+        """Return train, valid and test; None for a split without data, or on a rank that does not need the data.
 
-        With index_builder "job" or "node" all ranks must call this: those that do not build wait at a barrier of
-        torch.distributed until the indices are there. With "lock", each rank may call it when it likes.
+        With index_builder "job" or "node" all ranks must call `build`: ranks that do not build wait at a barrier of
+        torch.distributed until the indices exist. With "lock" each rank may call `build` at any time.
         """
         # A trusted cache is full: no rank builds, and none has to wait.
         with build_ranks_first("lock" if self.config.fast_cache_load else self.config.index_builder):
             return [self._build_split(split) for split in Split]
 
     def _check_weighted_blends(self) -> None:
-        """Raises ConfigError for a split whose corpora have weights and that has no size."""
+        """Raise ConfigError if a split has weights and no size."""
         for split in Split:
             blend, bookends = self._select_blend(split)
             is_weighted = blend is not None and bookends is not None and blend[1] is not None
@@ -114,7 +115,7 @@ class BlendedMegatronDatasetBuilder:
                 raise ConfigError(f"The blend for {split.name} has weights: it needs a size too, or None as weights.")
 
     def _select_blend(self, split: Split) -> tuple[Blend | None, Bookends | None]:
-        """The corpora of a split, and the part of each that it takes."""
+        """Return the blend of a split, and the part of each corpus that the split takes."""
         if self.config.blend_per_split is not None:
             return self.config.blend_per_split[split.value], _EVERYTHING
         matrix = self.config.split_matrix

@@ -1,4 +1,4 @@
-"""Samples of a fixed number of tokens, cut from a corpus whose documents are laid end to end."""
+"""Cut a corpus, with documents laid end to end, into samples of a fixed number of tokens."""
 
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
@@ -20,7 +20,7 @@ from torch_dataloader_utils.megatron.corpora.split import Split
 
 
 def number_documents(tokens: Tensor, eod: int) -> Tensor:
-    """The document of each token in its sample, int64 [L]: an end-of-document token closes its own document.
+    """Return the document of each token of a sample, int64 [L]: an end-of-document token ends its own document.
 
     tokens 4 0 5 6 0 7 with eod 0: documents 0 0 1 1 1 2
     """
@@ -29,7 +29,10 @@ def number_documents(tokens: Tensor, eod: int) -> Tensor:
 
 
 def build_attention_mask(sequence_length: int, documents: Tensor | None = None) -> Tensor:
-    """Bool [1, L, L], True where a row may not look: at later tokens, and at other documents if these are given."""
+    """Return the attention mask, bool [1, L, L].
+
+    True hides a token from a row: later tokens, and with `documents` all tokens of other documents.
+    """
     row = torch.arange(sequence_length)
     hidden = row[None, :] > row[:, None]
     if documents is not None:
@@ -38,7 +41,7 @@ def build_attention_mask(sequence_length: int, documents: Tensor | None = None) 
 
 
 def build_position_ids(sequence_length: int, documents: Tensor | None = None) -> Tensor:
-    """Int64 [L]: 0, 1, 2, …; from 0 again in each document if these are given.
+    """Return the positions 0, 1, 2, …, int64 [L]. With `documents` each document begins at 0 again.
 
     documents 0 0 1 1 1 2: positions 0 1 0 1 2 0
     """
@@ -50,10 +53,10 @@ def build_position_ids(sequence_length: int, documents: Tensor | None = None) ->
 
 
 def build_document_borders(part_tokens: Sequence[int], sequence_length: int) -> tuple[Tensor, int]:
-    """Cumulative lengths of the documents in a sample, int32 [L + 1] filled up with L, and the longest document.
+    """Return the cumulative lengths of the documents in a sample, int32 [L + 1] filled with L, and the longest length.
 
-    `part_tokens` are the tokens of each document in the sample, in order; padding belongs to the last one. Empty
-    parts make no document.
+    `part_tokens` has the number of tokens of each document in the sample, in order. Padding belongs to the last
+    document. Empty parts make no document.
 
         parts 3 2, L=5    cu_seqlens 0 3 5 5 5 5, longest 3
         parts 2, L=4      cu_seqlens 0 4 4 4 4, longest 4 (two tokens of padding)
@@ -69,12 +72,12 @@ def build_document_borders(part_tokens: Sequence[int], sequence_length: int) -> 
     return filled, int(torch.diff(filled).max()) if sequence_length else 0
 
 
-# Part of the cache key: raise it when the same description gives other indices.
+# Part of the cache key: raise the version when the same description gives other indices.
 _INDEX_VERSION = 1
 
 
 class GPTSample(TypedDict):
-    """One sample, L = sequence_length: see `GPTDataset` for which keys there are."""
+    """Sample of a `GPTDataset`, which documents the keys."""
 
     tokens: Tensor
     labels: Tensor
@@ -86,13 +89,13 @@ class GPTSample(TypedDict):
 
 
 class GPTDataset(MegatronDataset):
-    """Sample i: L tokens, the L tokens after each of them as labels, a loss mask and positions.
+    """Samples of L = sequence_length tokens, with the next token of each token as label, a loss mask and positions.
 
     Keys: `tokens`, `labels`, `position_ids` int64 [L], `loss_mask` float32 [L]; `attention_mask` bool [1, L, L] with
     `create_attention_mask`; `cu_seqlens` int32 [L + 1] and `max_seqlen` with `inter_document_masking`.
 
-    Order and content are Megatron-Core's for the same files, seed and options. The attention mask is one tensor
-    shared by all samples unless documents reset it: copy it before writing to it.
+    Order and content are Megatron-Core's for the same files, seed and options. All samples share one attention mask
+    unless `reset_attention_mask`: copy the tensor before writing to it.
     """
 
     config: GPTDatasetConfig
@@ -115,32 +118,32 @@ class GPTDataset(MegatronDataset):
 
     @staticmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """Sequences: GPT corpora are divided by sequence, not by document."""
+        """Return the number of sequences: GPT corpora are divided by sequence, not by document."""
         return len(low_level_dataset)
 
     @staticmethod
     def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
-        """The corpus, unopened when its counts are known."""
+        """Return the corpus, unopened if its counts are known."""
         facts = select_facts(config.sequences_per_dataset, dataset_path)
         return IndexedDataset(dataset_path, mmap=config.mmap_bin_files, storage_options=config.access, facts=facts)
 
     @property
     def document_index(self) -> npt.NDArray[np.integer]:
-        """Sequence ids in the order in which their tokens are laid end to end."""
+        """Sequence ids, in the order in which the tokens of the sequences are laid end to end: [D]."""
         return self.load_indices().document_index
 
     @property
     def sample_index(self) -> npt.NDArray[np.integer]:
-        """[K + 1, 2]: where each sample begins, as position in `document_index` and token offset."""
+        """Start of each sample as position in `document_index` and token offset: [K + 1, 2]."""
         return self.load_indices().sample_index
 
     @property
     def shuffle_index(self) -> npt.NDArray[np.integer]:
-        """[K]: which row of `sample_index` sample i is."""
+        """Row of `sample_index` for each sample: [K]."""
         return self.load_indices().shuffle_index
 
     def describe(self) -> dict[str, Any]:
-        """Everything the indices depend on."""
+        """Return everything the indices depend on."""
         return super().describe() | {
             "index_version": _INDEX_VERSION,
             "extra_tokens": self.config.extra_tokens,
@@ -148,7 +151,7 @@ class GPTDataset(MegatronDataset):
         }
 
     def load_indices(self) -> SampleIndices:
-        """The three indices: from memory, from the cache, or built."""
+        """Return the three indices: from memory, from the cache, or built."""
         if self._indices is None:
             self._indices = self._kept_index.load_or_build(self._build_indices)
         return self._indices
@@ -208,7 +211,7 @@ class GPTDataset(MegatronDataset):
         return len(self.shuffle_index)
 
     def __getitem__(self, index: int | None) -> GPTSample:
-        """Sample `index`. None stands for padding of a batch: some sample, with a loss mask of zeros."""
+        """Return sample `index`. None, the padding of a batch, gives some sample with a loss mask of zeros."""
         text, part_tokens = self._read_sample(0 if index is None else index)
         config, pad = self.config, self._pad
         if config.add_extra_token_to_sequence:
@@ -237,7 +240,7 @@ class GPTDataset(MegatronDataset):
         return sample
 
     def _number_documents(self, tokens: Tensor) -> Tensor | None:
-        """See `number_documents`; None where positions and attention do not look at documents."""
+        """Return `number_documents`, or None if neither positions nor attention depend on documents."""
         config = self.config
         eod = read_token(config.tokenizer, "eod")
         if eod is None or not (config.reset_position_ids or config.reset_attention_mask):
@@ -261,7 +264,7 @@ class GPTDataset(MegatronDataset):
         return self._shared_mask
 
     def _read_sample(self, index: int) -> tuple[Tensor, Sequence[int]]:
-        """Text int64 [L + x], padded, and how many tokens of its first L each document in it has."""
+        """Return the padded text, int64 [L + x], and for each document its number of tokens in the first L tokens."""
         indices, extra_tokens = self.load_indices(), self.config.extra_tokens
         count = len(indices.shuffle_index)
         if not -count <= index < count:

@@ -1,8 +1,8 @@
-"""Indices built once and kept: by one process per cache directory, for all of them.
+"""Build indices once per cache directory, in one process, and keep them on disk for all processes.
 
-A directory on a node's own disk is filled once per node, one on a shared file system once per job. Who builds is
-decided by a lock file in the directory, not by ranks: no process group is needed, and if a builder dies, another takes
-over.
+A directory on a node's own disk is filled once per node, a directory on a shared file system once per job. A lock file
+in the directory decides which process builds: no process group is needed, and if the builder dies, another process
+takes over.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ _REMOVE = "Remove the file; it is built again."
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], description: Mapping[str, Any]) -> None:
-    """Write the arrays with a description of what they are; the file appears whole or not at all."""
+    """Write the arrays and a description of their contents; the file appears whole or not at all."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     entries: list[dict[str, Any]] = []
-    # Offsets count from the end of the header, because its own length depends on their digits.
+    # Offsets count from the end of the header, because the length of the header depends on the digits of the offsets.
     offset = 0
     for name, array in contiguous.items():
         entry: dict[str, Any] = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
@@ -62,14 +62,14 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], description
 
 
 def read_arrays(path: Path, description: Mapping[str, Any], *, checks_content: bool = True) -> Arrays:
-    """Read-only views of the arrays, by name; they keep the mapping alive.
+    """Return read-only views of the arrays, by name; the views keep the mapping alive.
 
-    Sizes and header are always checked; the arrays' own checksums cost one pass over the file and are skipped with
+    Sizes and header are always checked. The checksums of the arrays cost one pass over the file and are skipped with
     `checks_content=False`.
 
     Raises:
-        NoDataError: no such file.
-        CorruptFileError: truncated, damaged, or made for another description.
+        NoDataError: the file does not exist.
+        CorruptFileError: the file is truncated, damaged, or made for another description.
     """
     file = MappedFile(str(path))
     size_bytes = file.stat.size
@@ -127,16 +127,19 @@ _LOGGER = logging.getLogger(__name__)
 
 _FIRST_POLL_SECONDS, _LAST_POLL_SECONDS = 0.01, 1.0
 
-# Errors of file systems without locks. Every process builds there: all publish the same bytes by a rename.
+# Errors of file systems without locks. On such a file system every process builds, and all publish the same bytes by a
+# rename.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexCache:
-    """A directory of built indices.
+    """Directory of built indices.
 
-    `trusts_cache` takes files as they are: no lock, no build on a miss, no checksum pass.
-    `lock_timeout_seconds` is how long one process waits for another that builds.
+    Attributes:
+        directory: path of the directory.
+        trusts_cache: whether files are taken as they are: no lock, no build on a miss, no pass over checksums.
+        lock_timeout_seconds: number of seconds that a process waits for another process that builds.
     """
 
     directory: Path
@@ -144,18 +147,18 @@ class IndexCache:
     lock_timeout_seconds: float = 3600.0
 
     def path_of(self, name: str, description: Mapping[str, Any]) -> Path:
-        """The file of these indices: a digest of everything they depend on, then a name for people."""
+        """Return the path of the indices: a digest of everything the indices depend on, then a readable name."""
         canonical = json.dumps(dict(description), sort_keys=True, separators=(",", ":")).encode()
         return self.directory / f"{hashlib.blake2b(canonical, digest_size=16).hexdigest()}-{name}.index"
 
     def load_or_build(self, name: str, description: Mapping[str, Any], build: Callable[[], Arrays]) -> Arrays:
-        """The arrays of `description`: mapped from the cache, or built, published, and mapped.
+        """Return the arrays of `description`: mapped from the cache, or built, published and mapped.
 
-        A damaged cache file is built again; the process that does so logs it. If the directory
-        cannot be written, the indices are built in memory, and the log says so.
+        A damaged cache file is built again and logged. If the directory cannot be written, the indices are built in
+        memory, and a warning is logged.
 
         Raises:
-            NoDataError: with `trusts_cache`, when the file is not there.
+            NoDataError: with `trusts_cache`, the file is missing.
             StoreError: another process builds and does not finish in time.
         """
         path = self.path_of(name, description)
@@ -201,7 +204,7 @@ def _build(path: Path, description: Mapping[str, Any], build: Callable[[], Array
 
 
 def _try_read(path: Path, description: Mapping[str, Any]) -> Arrays | CorruptFileError | NoDataError:
-    """The arrays, or why there are none: the file is missing, or damaged."""
+    """Return the arrays, or the error if the file is missing or damaged."""
     try:
         return read_arrays(path, description)
     except (NoDataError, CorruptFileError) as error:
@@ -219,11 +222,11 @@ def _open_lock(path: Path) -> int:
 
 @contextlib.contextmanager
 def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[None]:
-    """Hold the lock file, and remove it in the end.
+    """Hold the lock file during the block, and remove it at the end.
 
-    The kernel gives the lock up when its process dies, so no process has to guess whether an owner is alive. A
-    process may get the lock of a file that was removed while it waited. That lock excludes no other, so the process
-    opens the file that is there now and tries again.
+    The kernel releases the lock when its process dies, so no process has to guess whether an owner is alive. A process
+    may get the lock of a file that was removed while the process waited. This lock excludes no other process, so the
+    process opens the present file and tries again.
     """
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_POLL_SECONDS
@@ -237,8 +240,8 @@ def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[
                 continue
             if time.monotonic() > deadline:
                 raise StoreError(
-                    f"Another process has held {path} for {timeout_seconds:.0f} s while it builds indices. Wait for "
-                    f"it, or raise the timeout."
+                    f"Another process has held {path} for {timeout_seconds:.0f} s to build indices. Wait for this "
+                    f"process, or raise the timeout."
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LAST_POLL_SECONDS)
@@ -251,7 +254,7 @@ def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Whether the lock is ours; None where the file system has no locks."""
+    """Return whether the lock is ours; None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -275,10 +278,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptIndex(Generic[T]):
-    """Where the indices of one data set are kept.
+    """Indices of one data set, kept in a cache or in memory.
 
-    kind: the dataclass of arrays. cache: None to build the indices in every process. name: for people, part of the
-    file's name. describe: gives everything the indices depend on; called only with a cache, as it may look files up.
+    Attributes:
+        kind: dataclass of the arrays.
+        cache: directory of built indices; None builds the indices in every process.
+        name: readable part of the file's name.
+        describe: function that returns everything the indices depend on. It is called only with a cache, because it
+            may look files up.
     """
 
     kind: type[T]
@@ -287,7 +294,7 @@ class KeptIndex(Generic[T]):
     describe: Callable[[], Mapping[str, Any]]
 
     def load_or_build(self, build: Callable[[], T]) -> T:
-        """The indices: mapped from the cache, or built. Raises as `IndexCache.load_or_build`."""
+        """Return the indices, mapped from the cache or built. Errors are as for `IndexCache.load_or_build`."""
         if self.cache is None:
             return build()
         names = [each.name for each in fields(self.kind)]  # type: ignore[arg-type]  # a dataclass
@@ -301,12 +308,12 @@ class KeptIndex(Generic[T]):
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether another process would find them: a worker then maps the file, and gigabytes need not be pickled."""
+        """Whether the indices are in a file: a worker then maps the file, and gigabytes need not be pickled."""
         return self.cache is not None and self.cache.path_of(self.name, self.describe()).exists()
 
 
 def select_cache(config: BlendedMegatronDatasetConfig, default: str | None) -> IndexCache | None:
-    """Where indices are kept: `path_to_cache`, else the local directory `default`, else nowhere (None)."""
+    """Return the cache of a data set: `path_to_cache`, else the local directory `default`, else None."""
     directory = default if config.path_to_cache is None else str(config.path_to_cache)
     if directory is None or not (store := open_store(directory)).is_local:
         return None

@@ -1,4 +1,4 @@
-"""The .idx file of a token corpus: header and arrays, decoded and checked, encoded.
+"""Decode, check and encode the header and the arrays of the .idx file of a token corpus.
 
     offset          size    content (all little-endian, nothing aligned)
     0               9       magic "MMIDIDX\\0\\0"
@@ -11,7 +11,7 @@
     34 + 12 S       8 D     document boundaries as sequence indices, int64: first 0, last S
     34 + 12 S + 8 D S       mode of each sequence, int8; only in multimodal corpora
 
-Source: Megatron-Core's indexed data set, whose files these are byte for byte. Nothing here does I/O.
+Source: Megatron-Core's indexed data set; the files are the same byte for byte. Nothing here does I/O.
 """
 
 import itertools
@@ -48,10 +48,10 @@ _UINT16_VOCABULARY_LIMIT = 65_500
 
 
 def dtype_code(dtype: object) -> int:
-    """The header byte of a numpy dtype (or anything numpy takes for one).
+    """Return the header byte of a numpy dtype, or of anything that numpy converts to a dtype.
 
     Raises:
-        ConfigTypeError: not a type, or one that the format has no code for.
+        ConfigTypeError: not a dtype, or a dtype without a code in the format.
     """
     names = ", ".join(known.name for known in DTYPES.values())
     try:
@@ -65,7 +65,7 @@ def dtype_code(dtype: object) -> int:
 
 
 def select_dtype(vocabulary_size: int | None) -> TokenDtype:
-    """The type a corpus of this vocabulary is written in: uint16 below 65,500 entries, else int32, else int64.
+    """Return the dtype for a vocabulary: uint16 below 65,500 entries, else int32, else int64.
 
         vocabulary_size    65,499    65,500    2^31    2^31 + 1    None
         dtype              uint16    int32     int32   int64       int32
@@ -82,7 +82,7 @@ def select_dtype(vocabulary_size: int | None) -> TokenDtype:
 
 
 def integer_limits(dtype: TokenDtype) -> tuple[int, int]:
-    """The lowest and the highest integer between which the type holds all of them.
+    """Return the lowest and the highest integer of the range in which the dtype holds every integer.
 
     uint16    0 and 65,535          float32    -2^24 and 2^24: 2^24 + 1 would become another token
     """
@@ -94,9 +94,9 @@ def integer_limits(dtype: TokenDtype) -> tuple[int, int]:
 
 
 def wider_dtype(*tokens: int) -> str:
-    """Advice on tokens that a corpus's type does not hold, for messages.
+    """Return advice, for messages, on tokens that do not fit the dtype of a corpus.
 
-    tokens: those that do not fit, or the lowest and the highest of them.
+    `tokens` are the tokens that do not fit, or their lowest and highest.
     """
     for dtype in map(select_dtype, (1, 2**31, 2**31 + 1)):
         low, high = integer_limits(dtype)
@@ -110,7 +110,7 @@ VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
 
-# Entries checked at a time: enough to amortise numpy's calls, 8 MiB of temporaries at most.
+# Entries checked at a time: enough to amortise numpy's calls, with 8 MiB of temporaries at most.
 _CHECK_ENTRIES = 1 << 20
 
 _REBUILD = "Copy or build the corpus again."
@@ -118,7 +118,7 @@ _REBUILD = "Copy or build the corpus again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHeader:
-    """The first 34 bytes, decoded; counts are not trusted until `check_index_size` has passed."""
+    """Decoded header, the first 34 bytes. The counts can be wrong until `check_index_size` has passed."""
 
     dtype: TokenDtype
     sequence_count: int
@@ -137,10 +137,14 @@ class IndexHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenIndex:
-    """The arrays of an .idx file; views of the file where it is mapped, hence read-only and unaligned.
+    """Arrays of an .idx file; views of a mapped file are read-only and unaligned.
 
-    `sequence_lengths` int32 [S] tokens, `sequence_pointers` int64 [S] bytes, `document_indices` int64 [D],
-    `sequence_modes` int8 [S] or None.
+    Attributes:
+        header: the header of the file.
+        sequence_lengths: int32 [S]: number of tokens of each sequence.
+        sequence_pointers: int64 [S]: byte offset of each sequence in the .bin file.
+        document_indices: int64 [D]: document boundaries as sequence indices.
+        sequence_modes: int8 [S]: mode of each sequence, or None.
     """
 
     header: IndexHeader
@@ -151,10 +155,10 @@ class TokenIndex:
 
 
 def decode_header(data: bytes | memoryview, *, path: str) -> IndexHeader:
-    """The header in the first 34 bytes of `data`.
+    """Decode the header from the first 34 bytes of `data`.
 
     Raises:
-        CorruptFileError: fewer bytes, another magic, version or dtype code.
+        CorruptFileError: fewer bytes, or another magic, version or dtype code.
     """
     if len(data) < HEADER_BYTES:
         raise CorruptFileError(
@@ -174,13 +178,13 @@ def decode_header(data: bytes | memoryview, *, path: str) -> IndexHeader:
 
 
 def check_index_size(header: IndexHeader, *, index_bytes: int, multimodal: bool, path: str) -> bool:
-    """Whether the file carries modes; the counts of the header are believable only after this check.
+    """Check the counts of the header against the size of the file. Return whether the file has modes.
 
-    The size must be exact, with or without the modes, so a file cut at any byte is refused before anything is
-    allocated from its counts.
+    The size must be exact, with or without modes, so a file cut at any byte is refused before anything is allocated
+    from its counts.
 
     Raises:
-        CorruptFileError: the size fits neither layout, or there is no document array.
+        CorruptFileError: the size fits neither layout, or the document array is empty.
         SchemaError: `multimodal` was asked for and the file has no modes.
     """
     if header.document_count < 1:
@@ -198,7 +202,7 @@ def check_index_size(header: IndexHeader, *, index_bytes: int, multimodal: bool,
 
 
 def decode_arrays(header: IndexHeader, buffers: list[Any], *, with_modes: bool) -> TokenIndex:
-    """The arrays over the buffers of `header.spans` (three, or four with modes); no copy is made."""
+    """Return the arrays as views of the buffers of `header.spans` (three, or four with modes); no copy is made."""
     lengths, pointers, documents = (
         np.frombuffer(buffer, dtype=dtype) for buffer, dtype in zip(buffers[:3], ("<i4", "<i8", "<i8"), strict=True)
     )
@@ -212,13 +216,13 @@ def decode_arrays(header: IndexHeader, buffers: list[Any], *, with_modes: bool) 
 
 
 def check_arrays(index: TokenIndex, *, bin_bytes: int, path: str) -> None:
-    """Refuse an index that does not describe `bin_bytes` bytes of tokens exactly.
+    """Raise unless the index describes exactly `bin_bytes` bytes of tokens.
 
-    Every pointer must be the end of the sequence before it (all known writers lay sequences end to end), the last
-    end must be the size of .bin, and document boundaries must rise from 0 to the sequence count.
+    Every pointer must be the end of the sequence before (all known writers lay sequences end to end), the last end
+    must be the size of .bin, and document boundaries must rise from 0 to the sequence count.
 
     Raises:
-        CorruptFileError: names the first sequence or document that is wrong.
+        CorruptFileError: the index is wrong; the message names the first wrong sequence or document.
     """
     itemsize = index.header.dtype.itemsize
     end = 0
@@ -268,7 +272,7 @@ def encode_index(
     document_indices: npt.NDArray[np.int64],
     sequence_modes: npt.NDArray[np.int8] | None,
 ) -> list[bytes]:
-    """The bytes of an .idx file, in order, as pieces to write one after the other; pointers follow from lengths.
+    """Return the bytes of an .idx file as pieces to write in order; pointers are computed from lengths.
 
     lengths 3 2 4 of uint16 with boundaries 0 2 3 give pointers 0 6 10 and 94 bytes.
     """
@@ -285,10 +289,13 @@ def encode_index(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFacts:
-    """Counts and identities of a corpus, known before it is opened.
+    """Counts and identities of a corpus, known before the corpus is opened.
 
-    `document_count` counts entries of the document array (documents + 1), as the format does. `token_count` and
-    `identities` (size and identity of .idx and .bin) are None where the sequences file does not have them.
+    Attributes:
+        sequence_count: number of sequences.
+        document_count: number of entries of the document array (documents + 1), as in the format.
+        token_count: number of tokens, or None if the sequences file does not have the number.
+        identities: size and identity of .idx and .bin, or None if the sequences file does not have them.
     """
 
     sequence_count: int
@@ -297,10 +304,10 @@ class CorpusFacts:
     identities: tuple[FileStat, FileStat] | None = None
 
     def check(self, header: IndexHeader, identities: tuple[FileStat, FileStat], *, path_prefix: str) -> None:
-        """Compare with the files as they are now opened.
+        """Compare the facts with the opened files.
 
         Raises:
-            FileChangedError: counts or identity differ; shows both sides.
+            FileChangedError: counts or identities differ; the message shows both sides.
         """
         seen = (header.sequence_count, header.document_count)
         known = (self.sequence_count, self.document_count)

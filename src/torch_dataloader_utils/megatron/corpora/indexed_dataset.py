@@ -1,4 +1,4 @@
-"""A token corpus on disk: sequences of tokens in `<prefix>.bin`, described by `<prefix>.idx`."""
+"""Read the sequences of a token corpus at random: tokens in `<prefix>.bin`, described by `<prefix>.idx`."""
 
 import itertools
 import operator
@@ -35,36 +35,36 @@ _Item = TypeVar("_Item")
 
 
 class IndexedDataset(Dataset[Any]):
-    """Random access to the sequences of a corpus, as arrays of its dtype.
+    """Random access to the sequences of a corpus, as arrays of the corpus's dtype.
 
-    Item i is sequence i, or (sequence, mode) when `multimodal`. A local corpus is mapped (`mmap=True`) or read in
-    place, and its index is checked in full when it is opened. A remote one costs two look-ups and 34 bytes to open;
-    its index is fetched and checked when it is first needed, and its tokens are read by ranges. Every range is of the
-    version that was opened. With `facts` nothing is opened before the first access.
+    Item i is sequence i, or (sequence, mode) with `multimodal`. A local corpus is mapped (`mmap=True`) or read in
+    place, and its index is checked in full when the corpus is opened. Opening a remote corpus costs two look-ups and
+    34 bytes; the index is fetched and checked on first use, and tokens are read by ranges. Every range is of the
+    opened version. With `facts` nothing is opened before the first access.
 
-    Views of a mapped corpus are read-only and stay valid when the data set is gone. torch does not know of read-only
-    memory: copy a view before you write to a tensor of it, or the process ends with SIGSEGV. A .bin that is cut or
-    overwritten in place while it is mapped gives zeros, other tokens or SIGBUS; `mmap=False` checks the length.
+    Views of a mapped corpus are read-only and stay valid when the data set is gone. torch does not know read-only
+    memory: copy a view before you write to a tensor of this view, or the process ends with SIGSEGV. A .bin file that is
+    cut or overwritten in place while it is mapped gives zeros, other tokens or SIGBUS; `mmap=False` checks the length.
 
-    Pickling keeps the path and the identity of the files: a local corpus that was open is opened and compared on the
-    other side, a remote one at its first access there, without looking it up again.
+    Pickling keeps the path and the identity of the files. After unpickling, a local corpus that was open is opened and
+    compared at once, and a remote corpus on first access, without another look-up.
 
     Args:
         path_prefix: path or URL without ".idx" and ".bin".
-        multimodal: give the mode of each sequence as well.
-        mmap: map a local .bin; otherwise read it in place. Remote corpora are never mapped.
-        storage_options: for the storage client; never shown.
-        credentials: a function that returns storage options with credentials, called again when they expire. It
-            travels to worker processes, what it returned does not.
+        multimodal: whether items have the mode of the sequence as well.
+        mmap: whether a local .bin is mapped. Otherwise it is read in place. Remote corpora are never mapped.
+        storage_options: options of the storage client; never shown.
+        credentials: function that returns storage options with credentials, called again when the credentials expire.
+            The function travels to worker processes; its results do not.
         remote: how remote files are read: RemoteOptions(backend, retry, coalesce, connections).
-        facts: counts and identity known from elsewhere, see `read_sequences`.
-        trust_index: skip the full check of the arrays. Each access is still checked.
+        facts: counts and identity of the corpus, known from elsewhere; see `read_sequences`.
+        trust_index: whether to skip the full check of the arrays. Each access is still checked.
 
     Raises:
         ConfigTypeError: not a path, or a text for a flag. ConfigError: a web URL with a query.
         NoDataError: a file is missing.
         CorruptFileError: the index is truncated or does not describe the .bin.
-        FileChangedError: a file is not the one that was opened before (on every read of a remote corpus).
+        FileChangedError: a file differs from the file opened before (on every read of a remote corpus).
         StoreError: the storage failed.
     """
 
@@ -85,7 +85,7 @@ class IndexedDataset(Dataset[Any]):
         self.mmap = check_flag("mmap", mmap)
         self._access = StoreAccess.of(storage_options, credentials, remote)
         self._facts = facts
-        # Size and identity of the files, if they are known, so that no others are ever read.
+        # Size and identity of the files, if known, so that no other files are ever read.
         self._known: Identities | None = None if facts is None else facts.identities
         self._trusts_index = check_flag("trust_index", trust_index)
         self._opened: OpenCorpus | None = None
@@ -100,10 +100,10 @@ class IndexedDataset(Dataset[Any]):
         credentials: Credentials | None = None,
         remote: RemoteOptions | None = None,
     ) -> bool:
-        """Whether both files of the corpus are there.
+        """Return whether both files of the corpus exist.
 
         Raises:
-            ConfigTypeError, ConfigError: no prefix. StoreError: the storage does not say.
+            ConfigTypeError, ConfigError: not a prefix. StoreError: the storage failed.
         """
         prefix = check_prefix("path_prefix", path_prefix)
         paths = (index_path(prefix), bin_path(prefix))
@@ -144,32 +144,32 @@ class IndexedDataset(Dataset[Any]):
             if self._facts is None:
                 raise
             raise FileChangedError(
-                f"{error} It is the sequences file that knows another one: write it again."
+                f"{error} The sequences file describes another version: write the sequences file again."
             ) from error
 
     @property
     def index(self) -> TokenIndex:
-        """The checked arrays of the .idx file."""
+        """Checked arrays of the .idx file."""
         return self._open().index
 
     @property
     def header(self) -> IndexHeader:
-        """The header of the .idx file; needs none of its arrays."""
+        """Header of the .idx file; reads no array."""
         return self._open().header
 
     @property
     def dtype(self) -> TokenDtype:
-        """The type of the tokens."""
+        """Type of the tokens."""
         return self.header.dtype
 
     @property
     def identities(self) -> Identities:
-        """Size and identity of .idx and .bin, as they were when the corpus was opened (or as `facts` says)."""
+        """Size and identity of .idx and .bin when the corpus was opened, or as in `facts`."""
         return self._open().identities if self._known is None else self._known
 
     @property
     def token_count(self) -> int:
-        """Tokens of the whole corpus; needs no index."""
+        """Number of tokens of the whole corpus; reads no array."""
         if self._facts is not None and self._facts.token_count is not None:
             return self._facts.token_count
         opened = self._open()
@@ -177,7 +177,7 @@ class IndexedDataset(Dataset[Any]):
 
     @property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of each sequence, int32 [S]."""
+        """Number of tokens of each sequence, int32 [S]."""
         return self.index.sequence_lengths
 
     @property
@@ -187,12 +187,12 @@ class IndexedDataset(Dataset[Any]):
 
     @property
     def sequence_modes(self) -> npt.NDArray[np.int8] | None:
-        """Mode of each sequence, int8 [S], or None for a corpus opened without modes."""
+        """Mode of each sequence, int8 [S], or None without `multimodal`."""
         return self.index.sequence_modes if self.multimodal else None
 
     @property
     def has_modes(self) -> bool:
-        """Whether the .idx file holds sequence modes, also where this was opened without `multimodal`."""
+        """Whether the .idx file has sequence modes, with or without `multimodal`."""
         opened = self._open()
         return opened.has_modes and opened.header.sequence_count > 0
 
@@ -209,9 +209,9 @@ class IndexedDataset(Dataset[Any]):
     @overload
     def __getitem__(self, index: slice) -> Any: ...
     def __getitem__(self, index: int | slice) -> Any:
-        """Sequence `index`, or the list of sequences of a slice with step 1 (one read).
+        """Return sequence `index`, or the list of sequences of a slice with step 1 (one read).
 
-        Multimodal corpora give (sequence, mode) or (sequences, modes).
+        With `multimodal` return (sequence, mode) or (sequences, modes).
         """
         if isinstance(index, slice):
             return self._get_slice(index)
@@ -234,17 +234,17 @@ class IndexedDataset(Dataset[Any]):
         return self._with_modes(sequences, slice(start, stop))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> Any:
-        """`length` tokens of sequence `index` from `offset` on; all the rest when `length` is None.
+        """Return `length` tokens of sequence `index` from `offset` on; all the rest if `length` is None.
 
         Raises:
-            IndexError: no such sequence. TypeError: its number is not whole.
+            IndexError: the sequence does not exist. TypeError: `index` is not a whole number.
             ConfigError: the part does not lie inside the sequence.
         """
         index = self._check_index(index)
         return self._with_modes(self.get_parts([(index, offset, length)])[0], index)
 
     def get_parts(self, parts: Sequence[Part]) -> list[Tokens]:
-        """The tokens of each (sequence, offset, length), read together; length None means the rest.
+        """Return the tokens of each (sequence, offset, length), read together; length None means the rest.
 
         sequence 0 = 5 6 7: (0, 1, None) gives 6 7; (0, 3, None) is empty; (0, 4, None) is an error.
         """
@@ -279,7 +279,7 @@ class IndexedDataset(Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         was_open = state.pop("was_open")
         self.__dict__.update(state)
-        # Thousands of remote corpora would be thousands of requests before a worker gives its first sample.
+        # Thousands of remote corpora would cost thousands of requests before the first sample of a worker.
         if was_open and open_store(self.path_prefix).is_local:
             self._open()
 

@@ -1,4 +1,4 @@
-"""The contract of a data set over one split of one corpus, which `BlendedMegatronDatasetBuilder` builds."""
+"""Define the contract of a data set over one split of one corpus, for `BlendedMegatronDatasetBuilder` to build."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -22,10 +22,10 @@ class MegatronDataset(Dataset[Sample], ABC):
 
     Args:
         dataset: the corpus.
-        dataset_path: its prefix as the user wrote it; part of the cache key.
-        indexed_indices: the exposed elements of the corpus, as a range or an array of ids.
-        num_samples: how many samples are wanted; None for one pass.
-        index_split: what the samples are for.
+        dataset_path: prefix of the corpus as the user wrote it; part of the cache key.
+        indexed_indices: exposed elements of the corpus, as a range or an array of ids.
+        num_samples: number of samples wanted; None for one pass.
+        index_split: the split that the samples belong to.
         config: everything else.
     """
 
@@ -48,7 +48,7 @@ class MegatronDataset(Dataset[Sample], ABC):
     @staticmethod
     @abstractmethod
     def numel_low_level_dataset(low_level_dataset: IndexedDataset) -> int:
-        """How many elements (sequences or documents) a split string divides."""
+        """Return the number of elements (sequences or documents) that a split string divides."""
 
     @staticmethod
     @abstractmethod
@@ -60,14 +60,14 @@ class MegatronDataset(Dataset[Sample], ABC):
 
     @abstractmethod
     def __getitem__(self, index: int | None) -> Sample:
-        """Sample `index`; None gives a sample that fills up a batch and has no loss."""
+        """Return sample `index`; None gives a sample without loss that fills up a batch."""
 
     @abstractmethod
     def load_indices(self) -> object:
-        """Build the indices or find them in the cache; called once before data sets are handed to the trainer."""
+        """Build the indices or load them from the cache; called once before the trainer gets the data sets."""
 
     def describe(self) -> dict[str, Any]:
-        """Everything the indices depend on, as JSON values; subclasses add theirs."""
+        """Return everything the indices depend on, as JSON values; subclasses add entries."""
         return {
             "class": type(self).__name__,
             "dataset_path": self.dataset_path,
@@ -81,7 +81,10 @@ class MegatronDataset(Dataset[Sample], ABC):
 
 
 def _describe_ids(ids: SequenceIds) -> Mapping[str, Any]:
-    """The ids as JSON: their borders when they are neighbours, else a digest. An array and its range agree."""
+    """Return the ids as JSON: their borders if they are neighbours, else a digest.
+
+    An array and a range of the same neighbouring ids have the same description.
+    """
     if isinstance(ids, range) and ids.step == 1:
         return {"start": ids.start, "stop": max(ids.start, ids.stop)}
     array = np.asarray(ids, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Byte ranges of files: mapped, read in place, or fetched from a store; one method for all three.
+"""Read byte ranges of a file that is mapped, read in place or fetched from a store.
 
-`ByteSource.read` takes ranges and gives buffers of exactly those sizes, or raises. A mapped source gives views that
-keep the mapping alive, so tokens stay valid after the data set that handed them out is gone.
+`ByteSource.read` takes ranges and returns buffers of exactly the sizes of the ranges, or raises. A mapped source
+returns views that keep the mapping alive, so tokens stay valid after their data set is gone.
 """
 
 import errno
@@ -27,32 +27,36 @@ from torch_dataloader_utils._store import (
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, NoDataError, StoreError
 
 ByteRange = tuple[int, int]
-"""[start, stop), in bytes."""
+"""Range [start, stop) in bytes."""
 
-# A file that is replaced is opened again.
+# Attempts to open a file that is replaced meanwhile.
 _MOST_OPENINGS = 10
 
 
 class ByteSource(Protocol):
-    """One file that gives ranges of its bytes."""
+    """File that returns ranges of its bytes."""
 
     path: str
     stat: FileStat
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
-        """One buffer per range [start, stop), each of exactly stop − start bytes."""
+        """Return one buffer per range [start, stop), each of exactly stop − start bytes."""
 
 
 def open_source(
     path: str, access: StoreAccess | None = None, *, maps: bool = True, stat: FileStat | None = None
 ) -> ByteSource:
-    """The file at a path or URL; a local one is opened, of a remote one size and identity are looked up.
+    """Open a local file, or look up size and identity of a remote file.
 
-    maps: map a local file; otherwise read it in place. stat: of a remote file, if it is known: then nothing is asked
-    here, and every read is held to it.
+    Args:
+        path: path or URL of the file.
+        access: how to read a remote file.
+        maps: whether to map a local file. Otherwise the file is read in place.
+        stat: size and identity of a remote file, if known. Then no request is made here, and every read must find
+            this identity.
 
     Raises:
-        NoDataError: there is no such file. StoreError: it cannot be looked up.
+        NoDataError: the file does not exist. StoreError: the file cannot be opened or looked up.
     """
     store = open_store(path, access)
     if not store.is_local:
@@ -61,7 +65,7 @@ def open_source(
 
 
 def _open_local(path: str) -> tuple[int, FileStat]:
-    """A descriptor of the file, and what it is."""
+    """Return a descriptor of the file, and its size and identity."""
     try:
         descriptor = open_to_read(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -89,9 +93,9 @@ def _check_ranges(path: str, size_bytes: int, ranges: Sequence[ByteRange]) -> No
 
 
 class MappedFile:
-    """A local file mapped into memory; views are zero-copy, read-only, and keep the mapping alive.
+    """Local file mapped into memory. Views are read-only, copy nothing and keep the mapping alive.
 
-    It is not held open, so that a process may map more files than it may open.
+    The file is not held open, so a process may map more files than it may open.
     """
 
     def __init__(self, path: str) -> None:
@@ -100,19 +104,19 @@ class MappedFile:
         found = next((each for each in mapped if each is not None), None)
         if found is None:
             raise FileChangedError(f"{path} was replaced each time it was opened. Open it when it is written.")
-        # Views outlive this object: the map is never closed by hand, it goes when the last view goes.
+        # Views outlive this object, so nothing closes the mapping by hand: it ends with its last view.
         self._view, self.stat = found
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
-        """Views of the mapping."""
+        """Return one view of the mapping per range."""
         _check_ranges(self.path, len(self._view), ranges)
         return [self._view[start:stop] for start, stop in ranges]
 
 
 def _map(path: str) -> tuple[memoryview, FileStat] | None:
-    """The file at a path, and what it is; None if another one took its place meanwhile.
+    """Map the file at a path. Return the bytes, and size and identity; None if the file was replaced meanwhile.
 
-    Mapped by pyarrow, which opens the path once more: Python's mmap would keep a descriptor of its own.
+    pyarrow maps the file and opens the path a second time: Python's mmap would keep a descriptor open.
     """
     descriptor, stat = _open_local(path)
     try:
@@ -121,7 +125,7 @@ def _map(path: str) -> tuple[memoryview, FileStat] | None:
         with pa.memory_map(os.fsencode(path)) as file:
             if file.size() < stat.size or not os.path.samestat(os.fstat(descriptor), os.stat(path)):  # noqa: PTH116
                 return None
-            # Asked for more, pyarrow has the system read all of that ahead.
+            # One byte only: pyarrow lets the system read ahead everything that it is asked for.
             first = file.read_buffer(1)
         return memoryview(pa.foreign_buffer(first.address, stat.size, base=first)).cast("B"), stat
     except FileNotFoundError:
@@ -133,7 +137,7 @@ def _map(path: str) -> tuple[memoryview, FileStat] | None:
 
 
 class PlainFile:
-    """A local file read with positioned reads: safe from several threads and across a fork."""
+    """Local file read with positioned reads: safe from several threads and across a fork."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -141,7 +145,11 @@ class PlainFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
-        """Copies of the ranges; a file that became shorter raises instead of giving fewer bytes."""
+        """Return one copy per range.
+
+        Raises:
+            CorruptFileError: the file became shorter and does not have all the bytes.
+        """
         _check_ranges(self.path, self.stat.size, ranges)
         return [self._read_exactly(start, stop) for start, stop in ranges]
 
@@ -159,7 +167,7 @@ class PlainFile:
 
 
 class StoredFile:
-    """A remote object read by ranges, all of the version that was opened; nothing is copied to local disk."""
+    """Remote object read by ranges. All ranges are of the opened version; nothing is copied to local disk."""
 
     def __init__(self, path: str, store: Store, stat: FileStat | None = None) -> None:
         self.path = path
@@ -167,7 +175,7 @@ class StoredFile:
         self._store = store
 
     def read(self, ranges: Sequence[ByteRange]) -> list[Buffer]:
-        """The ranges, fetched together; neighbouring ones share a request.
+        """Return one buffer per range. Ranges are fetched together; neighbouring ranges share a request.
 
         Raises:
             FileChangedError: the object was replaced since it was opened. StoreError: the storage failed.

@@ -1,11 +1,11 @@
-"""Document, sample and shuffle index: which tokens of which sequences make sample i, over how many epochs.
+"""Build the document, sample and shuffle index: the tokens of the sequences that make sample i, over all epochs.
 
     document index    sequence ids of all epochs, shuffled: the order in which tokens are laid end to end
-    sample index      where each sample begins in that row of tokens: (position in document index, token offset)
+    sample index      start of each sample in this row of tokens: (position in document index, token offset)
     shuffle index     the order in which samples are given
 
-Source: Megatron-Core's GPT data set. Same seed, same lengths, same order, so that a checkpoint's position keeps its
-meaning. All three come from one legacy `RandomState`, which numpy keeps frozen.
+Source: Megatron-Core's GPT data set. The same seed and lengths give the same order, so the position in a checkpoint
+keeps its meaning. All three indices come from one legacy `RandomState`, which numpy keeps frozen.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,20 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.errors import ConfigError, InternalError
 
-# A last epoch used for less than this share of its samples is shuffled apart, so that no sample of the epochs
-# before it is seen twice early on. The number is Megatron's; another one would change every data order.
+# A last epoch used for less than this share of its samples is shuffled apart, so that no sample of earlier epochs is
+# seen twice early on. The number is Megatron's; another number would change every data order.
 _WHOLE_FINAL_EPOCH = 0.80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusEpochs:
-    """Passes over the corpus.
+    """Number of passes over the corpus, and of samples.
 
-    `sample_count` is K: it covers whole epochs and is usually larger than what was asked for.
-    `samples_before_final` is only used when the final epoch is shuffled apart.
+    Attributes:
+        epoch_count: number of passes.
+        sample_count: K, the number of samples of whole epochs, usually more than were asked for.
+        samples_before_final: number of samples before the final epoch; used only if `separates_final_epoch`.
+        separates_final_epoch: whether the final epoch is shuffled apart.
     """
 
     epoch_count: int
@@ -42,12 +45,19 @@ def plan_epochs(
     num_samples: int | None,
     drops_partial: bool = True,
 ) -> CorpusEpochs:
-    """The passes that give `num_samples` samples (None: one pass).
+    """Return the passes over the corpus that give `num_samples` samples (None: one pass).
 
         T=100, L=10, x=1, n=9      1 epoch,  9 samples
         T=100, L=10, x=1, n=16     2 epochs, 19 samples, 9 of them before the final epoch
 
-    All numbers are exact integers; K is the ceiling when `drops_partial` is False.
+    All numbers are exact integers; K is rounded up when `drops_partial` is False.
+
+    Args:
+        tokens_per_epoch: T, number of tokens of the exposed sequences.
+        sequence_length: L, number of tokens of a sample.
+        extra_tokens: x, number of tokens that a sample takes beyond its length: 0 or 1.
+        num_samples: n, number of samples wanted, or None.
+        drops_partial: whether a last sample with too few tokens is left out.
 
     Raises:
         ConfigError: samples are wanted from no tokens, or a length is not positive.
@@ -83,7 +93,7 @@ _BLOCK_DOCUMENTS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleIndices:
-    """The three indices: document int32 [D], sample int32 or int64 [K + 1, 2], shuffle uint32 or int64 [K]."""
+    """Document index int32 or int64 [D], sample index int32 or int64 [K + 1, 2], shuffle index uint32 or int64 [K]."""
 
     document_index: npt.NDArray[np.integer]
     sample_index: npt.NDArray[np.integer]
@@ -99,7 +109,16 @@ def build_indices(
     extra_tokens: int,
     seed: int,
 ) -> SampleIndices:
-    """All three indices for the exposed sequences; `lengths` int32 [S] are those of the whole corpus."""
+    """Build all three indices.
+
+    Args:
+        lengths: int32 [S], number of tokens of every sequence of the whole corpus.
+        sequence_ids: ids of the exposed sequences.
+        plan: number of epochs and samples.
+        sequence_length: L, number of tokens of a sample.
+        extra_tokens: x, number of tokens that a sample takes beyond its length.
+        seed: seed of all shuffles.
+    """
     random = np.random.RandomState(seed)
     document_index = _build_document_index(sequence_ids, plan, random)
     sample_index = build_sample_index(
@@ -116,7 +135,7 @@ def build_indices(
 def _build_document_index(
     sequence_ids: range | npt.NDArray[np.integer], plan: CorpusEpochs, random: np.random.RandomState
 ) -> npt.NDArray[np.integer]:
-    """The ids repeated once per epoch and shuffled as one array; a separate final epoch is shuffled on its own."""
+    """Repeat the ids once per epoch and shuffle the repeats as one array; a separate final epoch is shuffled alone."""
     ids = np.asarray(sequence_ids)
     ids = ids.astype(np.int32 if ids.size == 0 or ids.max() <= _INT32_MAX else np.int64)
     together = plan.epoch_count - 1 if plan.separates_final_epoch else plan.epoch_count
@@ -136,11 +155,11 @@ def build_sample_index(
     extra_tokens: int,
     sample_count: int,
 ) -> npt.NDArray[np.integer]:
-    """Where each of `sample_count` samples begins, and where the last one ends: [K + 1, 2].
+    """Return the start of each of `sample_count` samples, and the end of the last sample: [K + 1, 2].
 
-    Sample j begins at token j·L of the row of all tokens. It lies in the first document that ends at or after
-    j·L + x: a sample that uses a document up exactly stays in it (on its last token when x is 1). A last, partial
-    sample ends with the last document.
+    Sample j begins at token j·L of the row of all tokens, and its row names the first document that ends at or after
+    j·L + x: if the sample before uses a document up exactly, the row stays in this document (on its last token when x
+    is 1). A last, partial sample ends with the last document.
 
         lengths 5 3 4, L=4, x=1    (0,0) (0,4) (2,0)
         lengths 5 3 4, L=4, x=0    (0,0) (0,4) (1,3) (2,4)
@@ -148,10 +167,10 @@ def build_sample_index(
     widest = max(len(document_index), int(lengths.max(initial=0)))
     index = np.empty((sample_count + 1, 2), dtype=np.int32 if widest <= _INT32_MAX else np.int64)
     index[0] = 0
-    # Views of an .idx file are unaligned, and every gather from one would copy it whole.
+    # Views of an .idx file are unaligned, and every gather from an unaligned array would copy the whole array.
     lengths = np.require(lengths, requirements="A")
-    # Samples that have begun, and the tokens after the begin of the last of them. One has begun where its first token
-    # and x more are there, so tokens are counted from −x.
+    # Samples that have begun, and the tokens after the start of the last begun sample. A sample has begun where its
+    # first token and x more tokens exist, so tokens are counted from −x.
     begun, surplus = 0, -extra_tokens
     for first in range(0, len(document_index), _BLOCK_DOCUMENTS):
         if begun == sample_count:
@@ -176,22 +195,23 @@ def build_sample_index(
 
 
 def _find_documents(ends: npt.NDArray[np.int64], sequence_length: int) -> npt.NDArray[np.int64]:
-    """The document that each next sample begins in; `ends` are counted from the begin of the last one before.
+    """Return the document in which each next sample begins.
 
-    ends // sequence_length says how many samples have begun when a document ends. Sample j begins in the first document
-    where that number reaches j, and its index is the number of documents before it: those with fewer begins. Counting
-    documents by their number of begins, and adding up, gives that for all j. It is three times faster than to repeat
-    documents, and ten times faster than a binary search per sample.
+    `ends` are the ends of documents in tokens, counted from the start of the last sample before. ends // L is the
+    number of samples that have begun when a document ends. Sample j begins in the first document where this number is
+    at least j, and the index of this document is the number of documents with a smaller number of begins. Counting
+    documents by number of begins, and adding up, gives the index for all j: three times faster than repeating
+    documents, ten times faster than a binary search per sample.
     """
     begins = ends // sequence_length
     if begins[0] < 0:
-        # The very first documents may have no more than the x tokens that are not counted.
+        # The first documents may have only the x tokens that are not counted.
         np.maximum(begins, 0, out=begins)
     return np.cumsum(np.bincount(begins)[:-1])
 
 
 def _build_shuffle_index(plan: CorpusEpochs, random: np.random.RandomState) -> npt.NDArray[np.integer]:
-    """A permutation of the samples; those before a separate final epoch stay before it."""
+    """Return a permutation of the samples; samples before a separate final epoch stay before the final epoch."""
     count = plan.sample_count
     dtype = np.int64 if count >= 2**32 - 2 else np.uint32
     border = plan.samples_before_final if plan.separates_final_epoch else count

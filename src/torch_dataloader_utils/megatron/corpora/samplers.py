@@ -1,8 +1,9 @@
-"""Batch samplers for one rank: which samples it trains on next, from the number of samples the job has consumed.
+"""Sample batches for one rank, from the number of samples that the job has consumed.
 
 Source: the samplers of Megatron-LM's data loaders; the orders are the same, so a job continues where another stopped.
-Where those give ranks unequal numbers of batches or empty ones, these give the index None instead, which a
-`GPTDataset` turns into a sample without loss: all ranks take the same number of full batches.
+Megatron-LM gives ranks unequal numbers of batches, or empty batches, where samples run out. The samplers here give the
+index None instead, and `GPTDataset` turns None into a sample without loss: all ranks take the same number of full
+batches.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ Batch = list[int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPart:
-    """The part of one rank in each step: `micro_batch_size` samples on each of `data_parallel_size` ranks."""
+    """Part of one rank in each step: `micro_batch_size` samples on each of `data_parallel_size` ranks."""
 
     micro_batch_size: int
     data_parallel_rank: int
@@ -36,18 +37,18 @@ class RankPart:
 
     @property
     def step_samples(self) -> int:
-        """Samples of all ranks in one step."""
+        """Number of samples of all ranks in one step."""
         return self.micro_batch_size * self.data_parallel_size
 
     @property
     def offset(self) -> int:
-        """Where this rank's samples begin within a step."""
+        """Position of this rank's first sample within a step."""
         return self.micro_batch_size * self.data_parallel_rank
 
 
 @dataclass(eq=False)
 class _StepSampler(Sampler[Batch]):
-    """The options of samplers over steps of all ranks: how many samples there are, and this rank's part of a step."""
+    """Options of the samplers over steps of all ranks: number of samples, and this rank's part of a step."""
 
     total_samples: int
     consumed_samples: int
@@ -69,7 +70,7 @@ class _StepSampler(Sampler[Batch]):
 class PretrainingSampler(_StepSampler):
     """Samples in order; neighbouring micro-batches go to neighbouring ranks.
 
-    Samples that do not fill a step of all ranks are left out, or filled up with None:
+    Samples that do not fill a step of all ranks are left out, or the step is filled up with None:
 
         10 samples, micro-batch 2, 2 ranks    rank 0: 0 1 | 4 5         rank 1: 2 3 | 6 7
         with drop_last=False                  rank 0: 0 1 | 4 5 | 8 9   rank 1: 2 3 | 6 7 | None None
@@ -104,12 +105,12 @@ class PretrainingSampler(_StepSampler):
 class PretrainingRandomSampler(_StepSampler):
     """One epoch of samples in random order; iterating again gives the next epoch.
 
-    `consumed_samples` says which epoch and where in it, and moves on with every batch that is given. Each epoch has
-    the same number of full batches on all ranks; what does not fill a step is left out, other samples each epoch
-    unless `data_sharding` is on.
+    `consumed_samples` determines the epoch and the place in the epoch, and grows with every batch given. Each epoch
+    has the same number of full batches on all ranks. Samples that do not fill a step are left out: other samples in
+    each epoch, or with `data_sharding` always the same samples.
 
     Args:
-        data_sharding: each rank permutes a bucket of its own, so that ranks share no samples over epochs. Otherwise
+        data_sharding: whether each rank permutes its own bucket, so that ranks share no samples over epochs. If not,
             all samples are permuted, and rank r takes r, r + R, r + 2R, ….
     """
 
@@ -135,7 +136,7 @@ class PretrainingRandomSampler(_StepSampler):
         return self.total_samples - self.total_samples % self._part.step_samples
 
     def __len__(self) -> int:
-        """Batches left in the current epoch."""
+        """Return the number of batches left in the current epoch."""
         return (self._epoch_samples - self.consumed_samples % self._epoch_samples) // self._part.step_samples
 
     def __iter__(self) -> Iterator[Batch]:
@@ -153,22 +154,22 @@ class PretrainingRandomSampler(_StepSampler):
         return [first + sample for sample in self._permute(bucket, epoch)]
 
     def _order_all(self, epoch: int) -> list[int]:
-        # Megatron permutes what fills micro-batches of one rank, and uses the start that fills whole steps.
+        # Megatron permutes the samples that fill micro-batches of one rank, and uses the first that fill whole steps.
         permuted = self.total_samples - self.total_samples % self._part.micro_batch_size
         order = self._permute(permuted, epoch)[: self._epoch_samples]
         return order[self._part.data_parallel_rank :: self._part.data_parallel_size]
 
     @staticmethod
     def _permute(count: int, epoch: int) -> list[int]:
-        # The epoch alone is the seed, as in Megatron; the seed of the job is in the order of the samples themselves.
+        # The epoch alone is the seed, as in Megatron: the data set already orders its samples by the seed of the job.
         order: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).tolist()
         return order
 
 
 class GlobalBatchSampler(Sampler[Batch]):
-    """All samples of one rank in a global batch at once, for schedulers that divide them anew.
+    """All samples of one rank in a global batch at once, for schedulers that divide the samples again.
 
-    They are what `PretrainingSampler` gives in all steps of that global batch:
+    The samples are the samples that `PretrainingSampler` gives in all steps of the global batch:
 
         16 samples, global batch 8, micro-batch 2      rank 0 of 2: 0 1 4 5 | 8 9 12 13
                                                        rank 1 of 2: 2 3 6 7 | 10 11 14 15
@@ -212,7 +213,7 @@ class GlobalBatchSampler(Sampler[Batch]):
 
 
 class FullValidationSampler(Sampler[int | None]):
-    """Every sample once over all ranks: rank r takes r, r + R, r + 2R, …, and None where ranks would end unequal.
+    """Every sample once over all ranks: rank r takes r, r + R, r + 2R, …, and None fills up ranks that end early.
 
     All ranks give ⌈samples / R⌉ indices:
 

@@ -1,7 +1,8 @@
-"""Facts of many corpora in one JSON file: a job with thousands of them opens one file at the start, not thousands.
+"""Write and read the sequences file: counts of many corpora in one JSON file.
 
-The file maps each prefix to [sequence count, document entries], the layout that Megatron-Core reads. What else we
-know (token count, identity of the files) stands under one more key of our own, so that both can read the file.
+A job with thousands of corpora opens one file at the start, not thousands. The file maps each prefix to
+[sequence count, document entries], as Megatron-Core reads it. Token counts and identities of the files are under one
+more key of our own, so Megatron-Core can still read the file.
 """
 
 import json
@@ -40,9 +41,9 @@ def describe_corpus(
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
 ) -> CorpusFacts:
-    """The facts of one corpus, from its header and the sizes of its files; the arrays are not checked.
+    """Return the facts of one corpus, from its header and the sizes of its files; the arrays are not checked.
 
-    Args: see `IndexedDataset`.
+    Arguments and errors are as for `IndexedDataset`.
     """
     access = StoreAccess.of(storage_options, credentials, remote)
     dataset = IndexedDataset(path_prefix, storage_options=access, trust_index=True)
@@ -62,14 +63,20 @@ def write_sequences(
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
 ) -> None:
-    """Write the sequences file of these corpora, sorted by prefix, atomically.
+    """Write the sequences file of corpora, sorted by prefix, atomically.
 
-    The prefixes are kept exactly as given, since a job looks them up by the same text. The other arguments say how
-    remote corpora are read, see `IndexedDataset`.
+    Prefixes are written exactly as given, since a job looks a corpus up by the same text.
+
+    Args:
+        path_prefixes: prefixes of the corpora.
+        path: local path of the sequences file.
+        storage_options: options of the storage client, as for `IndexedDataset`.
+        credentials: function that returns storage options, as for `IndexedDataset`.
+        remote: how remote corpora are read, as for `IndexedDataset`.
 
     Raises:
         ConfigTypeError: not a list of paths. ConfigError: `path` is the URL of a store.
-        What `IndexedDataset` raises for a corpus that is not there or is damaged.
+        The errors of `IndexedDataset` for a corpus that is missing or damaged.
     """
     target = local_path("path", path)
     access = StoreAccess.of(storage_options, credentials, remote)
@@ -93,11 +100,11 @@ def _encode_extras(facts: CorpusFacts) -> dict[str, Any]:
 
 
 def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
-    """The facts of every corpus in a sequences file, ours or one that Megatron-Core's tool wrote.
+    """Return the facts of every corpus in a sequences file, written by us or by Megatron-Core's tool.
 
     Raises:
-        ConfigTypeError: not a path. ConfigError: the URL of a store. NoDataError: there is no such file.
-        CorruptFileError: not JSON, or not of this shape; names the entry.
+        ConfigTypeError: not a path. ConfigError: the URL of a store, or a file of another version.
+        NoDataError: the file does not exist. CorruptFileError: not JSON, or not a sequences file.
     """
     path = local_path("path", path)
     try:
@@ -120,10 +127,10 @@ def read_sequences(path: str | Path) -> dict[str, CorpusFacts]:
 
 
 def select_facts(corpora: Mapping[str, CorpusFacts] | None, path_prefix: str) -> CorpusFacts | None:
-    """The facts of one corpus; None when no sequences file is used.
+    """Return the facts of one corpus; None without a sequences file.
 
     Raises:
-        ConfigError: a sequences file is used and does not know this corpus.
+        ConfigError: the sequences file does not list this corpus.
     """
     if corpora is None:
         return None

@@ -1,7 +1,7 @@
-"""Train, validation and test as neighbouring ranges of one corpus.
+"""Divide one corpus into neighbouring ranges for training, validation and test.
 
-Source: the split string of Megatron-Core ("969,30,1"); borders are the same numbers for the same string, so a job
-that moves here keeps its held-out data held out.
+Source: the split string of Megatron-Core ("969,30,1"). The same string gives the same borders, so a job that moves
+here keeps its held-out data held out.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from enum import Enum
 from torch_dataloader_utils._core.blend_index import normalize_weights
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
-# What may stand between the numbers of a split: brackets and quotes of a list too.
+# Characters allowed between the numbers of a split, with the brackets and quotes of a list.
 _BETWEEN_NUMBERS = re.compile(r"[\s,;:/|%()\[\]'\"]*")
 
 Bookends = tuple[float, float]
@@ -19,7 +19,7 @@ SplitMatrix = tuple[Bookends | None, ...]
 
 
 class Split(Enum):
-    """The three uses of a corpus, in the order of a split string; the name is Megatron-Core's."""
+    """Uses of a corpus, in the order of a split string; the names are Megatron-Core's."""
 
     train = 0
     valid = 1
@@ -27,16 +27,16 @@ class Split(Enum):
 
 
 def parse_split(split: str) -> SplitMatrix:
-    """Where train, valid and test begin and end, as fractions of the corpus; None for an empty one.
+    """Return start and end of train, valid and test as fractions of the corpus; None for an empty split.
 
         "99,1,0"     (0, 0.99)  (0.99, 1.0)  None
         "1"          (0, 1.0)   None         None
 
-    Any sign but a minus separates numbers, as in "[0.9, 0.05, 0.05]" or "90% / 10%".
+    Separators are spaces, brackets, quotes and the signs , ; : / | %, as in "[0.9, 0.05, 0.05]" or "90% / 10%".
 
     Raises:
         ConfigTypeError: not a text.
-        ConfigError: no numbers, more than three, or a sum of 0; letters or a minus, which Megatron-Core leaves out.
+        ConfigError: no numbers, more than three, or a sum of 0; letters or a minus sign, which Megatron-Core ignores.
     """
     if not isinstance(split, str):
         raise ConfigTypeError(f"split={split!r}: pass a text of weights, such as '969,30,1'.")
@@ -56,9 +56,9 @@ def parse_split(split: str) -> SplitMatrix:
 
 
 def split_range(bookends: Bookends, element_count: int) -> range:
-    """The elements of one split: both borders rounded to the nearest element, halves to even.
+    """Return the elements of one split: both borders are rounded to the nearest element, halves to even.
 
-    "969,30,1" of 1,000: 0 to 968, 969 to 998, 999. Neighbouring splits share a border, so none overlap.
+    "969,30,1" of 1,000: 0 to 968, 969 to 998, 999. Neighbouring splits share a border, so splits never overlap.
     """
     low, high = bookends
     return range(round(low * element_count), round(high * element_count))

@@ -1,14 +1,14 @@
-"""Packing schedules: sequences of unequal length, packed and spread over data- and context-parallel ranks.
+"""Pack sequences of unequal length and spread the packs over data- and context-parallel ranks.
 
 In: samples of one sequence each (`wrap_data_iterator`, `PackedLoader`), or a source and its lengths
-(`PlannedPackedLoader`, which sends nothing). Out: per global batch an iterator of packed microbatches, their number,
-Σ length and Σ length²; per microbatch the tokens of this rank and where sequences begin
+(`PlannedPackedLoader`, without communication). Out: for each global batch an iterator of packed microbatches, their
+number, Σ length and Σ length²; for each microbatch the tokens of this rank and the borders of sequences
 (`get_batch_on_this_rank_for_sequence_packing`). `plan/` computes schedules, the modules here move the data.
 
 Promises: every sequence once, no rank above its capacity, the same number of microbatches and the same schedule on
-every rank, in every run. All communication is torch.distributed, gloo or NCCL. Not for: documents that are joined to
-samples of one length (`megatron.corpora` before training, `samples` while reading), and the attention that respects
-`cu_seqlens`. Names of Megatron-Core's scheduling stay as they are there (`BasePackingScheduler`, `scheduler_map`).
+every rank, in every run. All communication is torch.distributed, gloo or NCCL. Not for: joining documents to samples of
+one length (`megatron.corpora` before training, `samples` while reading), or the attention kernel that respects
+`cu_seqlens`. Names are as in Megatron-Core's scheduling (`BasePackingScheduler`, `scheduler_map`).
 """
 
 from torch_dataloader_utils.megatron.schedules.batch import (

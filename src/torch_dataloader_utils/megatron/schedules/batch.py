@@ -1,4 +1,4 @@
-"""One microbatch for one process: its pipeline stage, its part of the row, with its tensor-parallel peers."""
+"""Get one microbatch for one process: the fields of its pipeline stage, its part of the row, shared by tensor ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,23 +26,24 @@ from torch_dataloader_utils.megatron.schedules.samples import TOKEN_FIELDS
 def get_thd_partitioned_indices(
     cu_seqlens_padded: torch.Tensor, total_tokens: int, cp_size: int, cp_rank: int
 ) -> torch.Tensor:
-    """Positions in the packed row of the tokens of `cp_rank`, ascending per sequence, int64 [total_tokens / cp_size].
+    """Return the positions in the packed row of the tokens of `cp_rank`, int64 [total_tokens / cp_size].
 
-    Every sequence is cut into 2 × cp_size chunks of equal length, and rank r takes chunks r and 2 × cp_size − 1 − r:
-    under a causal mask a token attends to all before it, so a front chunk and its mirror at the back cost every
-    rank the same. The order of Transformer Engine's `thd_get_partitioned_indices`.
+    Positions ascend within a sequence. Every sequence is cut into 2 × cp_size chunks of equal length, and rank r takes
+    chunks r and 2 × cp_size − 1 − r: under a causal mask a token attends to all earlier tokens, so a front chunk and
+    its mirror at the back cost every rank the same. The order is the order of Transformer Engine's
+    `thd_get_partitioned_indices`.
 
         cu_seqlens_padded 0 4 12, cp_size 2     rank 0: 0 3 | 4 5 10 11      rank 1: 1 2 | 6 7 8 9
 
-    A rank alone takes all tokens as they are, of sequences of any length.
+    A single rank takes all tokens in order, of sequences of any length.
 
     No length is read back from the device, so lengths are not checked here; `packed_metadata` has padded them.
 
     Args:
-        cu_seqlens_padded: where sequences begin, [sequences + 1]; on several ranks at multiples of 2 × cp_size.
-        total_tokens: the last of them.
-        cp_size: ranks that share the row.
-        cp_rank: one of them.
+        cu_seqlens_padded: [sequences + 1]: start of each sequence; on several ranks at multiples of 2 × cp_size.
+        total_tokens: last value of `cu_seqlens_padded`.
+        cp_size: number of ranks that share the row.
+        cp_rank: number of this rank, in [0, cp_size).
 
     Raises:
         ConfigError: cp_rank not in [0, cp_size), or total_tokens not a multiple of 2 × cp_size on several ranks.
@@ -54,7 +55,7 @@ def get_thd_partitioned_indices(
     if total_tokens % (2 * cp_size):
         raise ConfigError(
             f"{total_tokens} packed tokens are not a multiple of {2 * cp_size} (2 × cp_size); pad every "
-            "sequence to one."
+            "sequence to a multiple."
         )
     starts = cu_seqlens_padded[:-1].to(torch.int64)
     chunks = cu_seqlens_padded.diff().to(torch.int64) // (2 * cp_size)
@@ -66,29 +67,30 @@ def get_thd_partitioned_indices(
     return shifts + torch.arange(total_tokens // cp_size, device=shifts.device)
 
 
-# Instead of the sizes of a microbatch: tensor rank 0 has none to give.
+# Sent in place of the sizes of a microbatch if tensor rank 0 failed.
 _FAILED = [-1, -1, -1, -1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedSeqParams:
-    """Where the sequences of a packed row begin, in the fields that Transformer Engine's attention takes.
+    """Borders of the sequences of a packed row, in the fields that Transformer Engine's attention takes.
 
-    The fourteen fields of Megatron-LM's main branch after megatron-core 0.16.1; that release has the first nine.
+    The fourteen fields are the fields of Megatron-LM's main branch after megatron-core 0.16.1; release 0.16.1 has the
+    first nine.
 
     Attributes:
-        cu_seqlens_q: starts without padding, int32 [sequences + 1], of the row over all its ranks.
-        cu_seqlens_kv: the same.
-        cu_seqlens_q_padded: starts with padding, where the tokens really are.
-        cu_seqlens_kv_padded: the same.
-        max_seqlen_q: the longest padded sequence.
-        max_seqlen_kv: the same.
-        local_cp_size: ranks that share this row in a hybrid schedule; None in one of fixed size.
-        cp_group: the group of those ranks; None where local_cp_size is None or 1.
+        cu_seqlens_q: int32 [sequences + 1]: starts without padding, in the row over all its ranks.
+        cu_seqlens_kv: equal to `cu_seqlens_q`.
+        cu_seqlens_q_padded: int32 [sequences + 1]: starts with padding, the real positions of the tokens.
+        cu_seqlens_kv_padded: equal to `cu_seqlens_q_padded`.
+        max_seqlen_q: length of the longest padded sequence.
+        max_seqlen_kv: equal to `max_seqlen_q`.
+        local_cp_size: number of ranks that share this row in a hybrid schedule; None in a schedule of fixed size.
+        cp_group: group of the ranks that share this row in a hybrid schedule; None if local_cp_size is None or 1.
         qkv_format: always "thd": tokens, heads, head dimension.
-        total_tokens: None, and so are `seq_idx` and `tokens_per_sample`: models that want them fill them in.
-        seq_idx: see there.
-        tokens_per_sample: see there.
+        total_tokens: None; a model that needs the value fills it in.
+        seq_idx: None; a model that needs the value fills it in.
+        tokens_per_sample: None; a model that needs the value fills it in.
         pad_between_seqs: always True: sequences may be padded.
         cp_partition_mode: always "zigzag", the order of `get_thd_partitioned_indices`.
     """
@@ -110,13 +112,18 @@ class PackedSeqParams:
 
 
 class PackedBatch(NamedTuple):
-    """The tensors that a stage computes on, in the order in which Megatron's training loop unpacks it.
+    """Tensors that a stage computes on, in the order in which Megatron's training loop unpacks them.
 
-    These are the seven values of the main branch after megatron-core 0.16.1; older loops take the first six.
+    The seven values are the values of the main branch after megatron-core 0.16.1; older loops take the first six.
 
-    tokens and position_ids are int64 [1, tokens] on the first stage and None elsewhere; labels (int64) and
-    loss_mask (float32) on the last stage. attention_mask is None: packed_seq_params says what attends to what.
-    padding_mask is bool [1, tokens] on every stage, True where a sequence is padded; all fields are 0 there.
+    Attributes:
+        tokens: int64 [1, tokens] on the first stage or with `mtp_on_this_rank`, else None.
+        labels: int64 [1, tokens] on the last stage or with `mtp_on_this_rank`, else None.
+        loss_mask: float32 [1, tokens] on the last stage or with `mtp_on_this_rank`, else None.
+        attention_mask: None: `packed_seq_params` has the borders of sequences for the attention.
+        position_ids: int64 [1, tokens] on the first stage or with `mtp_on_this_rank`, else None.
+        packed_seq_params: borders of the sequences.
+        padding_mask: bool [1, tokens] on every stage, True at padding; all fields are 0 at padding.
     """
 
     tokens: torch.Tensor | None
@@ -135,23 +142,23 @@ def get_batch_on_this_rank_for_sequence_packing(
     vp_stage: int | None = None,
     groups: PackingGroups | None = None,
 ) -> PackedBatch:
-    """The next microbatch; a collective call of the tensor-parallel group.
+    """Return the next microbatch; a collective call of the tensor-parallel group.
 
-    Tensor rank 0 takes it from the wrapped iterator, cuts out the tokens of this context-parallel rank
+    Tensor rank 0 takes the microbatch from the wrapped iterator, cuts out the tokens of this context-parallel rank
     (`get_thd_partitioned_indices`) and sends the result to its tensor-parallel peers.
 
     Args:
-        data_iterator: what `wrap_data_iterator` gave (with virtual stages: the entry of `vp_stage`).
-        vpp_size: number of virtual pipeline stages per process, if any.
-        mtp_on_this_rank: this stage predicts several tokens and needs all four fields.
-        vp_stage: the virtual stage that asks.
-        groups: the process groups; None for a single process.
+        data_iterator: iterator that `wrap_data_iterator` returned (with virtual stages: the entry of `vp_stage`).
+        vpp_size: number of virtual pipeline stages per process, or None.
+        mtp_on_this_rank: whether this stage predicts several tokens and needs all four fields.
+        vp_stage: number of the virtual stage that calls.
+        groups: process groups; None for a single process.
 
     Raises:
-        StopIteration: no microbatch is left (on tensor rank 0; call it `num_microbatches` times).
-        ConfigError: an iterator on another tensor rank, none on rank 0, or a microbatch without the fields that
+        StopIteration: no microbatch is left (on tensor rank 0; call this function `num_microbatches` times).
+        ConfigError: an iterator on another tensor rank, no iterator on rank 0, or a microbatch without the fields that
             this stage needs.
-        DataError: tensor rank 0 has raised one of these, or what its iterator raised.
+        DataError: tensor rank 0 has raised one of the errors above, or the error of its iterator.
     """
     groups = known_groups(groups)
     keys = _needed_fields(groups, vpp_size=vpp_size, mtp_on_this_rank=mtp_on_this_rank, vp_stage=vp_stage)
@@ -171,9 +178,9 @@ def get_batch_on_this_rank_for_sequence_packing(
 
 
 def _padding_mask(params: PackedSeqParams, group: Group) -> torch.Tensor:
-    """Which tokens of this context-parallel rank are padding, bool [tokens].
+    """Return the padding mask of the tokens of this context-parallel rank, bool [tokens], True at padding.
 
-    cu_seqlens 0 3 8, padded 0 4 12      of the row: 0 0 0 1  0 0 0 0 0 1 1 1
+    cu_seqlens 0 3 8, padded 0 4 12      mask of the whole row: 0 0 0 1  0 0 0 0 0 1 1 1
     """
     starts, lengths = params.cu_seqlens_q_padded, params.cu_seqlens_q.diff()
     total_tokens = int(starts[-1])
@@ -186,7 +193,7 @@ def _padding_mask(params: PackedSeqParams, group: Group) -> torch.Tensor:
 
 
 def _next_part(data_iterator: Iterator[Microbatch] | None, keys: list[str], groups: PackingGroups) -> Microbatch | None:
-    """`_own_part` of the next microbatch on tensor rank 0, None on the others."""
+    """Return `_own_part` of the next microbatch on tensor rank 0, None on other tensor ranks."""
     if (group_rank(groups.tp) == 0) != (data_iterator is not None):
         raise ConfigError(
             f"tensor-parallel rank {group_rank(groups.tp)} has {'no' if data_iterator is None else 'a'} data iterator; "
@@ -198,7 +205,7 @@ def _next_part(data_iterator: Iterator[Microbatch] | None, keys: list[str], grou
 def _needed_fields(
     groups: PackingGroups, *, vpp_size: int | None, mtp_on_this_rank: bool, vp_stage: int | None
 ) -> list[str]:
-    """The `TOKEN_FIELDS` of this stage: the first embeds, the last computes the loss."""
+    """Return the `TOKEN_FIELDS` of this stage: the first stage embeds, the last stage computes the loss."""
     is_first = group_rank(groups.pp) == 0 and vp_stage in (None, 0)
     is_last = group_rank(groups.pp) == group_size(groups.pp) - 1 and vp_stage in (None, (vpp_size or 1) - 1)
     keys = ["tokens", "position_ids"] if is_first or mtp_on_this_rank else []
@@ -206,7 +213,7 @@ def _needed_fields(
 
 
 def _own_part(microbatch: Microbatch, keys: list[str], groups: PackingGroups) -> Microbatch:
-    """The metadata of a microbatch, and of the fields `keys` the tokens of this context-parallel rank."""
+    """Return the metadata of a microbatch, and the tokens of this context-parallel rank for the fields `keys`."""
     missing = [key for key in keys if key not in microbatch]
     if missing:
         raise ConfigError(
@@ -243,7 +250,7 @@ def _packed_seq_params(shared: Microbatch, groups: PackingGroups) -> PackedSeqPa
 
 
 def _share(part: Microbatch | None, keys: list[str], groups: PackingGroups) -> Microbatch:
-    """`part` of tensor rank 0 on every tensor rank: sizes first, then the tensors."""
+    """Send `part` of tensor rank 0 to every tensor rank: sizes first, then the tensors."""
     if group_size(groups.tp) == 1 and part is not None:
         return part
     sizes = [0, 0, 0, 0]
@@ -264,5 +271,5 @@ def _share(part: Microbatch | None, keys: list[str], groups: PackingGroups) -> M
 
 
 def _broadcast_sizes(sizes: list[int], groups: PackingGroups) -> list[int]:
-    """The sizes that tensor rank 0 gave, on every tensor rank; what other ranks give is ignored."""
+    """Return the sizes of tensor rank 0 on every tensor rank; sizes of other ranks are ignored."""
     return [int(size) for size in broadcast_scalars(sizes, groups.tp, communication_device(groups))]

@@ -1,4 +1,4 @@
-"""One global batch from the data iterators to packed microbatches: read, gather, schedule, move, pack, share."""
+"""Turn the items of one global batch into packed microbatches: read, gather, schedule, move, pack, share."""
 
 import hashlib
 from collections.abc import Iterator
@@ -41,9 +41,9 @@ from torch_dataloader_utils.megatron.schedules.samples import TOKEN_FIELDS, Item
 def reroute_samples_to_dcp_ranks(
     batch: GlobalBatch, schedule: Schedule, groups: PackingGroups
 ) -> dict[int, dict[str, torch.Tensor]]:
-    """The sequences that this rank computes, by global id; a collective call of the data × context parallel ranks.
+    """Return the sequences that this rank computes, by global id; a collective call of the data × context ranks.
 
-    Context-parallel ranks of one data-parallel rank have read the same sequences. So rank (d, c) gets everything
+    Context-parallel ranks of one data-parallel rank have read the same sequences. So rank (d, c) gets all sequences
     from the ranks (·, c): one all-to-all per field inside the data-parallel group. Runs are in ascending order
     of id, on both sides.
     """
@@ -70,14 +70,14 @@ def reroute_samples_to_dcp_ranks(
 
 
 def _tokens_by_source(wanted: Int64s, batch: GlobalBatch) -> list[int]:
-    """Tokens of the sequences `wanted` that each data-parallel rank has read."""
+    """Return for each data-parallel rank the number of tokens of the sequences `wanted` that this rank has read."""
     tokens = np.concatenate([[0], np.cumsum(batch.padded_lengths[wanted])])
     counts: list[int] = np.diff(tokens[np.searchsorted(wanted, batch.offsets)]).tolist()
     return counts
 
 
 class StageBatch(NamedTuple):
-    """The microbatches of one stage, and Σ length and Σ length² of the whole global batch."""
+    """Microbatches of one stage, and Σ length and Σ length² of the whole global batch."""
 
     microbatches: list[Microbatch]
     seqlen_sum: int
@@ -85,12 +85,12 @@ class StageBatch(NamedTuple):
 
 
 def broadcast_to_pp_group(own: StageBatch | None, groups: PackingGroups) -> StageBatch:
-    """The batch of this stage; a collective call of the pipeline group (on tensor rank 0).
+    """Return the batch of this stage; a collective call of the pipeline group (on tensor rank 0).
 
-    First and last stage give theirs and get it back; the stages between give None and get the statistics and the
-    metadata of the first, everything but the `TOKEN_FIELDS`. It travels as one int64 tensor: number of
-    microbatches, Σ length, Σ length², then per microbatch the size of `cu_seqlens`, `max_seqlen`, `local_cp_size`
-    (0 if there is none), `cu_seqlens`, `cu_seqlens_padded`.
+    The first and the last stage pass their own batch and get it back. Middle stages pass None and get the statistics
+    and the metadata of the first stage, everything but the `TOKEN_FIELDS`. Metadata is sent as one int64 tensor:
+    number of microbatches, Σ length, Σ length², then for each microbatch the size of `cu_seqlens`, `max_seqlen`,
+    `local_cp_size` (0 without), `cu_seqlens`, `cu_seqlens_padded`.
 
     Raises:
         ConfigError: the first stage has no batch.
@@ -109,7 +109,7 @@ def broadcast_to_pp_group(own: StageBatch | None, groups: PackingGroups) -> Stag
 
 
 def digest_of(batch: StageBatch) -> int:
-    """A digest of 56 bits (never negative): equal on stages that have scheduled sequences of the same lengths."""
+    """Return a digest of 56 bits (never negative), equal on stages that scheduled sequences of the same lengths."""
     return int.from_bytes(hashlib.blake2b(_encode(batch).numpy().tobytes(), digest_size=7).digest())
 
 
@@ -143,17 +143,21 @@ def _decode(encoded: torch.Tensor, device: torch.device) -> StageBatch:
 
 ItemIterator = Iterator[Item] | None | list[Iterator[Item] | None]
 
-# Ordered by which outcome wins when processes differ.
+# The highest outcome wins when processes differ.
 _READY, _ENDED, _DIFFERENT, _FAILED = 0, 1, 2, 3
 _NO_DIGEST = -(1 << 62)
 
 
 class ScheduledBatch(NamedTuple):
-    """A global batch ready to train on, in the order in which Megatron's training loop unpacks it.
+    """Global batch ready to train on, in the order in which Megatron's training loop unpacks the values.
 
-    data_iterator gives num_microbatches packed microbatches (None on tensor ranks above 0, a list with virtual
-    stages); seqlen_sum and seqlen_squared_sum are Σ length and Σ length² over the padded lengths of the sequences of
-    the whole global batch, for counting floating-point operations.
+    Attributes:
+        data_iterator: iterator of `num_microbatches` packed microbatches; None on tensor ranks above 0, a list with
+            virtual stages.
+        num_microbatches: number of microbatches.
+        seqlen_sum: Σ length over the padded lengths of all sequences of the global batch, to count floating-point
+            operations.
+        seqlen_squared_sum: Σ length² over the same lengths.
     """
 
     data_iterator: DataIterator
@@ -163,18 +167,18 @@ class ScheduledBatch(NamedTuple):
 
 
 class Scheduling(Protocol):
-    """A scheduler, as the runtime needs it."""
+    """Part of a scheduler that the runtime needs."""
 
     @property
     def shape(self) -> PackingShape:
-        """The ranks it schedules for."""
+        """Ranks to schedule for."""
 
     @property
     def is_hybrid(self) -> bool:
         """Whether packs differ in the number of their ranks."""
 
     def schedule(self, lengths: Int64s) -> Schedule:
-        """The schedule of a global batch of these padded lengths."""
+        """Return the schedule of a global batch of padded lengths."""
 
 
 def run_global_batch(
@@ -184,10 +188,10 @@ def run_global_batch(
     groups: PackingGroups,
     virtual_pipeline_size: int | None,
 ) -> ScheduledBatch:
-    """Reads `num_microbatches` items per data-parallel rank and gives them back scheduled; a collective call.
+    """Read `num_microbatches` items per data-parallel rank and return them scheduled; a collective call.
 
-    Tensor rank 0 of the first and last pipeline stage have an iterator, all others None. If one process fails, all
-    raise: none is left waiting for a peer that is gone.
+    Tensor rank 0 of the first and last pipeline stage has an iterator, all other processes have None. If one process
+    fails, all processes raise: no process waits for a peer that is gone.
 
     Raises:
         StopIteration: all iterators had ended; on every rank.
@@ -221,19 +225,19 @@ def run_global_batch(
 
 
 def stage_has_data(groups: PackingGroups) -> bool:
-    """Whether this process reads data: tensor rank 0 of the first and of the last pipeline stage."""
+    """Return whether this process reads data: tensor rank 0 of the first and of the last pipeline stage."""
     return group_rank(groups.tp) == 0 and group_rank(groups.pp) in (0, group_size(groups.pp) - 1)
 
 
 def length_statistics(lengths: Int64s) -> tuple[int, int]:
-    """Σ length and Σ length², exact."""
+    """Return Σ length and Σ length², exact."""
     return int(lengths.sum()), int((lengths * lengths).sum())
 
 
 def _announced_iterator(
     data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
 ) -> Iterator[Item] | None:
-    """`_own_iterator`; if it fails on a rank from which others expect lengths, it first sends them a failure."""
+    """Return `_own_iterator`. If this rank has data and fails, announce the failure to ranks that expect lengths."""
     try:
         return _own_iterator(data_iterator, groups, virtual_pipeline_size)
     except ConfigError:
@@ -245,7 +249,7 @@ def _announced_iterator(
 def _own_iterator(
     data_iterator: ItemIterator, groups: PackingGroups, virtual_pipeline_size: int | None
 ) -> Iterator[Item] | None:
-    """The iterator that this process reads; of several virtual stages the first that is not None."""
+    """Return the iterator that this process reads; with virtual stages the first that is not None."""
     if isinstance(data_iterator, list):
         if len(data_iterator) != (virtual_pipeline_size or 1):
             raise ConfigError(
@@ -265,7 +269,7 @@ def _own_iterator(
 def _schedule_own(
     scheduler: Scheduling, data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
 ) -> StageBatch:
-    """The packed microbatches of this process: read, gather lengths, schedule, move, pack."""
+    """Return the packed microbatches of this process: read, gather lengths, schedule, move, pack."""
     batch = get_batch_and_global_seqlens(data_iterator, num_microbatches, groups)
     schedule = _agreed_schedule(scheduler, batch.padded_lengths, groups)
     samples = reroute_samples_to_dcp_ranks(batch, schedule, groups)
@@ -283,26 +287,26 @@ def _schedule_own(
 
 
 def _agreed_schedule(scheduler: Scheduling, lengths: Int64s, groups: PackingGroups) -> Schedule:
-    """The schedule, once all data × context parallel ranks have the same one; a collective call.
+    """Return the schedule after all data × context parallel ranks have made the same schedule; a collective call.
 
-    The schedule says which rank sends what to which. Ranks with different schedules would wait for tokens that no rank
-    sends, or use memory that was never written as tokens.
+    The schedule decides which tokens a rank sends to which rank. Ranks with different schedules would wait for tokens
+    that no rank sends, or use memory that was never written as tokens.
 
     Raises:
         ConfigError: the ranks have made different schedules.
-        DataError: another rank could not make one.
+        DataError: another rank could not make a schedule.
     """
     device = communication_device(groups)
     try:
         schedule = scheduler.schedule(lengths)
     except Exception:
-        # Any exception: the other ranks are about to wait for this one.
+        # Any exception: the other ranks are about to wait for this rank.
         _agree(_FAILED, None, groups.dp_cp, device)
         raise
     worst = _agree(_READY, schedule.digest(), groups.dp_cp, device)
     if worst == _DIFFERENT:
         raise ConfigError(
-            "ranks have made different schedules of the same lengths. Give all of them the same scheduler and options; "
+            "ranks have made different schedules of the same lengths. Give all ranks the same scheduler and options; "
             "get_groups_and_subsamples has to be a pure function (no randomness, no rank, no order of sets)."
         )
     if worst == _FAILED:
@@ -311,7 +315,7 @@ def _agreed_schedule(scheduler: Scheduling, lengths: Int64s, groups: PackingGrou
 
 
 def _worst_status(status: int, own: StageBatch | None, groups: PackingGroups) -> int:
-    """The worst status of all processes of the job; also bad if pipeline stages have read different lengths."""
+    """Return the worst status of all processes of the job, or `_DIFFERENT` if pipeline stages read other lengths."""
     device = communication_device(groups)
     status = _agree(status, None, groups.dp_cp, device)
     status = _agree(status, None if own is None else digest_of(own), groups.pp, device)
@@ -319,7 +323,7 @@ def _worst_status(status: int, own: StageBatch | None, groups: PackingGroups) ->
 
 
 def _agree(status: int, digest: int | None, group: Group, device: torch.device) -> int:
-    """The worst status in a group, at least `_DIFFERENT` where processes that have a digest have another one."""
+    """Return the worst status in a group: at least `_DIFFERENT` if two processes have different digests."""
     digests = [_NO_DIGEST, _NO_DIGEST] if digest is None else [digest, -digest]
     status, most, least = maxima([status, *digests], group, device)
     is_different = most != -least and most != _NO_DIGEST
@@ -327,7 +331,7 @@ def _agree(status: int, digest: int | None, group: Group, device: torch.device) 
 
 
 def _share(own: StageBatch | None, groups: PackingGroups, virtual_pipeline_size: int | None) -> ScheduledBatch:
-    """Metadata to the middle stages, counts and statistics to the tensor ranks."""
+    """Send metadata to the middle stages, and counts and statistics to the tensor ranks."""
     batch = StageBatch([], 0, 0)
     if group_rank(groups.tp) == 0:
         batch = broadcast_to_pp_group(own, groups)

@@ -1,4 +1,4 @@
-"""The lengths of a whole global batch, from the part that each data-parallel rank has read."""
+"""Gather the lengths of a whole global batch from the part that each data-parallel rank has read."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,21 +17,21 @@ from torch_dataloader_utils.megatron.schedules.groups import (
 from torch_dataloader_utils.megatron.schedules.plan.schedule import Int64s
 from torch_dataloader_utils.megatron.schedules.samples import Item, Samples, read_samples
 
-# A rank gives one of these in place of its number of sequences.
+# A rank gives one of these two in place of its number of sequences.
 _FAILED, _ENDED = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GlobalBatch:
-    """A global batch as one data-parallel rank sees it: its own sequences, and the lengths of all.
+    """Global batch in one data-parallel rank: the sequences of this rank, and the lengths of all sequences.
 
-    A sequence's global id is its position, data-parallel rank 0 first.
+    The global id of a sequence is its position, data-parallel rank 0 first.
 
     Attributes:
-        local: the sequences that this process has read.
-        original_lengths: of all sequences, int64 [n].
-        padded_lengths: of all sequences, int64 [n].
-        offsets: ids of data-parallel rank d are offsets[d]:offsets[d + 1], int64 [dp_size + 1].
+        local: sequences that this process has read.
+        original_lengths: int64 [n]: lengths of all sequences without padding.
+        padded_lengths: int64 [n]: lengths of all sequences with padding.
+        offsets: int64 [dp_size + 1]: ids of data-parallel rank d are offsets[d]:offsets[d + 1].
     """
 
     local: Samples
@@ -43,14 +43,14 @@ class GlobalBatch:
 def get_batch_and_global_seqlens(
     data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
 ) -> GlobalBatch:
-    """Reads `num_microbatches` items and gathers the lengths of all data-parallel ranks; a collective call.
+    """Read `num_microbatches` items and gather the lengths of all data-parallel ranks; a collective call.
 
-    Ranks may have read different numbers of sequences; a rank whose iterator has ended adds what it has. Where the
-    items of all ranks together hold no sequence, the next ones are read.
+    Ranks may read different numbers of sequences; a rank at the end of its iterator adds the sequences it has. If the
+    items of all ranks together have no sequence, the next items are read.
 
     Raises:
         StopIteration: all iterators have ended; raised on all ranks.
-        DataError: another rank could not read its part; raised on all others, so that no rank waits for it.
+        DataError: another rank could not read its part; raised on all other ranks, so that no rank waits.
     """
     local, counts = _read_sequences(data_iterator, num_microbatches, groups)
     rows = torch.zeros((int(counts.max()), 2), dtype=torch.int64)
@@ -68,12 +68,15 @@ def get_batch_and_global_seqlens(
 def _read_sequences(
     data_iterator: Iterator[Item], num_microbatches: int, groups: PackingGroups
 ) -> tuple[Samples, Int64s]:
-    """The first items that hold any sequence: those of this rank, and how many each data-parallel rank has read."""
+    """Read items until any rank has a sequence.
+
+    Return the sequences of this rank, and the number of sequences of each data-parallel rank.
+    """
     while True:
         try:
             local = read_samples(data_iterator, num_microbatches)
         except Exception:
-            # Any exception: the other ranks are about to wait for this one.
+            # Any exception: the other ranks are about to wait for this rank.
             announce_failure(groups)
             raise
         count = len(local.lengths) if local.num_items else _ENDED
@@ -85,18 +88,18 @@ def _read_sequences(
 
 
 def _content(samples: Samples) -> bytes:
-    """Lengths and tokens as bytes, which must be equal on context-parallel ranks; equal lengths alone prove little."""
+    """Return lengths and tokens as bytes, to compare context-parallel ranks: equal lengths alone prove little."""
     tokens = (fields["tokens"].numpy(force=True).tobytes() for fields in samples.fields)
     return b"".join([samples.lengths.tobytes(), *tokens])
 
 
 def announce_failure(groups: PackingGroups) -> None:
-    """Report a failure to the ranks waiting in `get_batch_and_global_seqlens`, in the collective call they wait for."""
+    """Report a failure to the ranks in `get_batch_and_global_seqlens`, through the collective call of that function."""
     _gather_counts(_FAILED, b"", groups)
 
 
 def _gather_counts(count: int, content: bytes, groups: PackingGroups) -> Int64s:
-    """Sequences read by each data-parallel rank, `_ENDED` for one at its end, int64 [dp_size].
+    """Return the number of sequences that each data-parallel rank has read, or `_ENDED`, int64 [dp_size].
 
     Raises:
         DataError: a rank failed, or context-parallel ranks of one data-parallel rank have read different data.

@@ -1,4 +1,4 @@
-"""The process groups of a job, as one value, and the few collective operations in them."""
+"""Hold the process groups of a job in one value, and call the few collective operations in the groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.megatron.schedules.plan.inputs import PackingShape, span_sizes
 
 Group = dist.ProcessGroup | None
-"""A process group; None stands for a group of this process alone, which needs no torch.distributed."""
+"""Process group; None is a group of this process alone and needs no torch.distributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackingGroups:
-    """The groups this process is in. Any other object with these attributes will do, such as Megatron's collection.
+    """Groups of this process. Any object with the same attributes works too, for example Megatron's collection.
 
     Attributes:
-        dp: data parallel: same context, tensor and pipeline rank.
-        cp: context parallel.
-        tp: tensor parallel; its rank 0 reads data.
-        pp: pipeline parallel; its first and last rank read data.
-        dp_cp: data × context parallel, context rank running fastest.
-        hybrid_cp: by size, the group of neighbours in dp_cp that share a sequence; only for hybrid schedules.
+        dp: data-parallel group: same context, tensor and pipeline rank.
+        cp: context-parallel group.
+        tp: tensor-parallel group; rank 0 reads data.
+        pp: pipeline-parallel group; the first and the last rank read data.
+        dp_cp: data × context parallel group, with the context rank running fastest.
+        hybrid_cp: for each size, the group of neighbours in dp_cp that share a sequence; only for hybrid schedules.
     """
 
     dp: Group = None
@@ -37,7 +37,7 @@ class PackingGroups:
 def create_packing_groups(
     *, dp_size: int = 1, cp_size: int = 1, tp_size: int = 1, pp_size: int = 1, is_hybrid: bool = False
 ) -> PackingGroups:
-    """The groups of this process in a job of dp × cp × tp × pp processes; a collective call.
+    """Make the groups of this process in a job of dp × cp × tp × pp processes; a collective call.
 
     Ranks run tensor fastest, then context, data, pipeline: rank = t + tp × (c + cp × (d + dp × p)), the default
     order of Megatron Core. `is_hybrid` also makes the groups of hybrid schedules.
@@ -67,7 +67,7 @@ def create_packing_groups(
 
 
 def _own_group(rows: torch.Tensor) -> Group:
-    """The group of the row that holds this process; all processes make all groups, in the same order."""
+    """Return the group of the row with this process. All processes make all groups, in the same order."""
     if rows.shape[1] == 1:
         return None
     own: Group = None
@@ -79,20 +79,20 @@ def _own_group(rows: torch.Tensor) -> Group:
 
 
 def group_size(group: Group) -> int:
-    """Processes in a group."""
+    """Return the number of processes in a group."""
     return 1 if group is None else group.size()
 
 
 def group_rank(group: Group) -> int:
-    """The rank of this process in a group."""
+    """Return the rank of this process in a group."""
     return 0 if group is None else group.rank()
 
 
 def known_groups(groups: PackingGroups | None) -> PackingGroups:
-    """`groups`, or those of a single process.
+    """Return `groups`, or the groups of a single process.
 
     Raises:
-        ConfigError: no groups although there are several processes.
+        ConfigError: no groups in a job of several processes.
     """
     if groups is None and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
@@ -102,7 +102,7 @@ def known_groups(groups: PackingGroups | None) -> PackingGroups:
 
 
 def check_groups(groups: PackingGroups, *, shape: PackingShape) -> None:
-    """The groups have the sizes of `shape`, and dp_cp runs over context-parallel ranks fastest.
+    """Raise unless the groups have the sizes of `shape`, and dp_cp runs over context-parallel ranks fastest.
 
     Raises:
         ConfigError: sizes or ranks that do not fit each other.
@@ -122,14 +122,14 @@ def check_groups(groups: PackingGroups, *, shape: PackingShape) -> None:
 
 
 def context_group(groups: PackingGroups, size: int) -> Group:
-    """The group of `size` neighbouring ranks that share a hybrid pack with this process.
+    """Return the group of `size` neighbouring ranks that share a hybrid pack with this process.
 
     Raises:
-        ConfigError: no group of that size was made.
+        ConfigError: no group of this size was made.
     """
     if size == 1:
         return None
-    # Megatron's collection of groups has no such attribute: hybrid schedules need ours.
+    # Megatron's collection of groups lacks this attribute: hybrid schedules need `PackingGroups`.
     hybrid: Mapping[int, Group] = getattr(groups, "hybrid_cp", {})
     if size not in hybrid:
         raise ConfigError(
@@ -140,17 +140,17 @@ def context_group(groups: PackingGroups, size: int) -> Group:
 
 
 def communication_device(groups: PackingGroups) -> torch.device:
-    """Where tensors are sent from: the current CUDA device where a group has NCCL, otherwise the CPU."""
+    """Return the device that tensors are sent from: the current CUDA device if a group uses NCCL, else the CPU."""
     if not dist.is_initialized():
         return torch.device("cpu")
-    # The backend of each device, such as "cpu:gloo,cuda:nccl", which torch chooses if there is a GPU.
+    # The backend of each device, such as "cpu:gloo,cuda:nccl", torch's choice on a machine with a GPU.
     backends = [dist.get_backend_config(group) for group in (groups.dp_cp, groups.tp, groups.pp)]
     has_nccl = any("nccl" in each for each in backends)
     return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
 
 
 def broadcast_tensor(item: torch.Tensor | None, src_rank: int, group: Group) -> None:
-    """Overwrites `item` with that of the process with global rank `src_rank`; nothing for None.
+    """Overwrite `item` with the tensor of the process with global rank `src_rank`; do nothing for None.
 
     Shape and dtype must be the same on all ranks of the group.
     """
@@ -164,9 +164,9 @@ def broadcast_scalars(
     dev: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> list[int | float]:
-    """The values of the first rank of the group, on every rank; those of other ranks are ignored.
+    """Return the values of the first rank of the group, on every rank; values of other ranks are ignored.
 
-    int64 by default: Σ length² of a global batch passes 2^24, where float32 stops counting.
+    The dtype is int64 by default: Σ length² of a global batch passes 2^24, and float32 is not exact above 2^24.
     """
     sent = torch.tensor([value or 0 for value in values], dtype=dtype, device=dev)
     broadcast_tensor(sent, first_rank(group), group)
@@ -175,12 +175,12 @@ def broadcast_scalars(
 
 
 def first_rank(group: Group) -> int:
-    """The global rank of the first process of a group."""
+    """Return the global rank of the first process of a group."""
     return 0 if group is None else dist.get_process_group_ranks(group)[0]
 
 
 def maxima(values: Sequence[int], group: Group, device: torch.device) -> list[int]:
-    """Value by value, the greatest in the group."""
+    """Return for each value the greatest in the group."""
     if group_size(group) == 1:
         return list(values)
     shared = torch.tensor(values, dtype=torch.int64, device=device)
@@ -190,7 +190,7 @@ def maxima(values: Sequence[int], group: Group, device: torch.device) -> list[in
 
 
 def gather_rows(rows: torch.Tensor, group: Group) -> list[torch.Tensor]:
-    """The tensor of every rank of the group, in rank order; all have the same shape and dtype."""
+    """Return the tensor of every rank of the group, in rank order. All have the same shape and dtype."""
     if group_size(group) == 1:
         return [rows]
     gathered = [torch.empty_like(rows) for _ in range(group_size(group))]
@@ -199,7 +199,7 @@ def gather_rows(rows: torch.Tensor, group: Group) -> list[torch.Tensor]:
 
 
 def exchange(sent: torch.Tensor, *, send_counts: list[int], receive_counts: list[int], group: Group) -> torch.Tensor:
-    """All-to-all of 1-D runs: run r of `sent` goes to rank r, the result holds the run of each rank in rank order."""
+    """Exchange 1-D runs all-to-all: run r of `sent` goes to rank r, the result has one run per rank in rank order."""
     if group_size(group) == 1:
         return sent
     received = sent.new_empty(sum(receive_counts))

@@ -1,4 +1,4 @@
-"""Packed microbatches: the sequences of a pack in one row, where each begins, and iterators for the training loop."""
+"""Build packed microbatches: the sequences of a pack in one row, their borders, and iterators for the training loop."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,23 +15,23 @@ Microbatch = dict[str, torch.Tensor]
 
 METADATA_KEYS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", "local_cp_size")
 
-# A padding sequence stands in for an empty pack; one token would do, but attention kernels like an even number.
+# Length of the padding sequence of an empty pack: one token is enough, but attention kernels prefer an even number.
 _PADDING_SEQUENCE_TOKENS = 2
 
 
 def build_packed_microbatches(
     samples: Mapping[int, Mapping[str, torch.Tensor]], metadata: list[Microbatch], schedule: Schedule, dcp_rank: int
 ) -> list[Microbatch]:
-    """`metadata` with the `TOKEN_FIELDS` of each microbatch of one rank, each of shape [tokens of the pack].
+    """Return `metadata` with the `TOKEN_FIELDS` of each microbatch of one rank, each of shape [tokens of the pack].
 
     Every sequence is padded with zeros (so with loss mask 0) to its span in `cu_seqlens_padded`. All ranks of a
-    pack hold the whole row; `get_batch_on_this_rank_for_sequence_packing` takes this rank's part of it.
+    pack hold the whole row; `get_batch_on_this_rank_for_sequence_packing` takes this rank's part of the row.
 
     Args:
-        samples: the sequences that this rank takes part in, by position.
-        metadata: what `packed_metadata` gives for this rank.
-        schedule: the schedule of the global batch.
-        dcp_rank: the rank of this process in the data × context parallel group.
+        samples: sequences that this rank takes part in, by position.
+        metadata: result of `packed_metadata` for this rank.
+        schedule: schedule of the global batch.
+        dcp_rank: rank of this process in the data × context parallel group.
     """
     microbatches = []
     for facts, pack in zip(metadata, schedule.packs_of_rank(dcp_rank).tolist(), strict=True):
@@ -52,12 +52,12 @@ def packed_metadata(
     device: torch.device,
     is_hybrid: bool = False,
 ) -> list[Microbatch]:
-    """Each microbatch of one rank without its tokens, as a pipeline stage without data needs it.
+    """Return each microbatch of one rank without tokens, as a pipeline stage without data needs it.
 
-    Per microbatch: `cu_seqlens` and `cu_seqlens_padded` (int32 [sequences + 1], starts at 0, in tokens of the whole
-    pack over all its ranks), `max_seqlen` (int32 scalar, padded), and with `is_hybrid` `local_cp_size` (int32
-    scalar, the ranks of the pack). Sequences are padded to a multiple of 2 × ranks of the pack. An empty pack
-    gets one padding sequence.
+    Keys of a microbatch: `cu_seqlens` and `cu_seqlens_padded` (int32 [sequences + 1], starts at 0, in tokens of the
+    whole pack over all its ranks), `max_seqlen` (int32 scalar, padded), and with `is_hybrid` `local_cp_size` (int32
+    scalar, number of ranks of the pack). On several ranks, sequences are padded to a multiple of 2 × ranks of the
+    pack. An empty pack gets one padding sequence.
 
         lengths 3 and 5 on 2 ranks      cu_seqlens 0 3 8    cu_seqlens_padded 0 4 12    max_seqlen 8
     """
@@ -89,7 +89,7 @@ def _offsets(lengths: Int64s, device: torch.device) -> torch.Tensor:
 def _packed_row(
     members: list[Mapping[str, torch.Tensor]], sizes: list[int], key: str, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """One field of all sequences of a pack in a row, each padded to its size; zeros for an empty pack."""
+    """Return one field of all sequences of a pack in a row, each padded to its size; zeros for an empty pack."""
     if not members:
         return torch.zeros(sum(sizes), dtype=dtype, device=device)
     padded = [pad(member[key], (0, size - member[key].numel())) for member, size in zip(members, sizes, strict=True)]
@@ -97,16 +97,16 @@ def _packed_row(
 
 
 DataIterator = Iterator[Microbatch] | None | list[Iterator[Microbatch] | None]
-"""None on every tensor rank but 0; a list of one entry per stage with virtual pipeline stages."""
+"""Iterator over microbatches: None on every tensor rank but 0; with virtual pipeline stages a list of one per stage."""
 
 
 def create_data_iterator(
     microbatches: list[Microbatch], groups: PackingGroups, virtual_pipeline_size: int | None = None
 ) -> DataIterator:
-    """The iterator of this process over its packed microbatches.
+    """Return the iterator of this process over its packed microbatches.
 
-    With virtual pipeline stages a process holds several stages, and each goes through all microbatches. Only the
-    first stage of the first process and the last of the last get tokens; the others get the metadata.
+    With virtual pipeline stages a process holds several stages, and each stage goes through all microbatches. Only the
+    first stage of the first process and the last stage of the last process get tokens; other stages get metadata.
 
         pp 2, virtual 2      process 0: [tokens, metadata]     process 1: [metadata, tokens]
     """

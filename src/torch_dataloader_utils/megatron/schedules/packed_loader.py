@@ -1,4 +1,4 @@
-"""The communicating path as a loader: iterate over global batches, save and load where it stands."""
+"""Schedule and pack the samples of a loader, global batch by global batch, with communication between ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from torch_dataloader_utils.megatron.schedules.schedulers import BasePackingSche
 
 
 class PackingOptions(Protocol):
-    """The options that packing reads; Megatron's model configuration has them, and so has `PackingConfig`."""
+    """Options that packing reads, as in `PackingConfig` or in Megatron's model configuration."""
 
     @property
     def max_seqlen_per_dp_cp_rank(self) -> int:
-        """Most tokens of one microbatch on one rank."""
+        """Largest number of tokens of one microbatch on one rank."""
 
     @property
     def sequence_packing_scheduler(self) -> str:
-        """A name of `scheduler_map`."""
+        """Name of a scheduler in `scheduler_map`."""
 
     @property
     def virtual_pipeline_model_parallel_size(self) -> int | None:
-        """Virtual pipeline stages per process."""
+        """Number of virtual pipeline stages per process, or None."""
 
     @property
     def microbatch_group_size_per_vp_stage(self) -> int | None:
-        """With virtual stages, the number of microbatches is a multiple of this."""
+        """Number that divides the number of microbatches with virtual stages, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingConfig:
-    """The options of packing, under the names that Megatron Core gives them; see `PackingOptions`."""
+    """Options of packing, under Megatron Core's names; see `PackingOptions`."""
 
     max_seqlen_per_dp_cp_rank: int
     sequence_packing_scheduler: str = "dp_balanced"
@@ -49,20 +49,20 @@ def wrap_data_iterator(
     groups: PackingGroups | None = None,
     scheduler: BasePackingScheduler | None = None,
 ) -> ScheduledBatch:
-    """The next global batch, scheduled over all ranks; a collective call, once per optimizer step.
+    """Return the next global batch, scheduled over all ranks; a collective call, once per optimizer step.
 
-    Takes `num_microbatches` items from `data_iterator` on every data-parallel rank and gives back
+    Takes `num_microbatches` items from `data_iterator` on every data-parallel rank and returns
     (data_iterator, num_microbatches, seqlen_sum, seqlen_squared_sum): an iterator of packed microbatches for
-    `get_batch_on_this_rank_for_sequence_packing`, how many there are, Σ length and Σ length². When the data ends
-    in the middle of a global batch, what is left is one; nothing is thrown away.
+    `get_batch_on_this_rank_for_sequence_packing`, the number of microbatches, Σ length and Σ length². If the data ends
+    in the middle of a global batch, the rest becomes a smaller global batch; no sample is lost.
 
     Args:
-        data_iterator: samples (see `samples.read_samples`) on tensor rank 0 of the first and last pipeline stage,
-            None elsewhere; with virtual pipeline stages a list with one entry per stage.
-        config: the options; `PackingConfig`, or Megatron's own configuration.
-        num_microbatches: items to read.
-        groups: the process groups; None for a single process.
-        scheduler: one with more options than `config` has; else `scheduler_map` by name.
+        data_iterator: iterator of samples (see `samples.read_samples`) on tensor rank 0 of the first and last pipeline
+            stage, None elsewhere; with virtual pipeline stages a list with one entry per stage.
+        config: options; `PackingConfig`, or Megatron's own configuration.
+        num_microbatches: number of items to read.
+        groups: process groups; None for a single process.
+        scheduler: scheduler with more options than `config` has; None takes the scheduler that `config` names.
 
     Raises:
         StopIteration: the data has ended; on every rank.
@@ -76,10 +76,10 @@ def wrap_data_iterator(
 
 
 def create_scheduler(config: PackingOptions, groups: PackingGroups) -> BasePackingScheduler:
-    """The scheduler that `config` names, for the sizes of `groups`.
+    """Return the scheduler that `config` names, for the sizes of `groups`.
 
     Raises:
-        ConfigError: a name that `scheduler_map` does not have, or virtual stages without a group size.
+        ConfigError: a name that is not in `scheduler_map`, or virtual stages without a group size.
     """
     name = config.sequence_packing_scheduler
     if name not in scheduler_map:
@@ -102,17 +102,17 @@ _STATE_VERSION = 1
 
 
 class PackedLoader:
-    """`wrap_data_iterator` over and over, until the data ends.
+    """Loader of global batches: repeats `wrap_data_iterator` until the data ends.
 
-    Between two global batches everything that was read has been given, so the state of the loader that is wrapped
-    is all the state there is.
+    Between two global batches every sample that was read has been given, so the state of the wrapped loader is the
+    whole state.
 
     Args:
-        loader: gives samples; None on processes that read no data.
-        config: as for `wrap_data_iterator`.
-        num_microbatches: items of `loader` per global batch and data-parallel rank.
-        groups: the process groups; None for a single process.
-        scheduler: as for `wrap_data_iterator`.
+        loader: loader of samples; None on processes that read no data.
+        config: options, as for `wrap_data_iterator`.
+        num_microbatches: number of items of `loader` per global batch and data-parallel rank.
+        groups: process groups; None for a single process.
+        scheduler: scheduler, as for `wrap_data_iterator`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PackedLoader:
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the wrapped loader (None on processes without one), to be taken between global batches.
+        """Return the state of the wrapped loader (None on processes without a loader); call between global batches.
 
         Raises:
             ConfigError: the wrapped loader has no `state_dict`.
@@ -147,7 +147,7 @@ class PackedLoader:
         return {"version": _STATE_VERSION, "loader": None if self._loader is None else self._method("state_dict")()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hands its state to the wrapped loader.
+        """Load the state of the wrapped loader.
 
         Raises:
             CheckpointMismatchError: a state of another version, or of a process that read no data.

@@ -1,4 +1,4 @@
-"""Known lengths: every rank computes the same schedule and reads only its own sequences; nothing is sent."""
+"""Load packed global batches from known lengths: every rank computes the schedule and reads only its own sequences."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,38 +40,38 @@ _STATE_VERSION = 1
 
 
 class SequenceSource(Protocol):
-    """Sequences by index: `TOKEN_FIELDS` as 1-D tensors, without padding.
+    """Source of sequences by index: `TOKEN_FIELDS` as 1-D tensors, without padding.
 
-    A source with PyTorch's `__getitems__(indices)` is asked once for all sequences of a global batch.
+    A source with PyTorch's `__getitems__(indices)` is called once for all sequences of a global batch.
     """
 
     def __getitem__(self, index: int, /) -> Tensors:
-        """The sequence at `index`."""
+        """Return the sequence at `index`."""
 
 
 class PlannedPackedLoader:
-    """Global batches as `wrap_data_iterator` gives them, without any communication.
+    """Loader of global batches as `wrap_data_iterator` returns them, without any communication.
 
     The lengths are known before a byte is read, so every rank computes the schedule of the whole global batch and
     reads the sequences of its own packs. Global batch b holds sequences b × global_batch_size onwards, in order or
     in the permutation keyed by (seed, epoch).
 
     Iterating gives the global batches of one epoch from the current position; the next iteration is the next epoch.
-    State counts global batches given, is the same on every rank, and fits any number of ranks.
+    The state counts given global batches, is the same on every rank, and fits any number of ranks.
 
     Args:
-        source: the sequences; read on tensor rank 0 of the first and last pipeline stage only.
-        lengths: tokens of every sequence of `source`, [n].
-        scheduler: one of the schedulers, for the sizes of `groups`.
-        global_batch_size: sequences of a global batch, over all ranks.
-        groups: the process groups; None for a single process.
-        shuffle: another order in every epoch.
+        source: source of the sequences; read on tensor rank 0 of the first and last pipeline stage only.
+        lengths: number of tokens of every sequence of `source`, [n].
+        scheduler: scheduler for the sizes of `groups`.
+        global_batch_size: number of sequences of a global batch, over all ranks.
+        groups: process groups; None for a single process.
+        shuffle: whether every epoch has another order.
         seed: key of the orders.
-        drop_last: leave out the last sequences of an epoch that do not fill a global batch.
-        virtual_pipeline_size: virtual pipeline stages per process, if any.
+        drop_last: whether the last sequences of an epoch are left out if they do not fill a global batch.
+        virtual_pipeline_size: number of virtual pipeline stages per process, or None.
 
     Raises:
-        ConfigError: an impossible length or size, or a scheduler for other sizes than those of `groups`.
+        ConfigError: an impossible length or size, or a scheduler for other sizes than the sizes of `groups`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PlannedPackedLoader:
         self._check_last_batch()
 
     def __len__(self) -> int:
-        """Global batches of an epoch."""
+        """Return the number of global batches of an epoch."""
         full, rest = divmod(len(self._lengths), self._global_batch_size)
         return full + (rest > 0 and not self._drop_last)
 
@@ -119,7 +119,7 @@ class PlannedPackedLoader:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts `epoch`; the current epoch keeps its position.
+        """Start `epoch`; the current epoch keeps its position.
 
         Raises:
             ConfigError: not a whole number from 0.
@@ -129,7 +129,7 @@ class PlannedPackedLoader:
             self._epoch, self._num_given = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as JSON values: which data, which epoch, how many global batches were given."""
+        """Return the position as JSON values: fingerprint of the data, epoch, number of global batches given."""
         return {
             "version": _STATE_VERSION,
             "fingerprint": self._fingerprint(),
@@ -139,11 +139,11 @@ class PlannedPackedLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues after the last global batch of `state`, on any number of ranks.
+        """Continue after the last global batch of `state`, on any number of ranks.
 
         Raises:
-            CheckpointMismatchError: the state is of other lengths, another global batch size, order or seed, or of no
-                place in an epoch.
+            CheckpointMismatchError: the state is of other lengths, another global batch size, order or seed, or its
+                position is not in an epoch.
         """
         problem = "The state does not fit (fingerprint is that of lengths, global_batch_size, shuffle and drop_last)"
         check_fits(state, self.state_dict(), ("version", "fingerprint", "seed"), problem=problem)
@@ -156,7 +156,7 @@ class PlannedPackedLoader:
         self._epoch, self._num_given = state["epoch"], state["global_batches"]
 
     def _check_last_batch(self) -> None:
-        """Raises now, not at the end of the first epoch, if the last global batch is too small."""
+        """Raise now, not at the end of the first epoch, if the last global batch is too small."""
         rest = len(self._lengths) % self._global_batch_size
         shape = self._scheduler.shape
         packs = shape.microbatch_multiple * (1 if self._scheduler.is_hybrid else shape.dp_size)
@@ -176,7 +176,7 @@ class PlannedPackedLoader:
         return hashlib.blake2b(options + self._lengths.tobytes(), digest_size=16).hexdigest()
 
     def _read(self, ids: Int64s) -> ScheduledBatch:
-        """The global batch of the sequences `ids`, as much of it as this rank computes."""
+        """Return this rank's part of the global batch of the sequences `ids`."""
         lengths = self._lengths[ids]
         schedule = self._scheduler.schedule(lengths)
         microbatches: list[Microbatch] = []
@@ -201,7 +201,7 @@ class PlannedPackedLoader:
         )
 
     def _fetch(self, ids: Int64s) -> list[dict[str, torch.Tensor]]:
-        """The fields of the sequences `ids`, each checked against its planned length.
+        """Return the fields of the sequences `ids`, each checked against its planned length.
 
         Raises:
             DataError: a sequence or a field is missing, or not as long as planned.

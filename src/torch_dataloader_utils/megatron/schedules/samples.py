@@ -1,4 +1,4 @@
-"""Samples: one sequence each, as 1-D tensors; checked once, where they enter."""
+"""Read samples (one sequence each, as 1-D tensors) from a data iterator, and check each sample once."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TOKEN_FIELDS: dict[str, torch.dtype] = {
     "loss_mask": torch.float32,
     "position_ids": torch.int64,
 }
-"""The fields of a sample, one value per token, and the dtype in which they travel."""
+"""Fields of a sample, one value per token, and the dtype in which each field is sent."""
 
 _LENGTH_FIELDS = ("original_seq_len", "padded_seq_len")
 REQUIRED_KEYS = (*TOKEN_FIELDS, *_LENGTH_FIELDS)
@@ -33,9 +33,9 @@ class Samples:
     """Sequences of one process.
 
     Attributes:
-        fields: per sequence its `TOKEN_FIELDS`, each a tensor of shape [padded length].
-        lengths: of each sequence, tokens without and with padding, int64 [n, 2].
-        num_items: items read, with or without a sequence; 0 if the iterator had ended.
+        fields: `TOKEN_FIELDS` of each sequence, each a tensor of shape [padded length].
+        lengths: int64 [n, 2]: number of tokens of each sequence without and with padding.
+        num_items: number of items read, with or without a sequence; 0 if the iterator had ended.
     """
 
     fields: list[dict[str, torch.Tensor]]
@@ -44,11 +44,11 @@ class Samples:
 
 
 def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
-    """The sequences of the next `num_items` items; fewer items when the iterator ends.
+    """Read the sequences of the next `num_items` items, or of fewer items if the iterator ends.
 
-    An item is one sequence (a dict with `REQUIRED_KEYS`), a list of such, or a packed row: a dict with
-    `TOKEN_FIELDS` and `cu_seqlens` (and `cu_seqlens_padded` where sequences are padded), which is taken apart. A
-    leading batch dimension of 1 is removed.
+    An item is one sequence (a dict with `REQUIRED_KEYS`), a list of sequences, or a packed row: a dict with
+    `TOKEN_FIELDS` and `cu_seqlens` (and `cu_seqlens_padded` if sequences are padded). A packed row is split into its
+    sequences. A leading batch dimension of 1 is removed.
 
     Raises:
         ConfigError: a missing key, an unknown key, a field that is not as long as `padded_seq_len`, or `cu_seqlens`
@@ -66,7 +66,7 @@ def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
         where = f"item {index} of the data iterator"
         for sample in [item] if isinstance(item, Mapping) or not isinstance(item, Iterable) else item:
             if not isinstance(sample, Mapping):
-                raise ConfigTypeError(f"{where} has {of_type(sample)}; use a sample (a dict), or a list of them.")
+                raise ConfigTypeError(f"{where} has {of_type(sample)}; use a sample (a dict), or a list of samples.")
             samples.extend(_unpacked(sample, where) if "cu_seqlens" in sample else [_checked(sample, where)])
     lengths = [[int(sample.pop(key)) for key in _LENGTH_FIELDS] for sample in samples]
     for sample, (original, padded) in zip(samples, lengths, strict=True):
@@ -79,10 +79,10 @@ def read_samples(data_iterator: Iterator[Item], num_items: int) -> Samples:
 
 
 def pad_sample(sample: Tensors, *, multiple: int = 1) -> dict[str, torch.Tensor]:
-    """A sample with `REQUIRED_KEYS`: `TOKEN_FIELDS` padded with zeros to a multiple, and its two lengths.
+    """Return a sample with `REQUIRED_KEYS`: `TOKEN_FIELDS` padded with zeros to a multiple, and the two lengths.
 
-    Padding has loss mask 0. Context parallelism over n ranks needs multiples of 2 × n; the runtime pads further
-    by itself, so that `multiple` matters only where the model asks for more (sequence parallelism, FP8).
+    Padding has loss mask 0. Context parallelism over n ranks needs multiples of 2 × n; the runtime pads to this
+    multiple itself, so `multiple` matters only if the model needs more padding (sequence parallelism, FP8).
 
     Raises:
         ConfigError: `multiple` is not a whole number from 1.
@@ -98,9 +98,9 @@ def pad_sample(sample: Tensors, *, multiple: int = 1) -> dict[str, torch.Tensor]
 
 
 def _checked(sample: Tensors, where: str) -> dict[str, torch.Tensor]:
-    """The six keys of a sample; fields 1-D in the dtype of travel.
+    """Return the six keys of a sample, with fields as 1-D tensors in the dtype of `TOKEN_FIELDS`.
 
-    A key that is not one of them would not reach the model, so it is an error rather than a silent loss.
+    Any other key would not reach the model, so it is an error rather than a silent loss.
     """
     missing = [key for key in REQUIRED_KEYS if key not in sample]
     unknown = [key for key in sample if key not in REQUIRED_KEYS]
@@ -113,7 +113,7 @@ def _checked(sample: Tensors, where: str) -> dict[str, torch.Tensor]:
 
 
 def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
-    """The sequences of a packed row, without those of length 0."""
+    """Return the sequences of a packed row, without sequences of length 0."""
     unknown = [key for key in row if key not in TOKEN_FIELDS and key not in _PACKED_KEYS]
     if unknown:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _unpacked(row: Tensors, where: str) -> list[dict[str, torch.Tensor]]:
 
 
 def _check_bounds(bounds: list[int], num_sequences: int, fields: dict[str, torch.Tensor], where: str) -> None:
-    """Every token of a packed row is in one sequence; what stands behind the last one may only be padding."""
+    """Raise unless every token of a packed row is in one sequence, or is padding after the last sequence."""
     sizes = {key: field.numel() for key, field in fields.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(
@@ -156,12 +156,12 @@ def _check_bounds(bounds: list[int], num_sequences: int, fields: dict[str, torch
         raise ConfigError(
             f"{where} has {len(loss_mask)} tokens and {num_sequences} sequences, whose {len(bounds)} borders run from "
             f"{bounds[:4]} to {bounds[-1:]}. cu_seqlens (and cu_seqlens_padded, with as many entries) begin with 0, "
-            "never fall, and end where the row does; only tokens with loss mask 0 may follow."
+            "never fall, and end at the end of the row; only tokens with loss mask 0 may follow."
         )
 
 
 def flatten_field(value: object, key: str, where: str, dtype: torch.dtype) -> torch.Tensor:
-    """A field as the 1-D tensor in which it travels.
+    """Return a field as a 1-D tensor of `dtype`.
 
     Raises:
         ConfigError: neither [tokens] nor [1, tokens]. ConfigTypeError: not a tensor, or fractions as tokens.

@@ -1,4 +1,4 @@
-"""The schedulers by name: from the lengths of a global batch to its schedule, and the runtime that carries it out."""
+"""Schedule a global batch from its lengths, and run the schedule: the schedulers, by class and by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,25 +25,26 @@ SampleLengths = Sequence[tuple[int, int]]
 
 @dataclass(eq=False)
 class BasePackingScheduler(ABC):
-    """A scheduler decides which rank computes which sequences of a global batch; override `get_groups_and_subsamples`.
+    """Base class of schedulers, which decide which rank computes which sequences of a global batch.
 
-    The name is Megatron-Core's, as subclasses written for it work here.
+    Subclasses override `get_groups_and_subsamples`. The name is Megatron-Core's: subclasses written for Megatron-Core
+    work here.
 
     Args:
-        max_seqlen_per_dp_cp_rank: most tokens of one microbatch on one rank.
-        cp_size: context-parallel ranks per data-parallel rank.
-        dp_size: data-parallel ranks.
-        microbatch_group_size_per_vp_stage: the number of microbatches becomes a multiple of it; None without
+        max_seqlen_per_dp_cp_rank: largest number of tokens of one microbatch on one rank.
+        cp_size: number of context-parallel ranks per data-parallel rank.
+        dp_size: number of data-parallel ranks.
+        microbatch_group_size_per_vp_stage: number whose multiple the number of microbatches becomes; None without
             virtual pipeline stages.
-        over_long, missing_packs: what to do with sequences that fit no pack, and with ranks that would have nothing
-            to compute; see `SchedulePolicy`.
+        over_long: treatment of sequences that fit no pack; see `SchedulePolicy`.
+        missing_packs: treatment of ranks that would have nothing to compute; see `SchedulePolicy`.
 
     Raises:
         ConfigError: a size below 1 or an unknown policy.
     """
 
     is_hybrid: ClassVar[bool] = False
-    """Whether packs differ in the number of their ranks; they then share dp_size × cp_size ranks freely."""
+    """Whether packs differ in the number of their ranks; packs then share dp_size × cp_size ranks freely."""
 
     max_seqlen_per_dp_cp_rank: int
     cp_size: int = 1
@@ -65,27 +66,27 @@ class BasePackingScheduler(ABC):
 
     @abstractmethod
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
-        """Per microbatch, per rank of the data × context parallel group, the ids of its sequences.
+        """Return for each microbatch, for each rank of the data × context parallel group, the ids of its sequences.
 
-        A pure function: no communication, no randomness, the same answer on every rank. Neighbouring ranks with
-        equal lists compute them together.
+        Must be a pure function: no communication, no randomness, the same answer on every rank. Neighbouring ranks
+        with equal lists compute the sequences together.
 
         Args:
-            sample_id_seqlens: (id, length) of the whole global batch, in data-parallel rank order.
+            sample_id_seqlens: (id, length) of each sequence of the global batch, in data-parallel rank order.
         """
 
     def get_required_sample_keys(self) -> list[str]:
-        """The keys that every sample has; for callers of Megatron's schedulers, who ask."""
+        """Return the keys that every sample has; part of the interface of Megatron's schedulers."""
         return list(REQUIRED_KEYS)
 
     def schedule(self, lengths: Sequence[int] | Int64s) -> Schedule:
-        """The checked schedule of a global batch of padded lengths; positions are ids.
+        """Return the checked schedule of a global batch of padded lengths; positions are ids.
 
         With a fixed number of context-parallel ranks, lengths count as padded to a multiple of 2 × cp_size.
 
         Raises:
             ConfigError: the global batch does not fit, or the scheduler broke a promise (see `check_schedule`).
-            ConfigTypeError: `get_groups_and_subsamples` gave something else than nested lists.
+            ConfigTypeError: `get_groups_and_subsamples` did not return nested lists.
         """
         checked = checked_lengths(lengths)
         multiple = 1 if self.is_hybrid else alignment_of(self.shape.cp_size)
@@ -114,48 +115,45 @@ class BasePackingScheduler(ABC):
         groups: PackingGroups,
         virtual_pipeline_size: int | None = None,
     ) -> ScheduledBatch:
-        """Reads one global batch and gives it back scheduled; see `run_global_batch`."""
+        """Read one global batch and return it scheduled; see `run_global_batch`."""
         return run_global_batch(self, data_iterator, num_microbatches, groups, virtual_pipeline_size)
 
 
 class DpBalancedScheduler(BasePackingScheduler):
-    """Next-fit in the original order, the same number of packs on every rank; see `next_fit_schedule`."""
+    """Scheduler with next fit in the original order, the same number of packs per rank; see `next_fit_schedule`."""
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
-        """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
         return next_fit_schedule(lengths, shape=self.shape, policy=self.policy).to_groups(ids)
 
 
 @dataclass(eq=False)
 class ComputeBalancedScheduler(BasePackingScheduler):
-    """The same amount of compute on every rank of a microbatch; see `compute_balanced_schedule`.
+    """Scheduler with the same amount of compute on every rank of a microbatch; see `compute_balanced_schedule`.
 
-    Takes what `BasePackingScheduler` takes, too.
+    Takes the options of `BasePackingScheduler`, too.
 
     Args:
-        cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
+        cost: cost of a sequence; `CostModel.transformer(hidden_size)` for a model.
     """
 
     cost: CostModel = field(default_factory=CostModel, kw_only=True)
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
-        """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
         return compute_balanced_schedule(lengths, shape=self.shape, policy=self.policy, cost=self.cost).to_groups(ids)
 
 
 @dataclass(eq=False)
 class HybridContextParallelScheduler(BasePackingScheduler):
-    """Long sequences on many ranks, short ones on one; see `hybrid_schedule`.
+    """Scheduler with long sequences on many ranks and short sequences on one rank; see `hybrid_schedule`.
 
-    Needs the groups of `create_packing_groups(..., is_hybrid=True)`.
-
-    Takes what `BasePackingScheduler` takes, too.
+    Needs the groups of `create_packing_groups(..., is_hybrid=True)`. Takes the options of `BasePackingScheduler`, too.
 
     Args:
-        cost: what a sequence costs; `CostModel.transformer(hidden_size)` for a model.
-        widen_above: a sequence takes more ranks than it needs once it costs a rank more than this times the mean.
+        cost: cost of a sequence; `CostModel.transformer(hidden_size)` for a model.
+        widen_above: multiple of the mean cost of a rank; a sequence that costs a rank more takes more ranks than it
+            needs.
     """
 
     is_hybrid: ClassVar[bool] = True
@@ -171,7 +169,6 @@ class HybridContextParallelScheduler(BasePackingScheduler):
             )
 
     def get_groups_and_subsamples(self, sample_id_seqlens: SampleLengths) -> SampleGroups:
-        """See `BasePackingScheduler`."""
         ids, lengths = _split(sample_id_seqlens)
         schedule = hybrid_schedule(
             lengths, shape=self.shape, policy=self.policy, cost=self.cost, widen_above=self.widen_above
@@ -184,10 +181,10 @@ scheduler_map: dict[str, type[BasePackingScheduler]] = {
     "compute_balanced": ComputeBalancedScheduler,
     "hybrid_context_parallel": HybridContextParallelScheduler,
 }
-"""Schedulers by the name that `sequence_packing_scheduler` has; add your own."""
+"""Schedulers by name, the value of `sequence_packing_scheduler`; add your own."""
 
 
 def _split(sample_id_seqlens: SampleLengths) -> tuple[list[int], Int64s]:
-    """Ids and checked lengths."""
+    """Return ids and checked lengths."""
     ids = [sample for sample, _ in sample_id_seqlens]
     return ids, checked_lengths([length for _, length in sample_id_seqlens])

@@ -1,4 +1,4 @@
-"""Corpora from columns: a plan of parts, parts built by any executor, parts joined in order."""
+"""Build corpora from a column: plan parts, build the parts on any executor, join the parts in order."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusReport:
-    """The corpora that were built: `prefixes` in order, the counts of what they hold, and of what was left out."""
+    """Report of the built corpora.
+
+    Attributes:
+        prefixes: prefix of each corpus, in order.
+        document_count: number of documents in all corpora.
+        token_count: number of tokens in all corpora.
+        null_documents: number of null rows, left out.
+        empty_documents: number of rows without tokens, left out.
+        reused_parts: number of parts that an earlier call had finished.
+    """
 
     prefixes: tuple[str, ...]
     document_count: int
@@ -65,7 +74,7 @@ class CorpusReport:
     reused_parts: int
 
 
-# Parts done, parts in all, tokens so far.
+# Called with the number of parts done, of all parts, and of tokens so far.
 OnProgress = Callable[[int, int, int], None]
 
 
@@ -93,43 +102,48 @@ def build_corpus(
     """Turn a column of token lists, or of text, into one corpus or several.
 
     Every row is a document of one sequence. Documents keep the order of files and rows, whatever the executor does.
-    Rows without tokens are left out and counted. Parts are kept in `<output_prefix>.parts` until all is joined: after
-    a failure the same call goes on with what is there. Corpora appear under their names when they are complete.
+    Rows without tokens are left out and counted. Parts are kept in `<output_prefix>.parts` until all parts are joined:
+    after a failure the same call goes on with the finished parts. A corpus appears under its name when it is complete.
 
     Args:
         sources: Parquet and ORC files, patterns or directories, local or remote, each of one format and one schema; or
-            a data set, such as IcebergDataset(table, catalog), whose rows of all ranks are taken: deletes and its
-            `filters` apply.
-        output_prefix: path or URL of the corpus, without an ending; not in a directory of sources. A remote one is
-            uploaded part by part, and is there once its .idx is.
-        column: lists of integers, or text when a tokenizer is given.
-        tokenizer: gives the token lists of a list of texts; picklable when the executor needs it. Its `fingerprint`,
-            or the name of a function of a module and that module's file, decides whether old parts can be used.
-            Anything else (a lambda, a partial, an object) begins again after a failure.
-        eod: id put at the end of each document.
-        vocabulary_size: ids must be below it; also selects the dtype, see `select_dtype`.
-        dtype: type of the tokens on disk; overrides the vocabulary's.
-        skip_nulls: leave null rows out and count them, instead of raising.
-        output_count: 1 writes `<output_prefix>`; n > 1 writes `<output_prefix>-00000-of-0000n` and so on.
-        part_bytes: unpacked bytes of one task, an int or text such as "64MiB".
-        executor: runs the tasks; None runs them here, one by one.
-        on_progress: called with (parts done, parts in all, tokens so far).
-        file_format: "parquet" or "orc" for files whose ending says nothing.
-        storage_options: for the storage client, of the sources (a data set has its own) and of a remote output.
-        credentials: a function that returns storage options with credentials, called again when they expire. It
-            travels to the executor's workers, what it returned does not.
+            a data set, for example IcebergDataset(table, catalog). A data set gives its rows of all ranks, after its
+            deletes and its `filters`.
+        output_prefix: path or URL of the corpus, without an ending; not in a directory of sources. A remote corpus is
+            uploaded part by part, and exists once its .idx exists.
+        column: name of a column of integer lists, or of text with a tokenizer.
+        tokenizer: function from a list of texts to their token lists; picklable if the executor needs it. Its
+            `fingerprint`, or the name of a function of a module and the file of the module, decides whether old parts
+            can be reused. With any other tokenizer (a lambda, a partial, an object) nothing is reused after a failure.
+        eod: id appended to each document.
+        vocabulary_size: number that all ids must be below; also selects the dtype, see `select_dtype`.
+        dtype: type of the tokens on disk; overrides the dtype of the vocabulary.
+        skip_nulls: whether null rows are left out and counted. Otherwise a null row raises.
+        output_count: number of corpora. 1 writes `<output_prefix>`; n > 1 writes `<output_prefix>-00000-of-0000n` and
+            so on.
+        part_bytes: number of unpacked bytes of one task, an int or text such as "64MiB".
+        executor: executor of the tasks; None runs the tasks here, one by one.
+        on_progress: function called with (parts done, parts in all, tokens so far).
+        file_format: "parquet" or "orc", for files without the ending of a format.
+        storage_options: options of the storage client, for the sources (a data set has its own options) and for a
+            remote output.
+        credentials: function that returns storage options with credentials, called again when the credentials expire.
+            The function travels to the executor's workers; its results do not.
         remote: how remote files are read and written: RemoteOptions(backend, retry, coalesce, connections).
-        output_options: for a remote output, in place of `storage_options` and `credentials`.
-        overwrite: replace corpora that are there.
+        output_options: options of the storage client for a remote output, in place of `storage_options` and
+            `credentials`.
+        overwrite: whether existing corpora are replaced.
 
     Raises:
-        NoDataError: no file, or no row in any.
-        ConfigError: corpora that exist or would lie among their sources, more outputs than parts, no such column, a
-            data set that gives no stored rows or is a contiguous shard, an eod outside the vocabulary, or an argument
-            of another type or out of range.
-        SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; names file and row group.
+        NoDataError: no file, or no row in any file.
+        ConfigError: corpora that exist or would lie among their sources, more outputs than parts, an unknown column, a
+            data set that does not give stored rows or is a contiguous shard, an eod outside the vocabulary, or an
+            argument of another type or out of range.
+        SchemaError, NullValueError, DataError, CorruptFileError: the data does not fit; the message names file and row
+            group.
         FileChangedError: a source changed after it was planned, or another process builds the same corpus and took
-            parts away. StoreError: a store failed, after retries. OSError: a local disk is full or failed.
+            parts away.
+        StoreError: a store failed, after retries. OSError: a local disk is full or failed.
     """
     output_prefix = check_path("output_prefix", output_prefix)
     _check_prefix(output_prefix)
@@ -172,7 +186,7 @@ def build_corpus(
 
 
 def _check_prefix(output_prefix: str) -> None:
-    # What pathlib makes of an empty string is ".".
+    # pathlib turns an empty string into ".".
     if output_prefix in ("", ".") or output_prefix.endswith("/"):
         raise ConfigError(f"output_prefix={output_prefix!r} has no file name: give one, such as 'directory/corpus'.")
 
@@ -191,7 +205,7 @@ def _check_parts(parts: Sequence[CorpusPart], outputs: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Job:
-    """The parts of all outputs in order, the key that each is kept under, and where."""
+    """Parts of all outputs in order, the key of each part, and the store of the parts."""
 
     parts: tuple[CorpusPart, ...]
     keys: tuple[str, ...]
@@ -200,19 +214,22 @@ class _Job:
 
     @classmethod
     def of(cls, parts: Sequence[CorpusPart], options: CorpusOptions, store: PartStore) -> "_Job":
-        """The job of building these parts."""
+        """Return the job that builds these parts."""
         keys = tuple(digest_part(part, options) for part in parts)
         return cls(parts=tuple(parts), keys=keys, options=options, store=store)
 
 
 def _check_resumes(existing: Sequence[str], job: _Job) -> None:
-    """ConfigError, unless this very build made them and failed joining the next one: then all its parts are there."""
+    """Raise ConfigError if another build made the existing corpora.
+
+    If this build made the existing corpora and failed to join the next corpus, all its parts still exist.
+    """
     if existing and len(job.store.find(job.keys)) < len(job.keys):
         raise _exists(existing[0])
 
 
 def _remove_if_published(outputs: Sequence[str], store: PartStore) -> None:
-    """Remove the parts if another build has published these corpora meanwhile: no call would go on with them."""
+    """Remove the parts if another build has published these corpora meanwhile: no later call would reuse the parts."""
     with suppress(OSError):
         if all(store.exists(output) for output in outputs):
             store.remove()
@@ -248,10 +265,14 @@ def _name_outputs(prefix: str, output_count: int) -> list[str]:
 
 
 def _find_existing(outputs: Sequence[str], store: PartStore) -> tuple[str, ...]:
-    """The corpora that are there; ConfigError at once if that is all of them, which then need no parts any more."""
+    """Return the outputs that exist.
+
+    Raises:
+        ConfigError: all outputs exist. Their parts, no longer needed, are removed first.
+    """
     existing = tuple(output for output in outputs if store.exists(output))
     if len(existing) == len(outputs):
-        with suppress(OSError):  # the store's too: that the corpora exist is what the caller has to know
+        with suppress(OSError):  # StoreError too: the caller has to learn that the corpora exist
             store.remove_joined(existing)
         raise _exists(existing[0])
     return existing
@@ -262,7 +283,7 @@ def _exists(output: str) -> ConfigError:
 
 
 def _build_parts(job: _Job, executor: Executor | None, on_progress: OnProgress | None) -> tuple[list[PartReceipt], int]:
-    """The receipts of all parts, and how many were there before."""
+    """Build the missing parts. Return the receipts of all parts, and the number of parts that existed before."""
     options, store = job.options, job.store
     receipts = store.find(job.keys)
     reused_parts = len(receipts)
@@ -282,20 +303,20 @@ def _build_parts(job: _Job, executor: Executor | None, on_progress: OnProgress |
 
 
 def build_part(part: CorpusPart, options: CorpusOptions, store: PartStore) -> PartReceipt:
-    """Write one part as a corpus, then its receipt; the function that executors run."""
+    """Write one part as a corpus, then the receipt of the part. Executors run this function."""
     return store.write(digest_part(part, options), lambda prefix: _write_part(prefix, part, options))
 
 
 def split_documents(
     column: pa.Array, tokenizer: Tokenizer | None, *, skip_nulls: bool, where: str
 ) -> tuple[Documents, int]:
-    """The documents of a list column of integers, or of a text column through `tokenizer`; and how many rows are null.
+    """Return the documents of a column of integer lists, or of text through `tokenizer`, and the number of null rows.
 
     Null rows are not among the documents.
 
     Raises:
-        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer did not give one flat list
-            of integers per text.
+        SchemaError: neither lists of integers, nor text with a tokenizer; or the tokenizer did not return one flat
+            list of integers per text.
         NullValueError: a null token, or a null document without `skip_nulls`.
     """
     column = to_plain(column)
@@ -329,12 +350,12 @@ def _write_part(prefix: str, part: CorpusPart, options: CorpusOptions) -> PartRe
 
 
 def _add_documents(builder: IndexedDatasetBuilder, documents: Documents, options: CorpusOptions, where: str) -> int:
-    """Append the documents that have tokens; gives the number of those that have none."""
+    """Append the documents that have tokens. Return the number of empty documents."""
     tokens, limit = documents.values, options.vocabulary_size
     if limit is not None and tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < limit:
         raise DataError(
             f"{where} has tokens from {tokens.min()} to {tokens.max()}; the vocabulary has {limit}. Pass the "
-            "vocabulary_size of the tokenizer that they are of; its ids are 0 and up, below that size."
+            "vocabulary_size of the tokenizer that made the tokens; its ids are 0 and up, below this size."
         )
     has_tokens = documents.lengths > 0
     offsets = np.concatenate([documents.offsets[:1], documents.offsets[1:][has_tokens]])

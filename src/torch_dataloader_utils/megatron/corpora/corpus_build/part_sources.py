@@ -1,4 +1,4 @@
-"""Parts of a corpus from what a user names: files by their paths, or a data set with its deletes and its filter."""
+"""Plan the parts of a corpus from the sources of a user: paths of files, or a data set with deletes and filter."""
 
 import logging
 import os
@@ -33,7 +33,7 @@ Sources = PathLike | Sequence[PathLike] | TableDataset
 
 _FORMATS: tuple[SourceFormat, ...] = ("parquet", "orc")
 
-# Sources scanned at once; each has threads of its own for the footers of its files.
+# Sources scanned at once; each scan uses further threads for the footers of its files.
 _SCAN_THREADS = 16
 
 
@@ -46,15 +46,17 @@ def plan_parts(
     *,
     output_prefix: str,
 ) -> list[CorpusPart]:
-    """Parts of about `part_bytes` unpacked bytes, in the order of documents; none crosses a file.
+    """Return parts of about `part_bytes` unpacked bytes, in the order of documents. No part crosses a file.
 
-    Of a data set: its rows of all ranks, in stored order. Of paths: in the given order, sorted inside a directory or
+    A data set gives its rows of all ranks, in stored order. Paths keep the given order, sorted inside a directory or
     pattern; a file that is named twice is read once.
 
     Raises:
-        NoDataError: a path that names no file. ConfigTypeError: another type, such as a loader or a `RowDataset`.
-        ConfigError: a data set that gives no stored rows, no such column, a file of unknown format, or a corpus
-        that would lie among the files of a source directory. DataError, StoreError: see `scan_files`.
+        NoDataError: a path that names no file.
+        ConfigTypeError: another type of sources, for example a loader or a `RowDataset`.
+        ConfigError: a data set that does not give stored rows, an unknown column, a file of unknown format, or a
+            corpus that would lie among the files of a source directory.
+        DataError, StoreError: a file is wrong or cannot be read, see `scan_files`.
     """
     if isinstance(sources, TableDataset):
         return _plan_data_set(sources, column, part_bytes)
@@ -69,19 +71,19 @@ def _list_sources(sources: Any) -> list[PathLike]:
         return [sources]
     if isinstance(sources, Collection | Iterator) and not isinstance(sources, bytes):
         return list(sources)
-    # Any other iterable is not turned into a list to see what is in it: that would read a whole data set.
+    # No other iterable becomes a list: making the list could read a whole data set.
     has_rows = isinstance(sources, DataLoader) and isinstance(sources.dataset, TableDataset)
     data_set = "the loader's data set, loader.dataset" if has_rows else "a StructuredDataset or IcebergDataset"
     raise ConfigTypeError(f"sources is {of_type(sources)}: pass a path, a list of paths, or {data_set}.")
 
 
 def _check_outside(source: PathLike, output_prefix: str) -> None:
-    """Raises ConfigError if the corpus would lie among its own sources: a second call would read it as data.
+    """Raise ConfigError if the corpus would lie among its own sources: a second call would read it as data.
 
     source data      data/corpus: refused      data/_built/corpus, data2/corpus: no data file of the source
     """
     if not isinstance(source, str | os.PathLike):
-        return  # refused where it is scanned
+        return  # the scan refuses it
     directory, output = _absolute(os.fspath(source)), _absolute(output_prefix)
     if directory not in output.parents:
         return
@@ -102,8 +104,8 @@ def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[
     pipeline = dataset.pipeline
     if not isinstance(pipeline.reader, Reader) or pipeline.functions:
         raise ConfigError(
-            "A corpus is built from stored rows: give a data set without pack, transform and collate_fn; what is to "
-            "be done to documents, the tokenizer does."
+            "A corpus is built from stored rows: give a data set without pack, transform and collate_fn, and change "
+            "documents in the tokenizer."
         )
     if dataset.planner.options.stop_row is not None:
         raise ConfigError(
@@ -113,7 +115,7 @@ def _plan_data_set(dataset: TableDataset, column: str, part_bytes: int) -> list[
     spec = replace(pipeline.reader.spec, columns=(column,))
     inventory: Inventory = dataset.plan.inventory
     groups = np.flatnonzero(inventory.groups.live_rows != 0).tolist()
-    # Two versions of a table share files, and two filters row groups.
+    # Two versions of a table share files, and two filters share row groups: the fingerprint tells both apart.
     return cut_parts(inventory, groups, make_reader(spec), inventory.fingerprint(), part_bytes)
 
 
@@ -137,7 +139,7 @@ def _plan_paths(
 
 
 def _scan(source: PathLike, column: str, file_format: SourceFormat | None, access: StoreAccess) -> Inventory:
-    """One inventory for each source keeps the given order, and lets each have a format and a schema of its own."""
+    """Scan one source. One inventory per source keeps the order of sources and allows a format and schema for each."""
     store, files = find_files(source, access)
     name = _find_format(source, files) if file_format is None else file_format
     try:
@@ -145,13 +147,13 @@ def _scan(source: PathLike, column: str, file_format: SourceFormat | None, acces
     except NoDataError:
         raise
     except ConfigError as error:
-        # The message names the source, one of perhaps thousands, and the option for the format as it is called here.
+        # The message names the source, one of perhaps thousands, and the option by its name here.
         message = str(error).replace("pass format=", "pass file_format=")
         raise type(error)(f"{redact(os.fspath(source))}: {message}") from error
 
 
 def _find_format(source: PathLike, files: DataFiles) -> SourceFormat:
-    """The format that the ending of a source says, or those of the files in it."""
+    """Return the format from the ending of a source, or from the endings of its files."""
     named = _named_format(os.fspath(source))
     if named is not None:
         return named
@@ -165,8 +167,8 @@ def _find_format(source: PathLike, files: DataFiles) -> SourceFormat:
     first, *others = (each for each in examples if each is not None)
     if others:
         raise ConfigError(
-            f"{redact(os.fspath(source))} holds files of two formats ({', '.join(examples.values())}). Name those of "
-            "each by a pattern of their own, such as '*.parquet'."
+            f"{redact(os.fspath(source))} holds files of two formats ({', '.join(examples.values())}). Name the files "
+            "of each format by a pattern, such as '*.parquet'."
         )
     return first
 
@@ -177,7 +179,7 @@ def _named_format(path: str) -> SourceFormat | None:
 
 
 def _unseen_groups(inventory: Inventory, seen: set[str]) -> list[int]:
-    """The row groups of files that are not in `seen`; adds these files to `seen`."""
+    """Return the row groups of files that are not in `seen`, and add the files to `seen`."""
     paths = [inventory.files.paths[file] for file in range(inventory.num_files)]
     is_new = np.array([path not in seen for path in paths], dtype=bool)
     for file in np.flatnonzero(~is_new).tolist():
@@ -187,7 +189,7 @@ def _unseen_groups(inventory: Inventory, seen: set[str]) -> list[int]:
 
 
 def _column_reader(inventory: Inventory, column: str, access: StoreAccess) -> Reader:
-    """A reader that knows of this column alone: each part carries it to its worker, and schemas may be wide."""
+    """Return a reader with a schema of one column: each part is sent to a worker, and schemas may be wide."""
     field = decode_schema(inventory.schema).field(column)
     schema = pa.schema([field]).serialize().to_pybytes()
     return make_reader(ReadSpec(schema=schema, columns=(column,), access=access))

@@ -1,10 +1,10 @@
-"""Where parts of a corpus are kept, and how they become the corpus: on a local disk or in any store of fsspec.
+"""Keep the parts of a corpus and join them to the corpus, on a local disk or in any store of fsspec.
 
     <output>.parts/<key>.bin  .idx  .json      a part; its receipt (.json) is written last
-    <output>.bin, then <output>.idx            the corpus; it is there once its .idx is
+    <output>.bin, then <output>.idx            the corpus; it exists once its .idx exists
 
-A store has no rename, but gives a small object whole or not at all. So a remote corpus is published by its .idx: an
-older one loses its own first, and a .bin without .idx is not a corpus.
+A store has no rename, but gives a small object whole or not at all. So the .idx publishes a remote corpus: an older
+.idx is deleted first, and a .bin without .idx is not a corpus.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ from torch_dataloader_utils.megatron.corpora.ranges import ByteSource, PlainFile
 
 _PART_ENDINGS = (".bin", ".idx", ".json")
 
-# Requests at once, for objects so small that a request is all they cost.
+# Requests at once, for objects so small that the request is their whole cost.
 _THREADS = 16
 _in_threads = partial(map_watched, threads=_THREADS, name="tdu-parts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
-    """Written beside a part when it is complete, so that another run can take it as it is."""
+    """Counts of a part, written beside the part when it is complete, so that another run can reuse the part."""
 
     document_count: int
     token_count: int
@@ -55,38 +55,39 @@ class PartReceipt:
 
 
 class PartStore(Protocol):
-    """The parts of one corpus; picklable, so that tasks write where the caller joins."""
+    """Store of the parts of one corpus; picklable, so that tasks in other processes write to the same place."""
 
     def exists(self, output: str) -> bool:
-        """Whether there is a corpus of this prefix."""
+        """Return whether a corpus of this prefix exists."""
 
     def prepare(self) -> None:
-        """Make the place of the parts."""
+        """Make the directory of the parts."""
 
     def find(self, keys: Sequence[str]) -> dict[str, PartReceipt]:
-        """The receipts of those of these parts that are whole: all three files are there, the receipt undamaged."""
+        """Return receipts for the parts that are complete: all three files exist, and the receipt is undamaged."""
 
     def write(self, key: str, build: Callable[[str], PartReceipt]) -> PartReceipt:
-        """Keep the part that `build` writes under the local prefix it is called with."""
+        """Call `build` with a local prefix, and keep the part that `build` writes under this prefix."""
 
     def join(self, keys: Sequence[str], output: str) -> None:
-        """Publish these parts, in order, as one corpus."""
+        """Publish parts, in order, as one corpus."""
 
     def remove(self) -> None:
-        """Remove what builds of this corpus have written, and nothing else."""
+        """Remove the files that builds of this corpus have written, and nothing else."""
 
     def remove_joined(self, outputs: Sequence[str]) -> None:
-        """Remove what a build left that was killed once it had published these corpora.
+        """Remove the parts of a build that was killed after it had published these corpora.
 
-        Nothing, if any part is newer than one of them: it is of a later build, which may go on.
+        If a part is newer than any of the corpora, nothing is removed: the part is of a later build, which may still
+        need it.
         """
 
     def remove_if_empty(self) -> None:
-        """Remove the place of the parts if no part is in it; a worker that still writes one makes it again."""
+        """Remove the directory of the parts if it has no part; a worker that still writes makes it again."""
 
 
 def open_parts(prefix: str, access: StoreAccess) -> PartStore:
-    """The store of the parts of the corpus `prefix`."""
+    """Return the store of the parts of the corpus `prefix`."""
     store = open_store(prefix, access)
     if isinstance(store, FsspecStore):
         return RemoteParts(url=f"{prefix}.parts", store=store)
@@ -95,12 +96,11 @@ def open_parts(prefix: str, access: StoreAccess) -> PartStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """A `PartStore` in a directory that all workers see."""
+    """`PartStore` in a local directory that all workers see."""
 
     directory: Path
 
     def exists(self, output: str) -> bool:
-        """See `PartStore`, as for all methods."""
         return IndexedDataset.exists(output)
 
     def prepare(self) -> None:
@@ -125,13 +125,13 @@ class LocalParts:
             raise FileChangedError(
                 f"Parts of {output} were removed or written anew while they were joined. Another process builds this "
                 "corpus, or workers of a killed build still do. Build it in one process, such as rank 0 of several "
-                "ranks. Once nobody else does, run the same call again."
+                "ranks. Once no other process builds it, run the same call again."
             ) from error
 
     def remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):  # another build of this corpus has removed the directory
             ours = [path for path in self.directory.iterdir() if _is_part(path.name)]
-            for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # receipts first: what has one is whole
+            for path in sorted(ours, key=lambda path: path.suffix != ".json"):  # first: a part with a receipt is whole
                 path.unlink(missing_ok=True)
         self.remove_if_empty()
 
@@ -148,7 +148,7 @@ class LocalParts:
         return self.directory / f"{key}.json"
 
     def _read_receipt(self, key: str) -> PartReceipt | None:
-        """None where another build of this corpus removes its parts at this moment: the part counts as missing."""
+        """Return a receipt; None if another build removes the parts at this moment, so that the part is missing."""
         try:
             return _decode(self._receipt(key).read_bytes())
         except FileNotFoundError:
@@ -157,16 +157,15 @@ class LocalParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteParts:
-    """A `PartStore` under a URL: a part is built in a temporary directory of its worker, and uploaded when whole.
+    """`PartStore` under a URL: a worker builds a part in a temporary directory and uploads the complete part.
 
-    Every request is sent again where that helps, a block of tokens at a time.
+    Failed requests are sent again if a retry can help, one block of tokens at a time.
     """
 
     url: str
     store: FsspecStore
 
     def exists(self, output: str) -> bool:
-        """See `PartStore`, as for all methods."""
         return IndexedDataset.exists(output, storage_options=self.store.access)
 
     def prepare(self) -> None:
@@ -189,7 +188,7 @@ class RemoteParts:
         return receipt
 
     def join(self, keys: Sequence[str], output: str) -> None:
-        """Passes the tokens through this process, some blocks at a time; needs memory for the joined index alone."""
+        """Join the parts in this process, some blocks of tokens at a time; memory is needed for the joined index."""
         with _with_advice_to_go_on():
             parts = _in_threads(self._open_part, keys)
             self.store.delete(index_path(output))
@@ -202,20 +201,20 @@ class RemoteParts:
     def remove(self) -> None:
         paths = [entry.path for entry in self._list() if _is_part(PurePosixPath(entry.path).name)]
         receipts = [path for path in paths if path.endswith(".json")]
-        # Waits, after an error too, for what is under way: nothing is deleted once another call may write it again.
+        # Waits for running requests, after an error too: a late delete could remove a file that another call wrote.
         with request_threads(_THREADS, "tdu-parts") as pool:
-            # Receipts first: what has one is whole.
+            # Receipts first: a part with a receipt is whole.
             for some in (receipts, sorted(set(paths).difference(receipts))):
                 list(pool.map(self.store.delete, some))
 
     def remove_joined(self, outputs: Sequence[str]) -> None:
-        # Nothing is removed where the store does not say when: no part is old then, and no corpus new.
+        # A store without times of writing removes nothing: every part then counts as newer than every corpus.
         written_ns = max((entry.stat.modified_ns or math.inf for entry in self._list()), default=math.inf)
         if written_ns <= min(self.store.stat(index_path(output)).modified_ns or 0 for output in outputs):
             self.remove()
 
     def remove_if_empty(self) -> None:
-        """Nothing: in a store a directory is what objects have in common."""
+        """Do nothing: a directory of a store is only a common prefix of objects."""
 
     def _list(self) -> tuple[FileEntry, ...]:
         try:
@@ -228,7 +227,7 @@ class RemoteParts:
 
     def _open_part(self, key: str) -> IndexedDataset:
         part = IndexedDataset(f"{self.url}/{key}", storage_options=self.store.access)
-        _ = part.index  # fetched here, with those of other parts
+        _ = part.index  # fetched here, in parallel with the indices of other parts
         return part
 
     def _upload(self, source: ByteSource, url: str) -> None:
@@ -239,7 +238,7 @@ class RemoteParts:
 
 
 class JoinedFile:
-    """Several files one after the other, read by ranges."""
+    """Several files, one after the other, read by ranges as one file."""
 
     def __init__(self, files: Sequence[ByteSource]) -> None:
         self._files = files
@@ -247,11 +246,11 @@ class JoinedFile:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Number of bytes of all files."""
         return int(self._starts[-1])
 
     def read(self, start: int, length: int) -> bytes:
-        """The bytes [start, start + length), which may lie in several files.
+        """Return the bytes [start, start + length), which may lie in several files.
 
         files of 4, 0 and 3 bytes, start 3, length 2      [3, 4) of the first and [0, 1) of the last
         """
@@ -270,7 +269,7 @@ def _encode(receipt: PartReceipt) -> bytes:
 
 
 def _decode(data: bytes) -> PartReceipt | None:
-    """None for a receipt that is damaged: its part counts as missing."""
+    """Decode a receipt; None for a damaged receipt, so that its part counts as missing."""
     try:
         receipt = PartReceipt(**json.loads(data))
     except (ValueError, TypeError):
@@ -283,14 +282,14 @@ def _known(receipts: Iterable[tuple[str, PartReceipt | None]]) -> dict[str, Part
 
 
 def _is_part(name: str) -> bool:
-    """Whether a file of this name is ours to remove."""
+    """Return whether a file name is the name of a part, so that the file is ours to remove."""
     path = PurePosixPath(name)
     return len(path.stem) == PART_KEY_LETTERS and path.suffix in _PART_ENDINGS
 
 
 @contextlib.contextmanager
 def _with_advice_to_go_on() -> Iterator[None]:
-    """Adds to every failure of the store that the same call goes on with the parts that are done."""
+    """Add advice to every failure of the store: the same call goes on with the finished parts."""
     try:
         yield
     except (StoreError, NoDataError, FileChangedError) as error:

@@ -1,4 +1,4 @@
-"""The parts of a corpus, and which row groups each has: decided from an inventory, before a token is read."""
+"""Divide the row groups of an inventory into the parts of a corpus, before any token is read."""
 
 import hashlib
 import itertools
@@ -19,7 +19,7 @@ from torch_dataloader_utils.megatron.corpora.index_format import integer_limits,
 from torch_dataloader_utils.samples.tokenizers import Tokenizer, tokenizer_version
 from torch_dataloader_utils.tables.reader import Reader
 
-# Part of every part's key: raise it when the same input gives other files.
+# In the key of every part: raise the version when the same input gives other files.
 _PART_VERSION = 3
 
 PART_KEY_LETTERS = 32
@@ -27,7 +27,7 @@ PART_KEY_LETTERS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusOptions:
-    """How rows become documents; see `build_corpus`."""
+    """Options that turn rows into documents; see `build_corpus`."""
 
     column: str
     dtype: str
@@ -35,7 +35,7 @@ class CorpusOptions:
     eod: int | None
     vocabulary_size: int | None
     skip_nulls: bool
-    # Found once, here: in a worker process the module of a script's function may have another name.
+    # Computed here, once: in a worker process the module of a script's function may have another name.
     tokenizer_key: str | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class CorpusOptions:
             raise ConfigError(f"eod={eod} does not fit {self.dtype}. {wider_dtype(eod)}")
 
     def describe(self) -> dict[str, Any]:
-        """The options as JSON values; with a nameless tokenizer they differ in every run, so that nothing is reused."""
+        """Return the options as JSON values. A tokenizer without a name differs in every run, so no part is reused."""
         return {
             "column": self.column,
             "dtype": self.dtype,
@@ -69,11 +69,13 @@ class CorpusOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CorpusPart:
-    """Neighbouring row groups of one data file, which one task writes as a small corpus of its own; picklable.
+    """Neighbouring row groups of one data file, for one task to write as a small corpus; picklable.
 
-    reader: delivers only the column; it applies deletes and the row filter, and checks identities. version: what the
-    rows depend on besides their file, that is the fingerprint of the data set's inventory and its filter; "" for plain
-    files. size_bytes: about how many bytes it has unpacked.
+    Attributes:
+        reader: reader of the column; applies deletes and the row filter, and checks identities of files.
+        tasks: the row groups, in order.
+        version: fingerprint of the data set's inventory and filter, since the rows depend on both; "" for plain files.
+        size_bytes: approximate number of unpacked bytes.
     """
 
     reader: Reader
@@ -82,7 +84,7 @@ class CorpusPart:
     size_bytes: int
 
     def describe(self) -> dict[str, Any]:
-        """Everything that its rows depend on, as JSON values."""
+        """Return everything that the rows of the part depend on, as JSON values."""
         first = self.tasks[0]
         return {
             "version": self.version,
@@ -93,14 +95,14 @@ class CorpusPart:
         }
 
     def read(self) -> Iterator[tuple[str, pa.Array]]:
-        """The column, row group by row group in order, each with words for messages that say where it is from."""
+        """Yield (place, column) for each row group in order; the place is text for messages."""
         for task in self.tasks:
             batch = self.reader.read(task)
             yield f"{task.where} column {batch.schema.names[0]!r}", batch.column(0)
 
 
 def digest_part(part: CorpusPart, options: CorpusOptions) -> str:
-    """A name for everything the part's bytes depend on."""
+    """Return the key of a part: a digest of everything that the bytes of the part depend on."""
     content = {"part_version": _PART_VERSION, "options": options.describe(), **part.describe()}
     encoded = json.dumps(content, sort_keys=True).encode()
     return hashlib.blake2b(encoded, digest_size=PART_KEY_LETTERS // 2).hexdigest()
@@ -109,7 +111,7 @@ def digest_part(part: CorpusPart, options: CorpusOptions) -> str:
 def cut_parts(
     inventory: Inventory, groups: Iterable[int], reader: Reader, version: str, part_bytes: int
 ) -> list[CorpusPart]:
-    """Parts of about `part_bytes` unpacked bytes of these row groups, in their order; none crosses a file.
+    """Cut row groups, in order, into parts of about `part_bytes` unpacked bytes. No part crosses a file.
 
     100 bytes a row group, files of 3 and 2, part_bytes=150      parts of 2, 1 and 2 row groups
     """
@@ -129,11 +131,11 @@ def cut_parts(
 
 
 def divide_parts(parts: Sequence[CorpusPart], output_count: int) -> list[list[CorpusPart]]:
-    """Neighbouring parts for each output, about equal in bytes; each output has one at least."""
+    """Divide the parts into one run of neighbours per output, about equal in bytes, with at least one part each."""
     ends = np.cumsum([part.size_bytes for part in parts], dtype=np.float64)
     targets = ends[-1] * np.arange(1, output_count) / output_count
     borders = np.searchsorted(ends, targets, side="left") + 1
-    # On both sides of a border there must be at least one part per output.
+    # Each side of a border needs at least one part per output.
     lowest = np.arange(1, output_count)
     borders = np.maximum.accumulate(np.maximum(borders, lowest) - lowest) + lowest
     borders = np.minimum(borders, len(parts) - output_count + lowest)

@@ -1,4 +1,4 @@
-"""The three schedules: next fit in the given order, packs of equal compute, and long sequences on many ranks."""
+"""Compute the three schedules: next fit in the given order, packs of equal compute, long sequences on many ranks."""
 
 import heapq
 import math
@@ -28,9 +28,9 @@ from torch_dataloader_utils.megatron.schedules.plan.schedule import Int64s, Sche
 
 
 def next_fit_schedule(lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Schedule:
-    """Sequences in order, a new pack whenever the next one does not fit; every pack on `cp_size` ranks.
+    """Pack sequences in order, with a new pack whenever a sequence does not fit; every pack is on `cp_size` ranks.
 
-    The rule of Megatron Core's DpBalancedScheduler. It balances the number of packs, not their compute.
+    This is the rule of Megatron Core's DpBalancedScheduler: it balances the number of packs, not their compute.
 
         lengths 3 4 5 2 6 1 7, 8 tokens a pack, dp 2    packs 01 | 23 | 45 | 6     microbatches [01, 23] [45, 6]
         lengths 3 4 5 2 6 1                             packs 01 | 23 | 45         one short: 5 moves out
@@ -51,18 +51,18 @@ def next_fit_schedule(lengths: Int64s, *, shape: PackingShape, policy: ScheduleP
 def compute_balanced_schedule(
     lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel
 ) -> Schedule:
-    """Few microbatches, and in each of them ranks that finish at about the same time.
+    """Pack sequences into few microbatches, so that the ranks of a microbatch finish at about the same time.
 
-    Longest sequence first onto the least loaded pack with room, then packs of like cost side by side. Let
-    c₁ ≥ c₂ ≥ … be the costs, k the packs, p the greatest cost of a longest-first pack, and the time the sum over
-    microbatches of the slowest rank. Then
+    The longest sequence goes first, onto the least loaded pack with room; then packs of similar cost go side by side.
+    Let c₁ ≥ c₂ ≥ … be the costs, k the number of packs, p the greatest cost of a longest-first pack, and the time the
+    sum over microbatches of the slowest rank. Then
 
         time ≤ Σ c / dp_size + p                                       always (see `arrange_packs`)
         p    ≤ (3/2 − 1/(2k)) × max(Σ c / k, c₁, c_k + c_{k+1})        if no sequence found the least loaded pack full
 
-    The second line is Graham's argument: the last sequence of the costliest pack is alone there, or costs at most
-    half of c_k + c_{k+1} and came to a pack at or below the mean. The time is never above that of first-fit in the
-    original order, whose packs are taken where they turn out faster.
+    The second line is Graham's argument: the last sequence of the costliest pack is alone in this pack, or costs at
+    most half of c_k + c_{k+1} and came to a pack at or below the mean. First-fit packs in the original order are used
+    if they are faster, so the time is never above the time of first fit.
 
         lengths 7 4 4 1 2 2 2 2, 8 tokens, dp 2, cost = length
             dp_balanced         [7 | 44] [1222 | 2]     slowest 8 + 7
@@ -91,14 +91,14 @@ def compute_balanced_schedule(
 def _longest_first_packs(
     lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy, costs: Int64s
 ) -> Packs:
-    """Longest-first packs in few microbatches; empty packs where sequences are few and the policy allows it."""
+    """Return longest-first packs in few microbatches; some are empty if sequences are few and the policy allows it."""
     levels = np.zeros(len(lengths), dtype=np.int64)
     sequences = Sequences.of(kept, lengths=lengths, costs=costs, levels=levels, tokens=[lengths])
     group = shape.microbatch_multiple
     num_microbatches = -(-int(lengths[kept].sum()) // (shape.pack_tokens * shape.dp_size * group)) * group
     placement = place_longest_first(sequences, spans=[shape.cp_size], shape=shape, num_microbatches=num_microbatches)
     if placement.free_slots and placement.num_microbatches > num_microbatches:
-        # Added microbatches that stayed half empty: spread over all of them from the start.
+        # Added microbatches stayed half empty: spread the sequences over all microbatches from the start.
         placement = place_longest_first(
             sequences, spans=[shape.cp_size], shape=shape, num_microbatches=placement.num_microbatches
         )
@@ -106,7 +106,7 @@ def _longest_first_packs(
 
 
 def _first_fit_packs(lengths: Int64s, kept: Int64s, *, shape: PackingShape, policy: SchedulePolicy) -> Packs | None:
-    """First-fit packs, as many as the ranks need; None where the sequences do not make as many."""
+    """Return first-fit packs, as many as the ranks need; None if the sequences are too few for this number."""
     packs = first_fit(lengths, kept, capacity=shape.pack_tokens)
     multiple = shape.dp_size * shape.microbatch_multiple
     if -(-len(packs) // multiple) * multiple > len(kept):
@@ -117,18 +117,18 @@ def _first_fit_packs(lengths: Int64s, kept: Int64s, *, shape: PackingShape, poli
 def hybrid_schedule(
     lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, cost: CostModel, widen_above: float = 1.0
 ) -> Schedule:
-    """Every sequence on as few ranks as hold it, or on more where it alone would keep them all waiting.
+    """Put every sequence on as few ranks as hold it, or on more ranks if all other ranks would wait for it.
 
     `dp_size` × `cp_size` ranks are one pool; a rank holds `max_seqlen_per_dp_cp_rank` tokens. A sequence on s ranks
-    is padded to a multiple of 2 × s (nothing on one rank) and costs each of them 1/s. It gets the smallest size of
-    `span_sizes` where it fits and costs a rank at most `widen_above` times the mean of a rank and microbatch (inf: the
-    smallest where it fits, whatever it costs; sharing also costs communication, which `cost` does not know). Packs
-    are then built longest first (`place_longest_first`), so that short sequences also fill up wide packs, and laid
-    out by falling span and load (`arrange_packs`).
+    is padded to a multiple of 2 × s (not padded on one rank) and costs each rank 1/s of its cost. A sequence gets the
+    smallest size of `span_sizes` on which it fits and costs a rank at most `widen_above` times the mean cost of a rank
+    and microbatch. With `widen_above=inf` it gets the smallest size on which it fits. (Sharing also costs
+    communication; `cost` does not include this cost.) Packs are then built longest first (`place_longest_first`), so
+    that short sequences also fill up wide packs, and laid out by falling span and load (`arrange_packs`).
 
         lengths 16 3 2 2 1, 4 ranks of 4 tokens, cost = length      [16 on 4 ranks] [3 | 2 | 2 | 1]
 
-    Where sequences are few, the costliest spread over twice the ranks until no rank is idle.
+    If sequences are few, the costliest sequences spread over the next size until no rank is idle.
 
     Raises:
         ConfigError: a sequence longer than all ranks hold, or fewer sequences than microbatches, unless the
@@ -159,7 +159,7 @@ def hybrid_schedule(
 def _smallest_levels(
     tokens: list[Int64s], costs: Int64s, kept: Int64s, *, spans: list[int], shape: PackingShape, widen_above: float
 ) -> Int64s:
-    """Per position, the index of the smallest span that holds the sequence and costs a rank no more than allowed."""
+    """Return for each position the index of the smallest span on which the sequence fits and is not too costly."""
     levels = np.full(len(costs), len(spans) - 1, dtype=np.int64)
     for level in reversed(range(len(spans))):
         levels[tokens[level] <= spans[level] * shape.max_seqlen_per_dp_cp_rank] = level
@@ -182,7 +182,7 @@ def _place(
     spans: list[int],
     shape: PackingShape,
 ) -> OpenPacks:
-    """Longest-first packs in few microbatches, the sequences widened where they leave slots free."""
+    """Place the sequences longest first in few microbatches, and widen sequences if rank slots stay free."""
     occupied = np.take_along_axis(np.stack(tokens), levels[None], axis=0)[0, kept]
     group = shape.microbatch_multiple
     num_groups = -(-int(occupied.sum()) // (shape.max_seqlen_per_dp_cp_rank * shape.num_ranks * group))
@@ -193,12 +193,12 @@ def _place(
         placement = place_longest_first(sequences, spans=spans, shape=shape, num_microbatches=num_microbatches)
         if placement.num_microbatches == num_microbatches or not placement.free_slots:
             return placement
-        # Microbatches were added and stayed half empty: spread and widen over all of them from the start.
+        # Added microbatches stayed half empty: spread and widen over all microbatches from the start.
         num_microbatches = placement.num_microbatches
 
 
 def _widen(levels: Int64s, kept: Int64s, *, costs: Int64s, spans: list[int], slots: int) -> Int64s:
-    """Levels whose spans fill `slots`: the costliest sequences (per rank) take the next span while there is room."""
+    """Return levels with spans that fill `slots`: the costliest sequences (per rank) take the next span if it fits."""
     wide = levels.copy()
     free = slots - int(np.asarray(spans)[levels[kept]].sum())
     if free <= 0:

@@ -1,4 +1,4 @@
-"""Fits sequences into packs: first fit, next fit, longest first; and checks that each can fit at all."""
+"""Fit sequences into packs: first fit, next fit, longest first; and check that each sequence can fit at all."""
 
 import heapq
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from torch_dataloader_utils.megatron.schedules.plan.schedule import Int64s
 
 
 def checked_lengths(lengths: Sequence[int] | Int64s) -> Int64s:
-    """Lengths as int64, shape [n].
+    """Return the lengths as int64 [n].
 
     Raises:
-        ConfigTypeError: lengths that are not a list of integers. ConfigError: no sequence at all, or a length below 1.
+        ConfigTypeError: lengths that are not a list of integers. ConfigError: no sequence, or a length below 1.
     """
     given = np.asarray(lengths)
     if given.size and given.dtype.kind not in "iu":
@@ -35,7 +35,7 @@ def checked_lengths(lengths: Sequence[int] | Int64s) -> Int64s:
 
 
 def fitting_positions(lengths: Int64s, *, capacity: int, policy: SchedulePolicy) -> Int64s:
-    """Positions that are scheduled, ascending: all of them, or with over_long="drop" those within `capacity`.
+    """Return the positions to schedule, ascending: all, or with over_long="drop" the sequences within `capacity`.
 
     Raises:
         ConfigError: a sequence above `capacity` with over_long="error", or nothing left to schedule.
@@ -58,13 +58,14 @@ def fitting_positions(lengths: Int64s, *, capacity: int, policy: SchedulePolicy)
 
 
 def first_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> list[list[int]]:
-    """Packs of `positions` in order, each in the first pack that has room; one too long is alone.
+    """Pack `positions` in order, each into the first pack with room; a sequence above `capacity` is alone.
 
-    A tournament tree over the packs, every node with the most room below it, finds that pack in log n.
+    A tournament tree over the packs finds the first pack in log n: every node has the most room of its packs.
 
         lengths 5 4 3 6 2, capacity 8       5 3 | 4 2 | 6
     """
-    # First-fit leaves at most one pack half empty, so twice the tokens bound the packs; over-long ones add theirs.
+    # First fit leaves at most one pack half empty, so twice the tokens (at most `capacity` for each sequence) bound
+    # the number of packs.
     listed = lengths[positions].tolist()
     total = sum(min(length, capacity) for length in listed)
     leaves = 1 << (2 * total // capacity + 1).bit_length()
@@ -95,7 +96,7 @@ Packs = list[list[int]]
 
 
 def next_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> Packs:
-    """Runs of `positions`, each as long as its sum of lengths stays within `capacity`; one too long is alone."""
+    """Pack `positions` into runs with lengths that sum to at most `capacity`; a longer sequence is alone."""
     ends = np.cumsum(lengths[positions])
     listed = positions.tolist()
     packs: Packs = []
@@ -109,10 +110,10 @@ def next_fit(lengths: Int64s, positions: Int64s, *, capacity: int) -> Packs:
 
 
 def split_last_packs(packs: Packs, *, multiple: int, policy: SchedulePolicy) -> Packs:
-    """As many packs as the next multiple: the last sequences of the last packs become packs of their own.
+    """Raise the number of packs to the next multiple: the last sequences of the last packs get their own packs.
 
-    A pack gives its last sequence, then its last but one, until one is left; then the pack before it gives.
-    What moved stands at the end, in the order in which it moved.
+    A pack gives its last sequence, then its last but one, until one sequence is left; then the pack before gives.
+    Moved sequences stand at the end, in the order of moving.
 
     Raises:
         ConfigError: every pack holds one sequence and the multiple is not reached (policy "error").
@@ -136,13 +137,13 @@ def split_last_packs(packs: Packs, *, multiple: int, policy: SchedulePolicy) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """The sequences to place, longest first: plain lists, since placing goes through them one by one.
+    """Sequences to place, longest first, as plain lists, since sequences are placed one by one.
 
     Attributes:
         positions: positions in the global batch.
         costs: compute of each sequence on one rank.
-        levels: the smallest span (an index into the spans) that each sequence may take; never rises.
-        tokens: per span, the tokens that each sequence occupies there (padded for that span).
+        levels: smallest span of each sequence, as an index into the spans; never rises.
+        tokens: for each span, the number of tokens of each sequence, padded for this span.
     """
 
     positions: list[int]
@@ -154,7 +155,7 @@ class Sequences:
     def of(
         cls, positions: Int64s, *, lengths: Int64s, costs: Int64s, levels: Int64s, tokens: Sequence[Int64s]
     ) -> "Sequences":
-        """The sequences at `positions`: widest span first, then longest, ties by position.
+        """Return the sequences at `positions`: widest span first, then longest, ties by position.
 
         All arrays are indexed by position in the global batch.
         """
@@ -171,8 +172,13 @@ class Sequences:
 class OpenPacks:
     """Packs under construction, by index, on num_ranks × num_microbatches rank slots.
 
-    `levels` has the index of each pack's span, `loads` its cost per rank times the number of ranks (so that it is
-    a whole number for every span), `rooms` its free tokens. `free_slots` belong to no pack yet.
+    Attributes:
+        num_microbatches: number of microbatches so far.
+        free_slots: number of rank slots without a pack.
+        packs: positions of the sequences of each pack.
+        levels: index of the span of each pack.
+        loads: cost per rank of each pack, times the number of all ranks, so that it is a whole number for every span.
+        rooms: number of free tokens of each pack.
     """
 
     num_microbatches: int
@@ -183,7 +189,7 @@ class OpenPacks:
     rooms: list[int] = field(default_factory=list)
 
     def open(self, level: int, span: int, room: int) -> int:
-        """A new empty pack on `span` free slots; gives its index."""
+        """Open an empty pack on `span` free slots. Return the index of the pack."""
         self.free_slots -= span
         self.packs.append([])
         self.levels.append(level)
@@ -194,17 +200,17 @@ class OpenPacks:
 
 @dataclass(slots=True)
 class _Level:
-    """The packs of one span in two heaps, so that a full pack is looked at only when something may fit again.
+    """Packs of one span in two heaps, so that a full pack is visited only when a sequence may fit again.
 
-    Sequences come in falling length. A pack without room for this one therefore waits in `full` until the
-    sequences are as short as its room; every wait is paid for by one placement, so n placements cost n log n.
+    Sequences come in falling length. A pack without room for the present sequence therefore waits in `full` until
+    sequences are as short as its room. A placement causes at most one wait, so n placements cost n log n.
     """
 
     ready: list[tuple[int, int]] = field(default_factory=list)
     full: list[tuple[int, int]] = field(default_factory=list)
 
     def settle(self, tokens: int, placement: OpenPacks) -> None:
-        """Brings the least loaded pack with room for `tokens` to the top of `ready`, as (load, pack)."""
+        """Bring the least loaded pack with room for `tokens` to the top of `ready`, as (load, pack)."""
         ready, full, rooms = self.ready, self.full, placement.rooms
         while full and -full[0][0] >= tokens:
             _, pack = heapq.heappop(full)
@@ -217,12 +223,12 @@ class _Level:
 def place_longest_first(
     sequences: Sequences, *, spans: Sequence[int], shape: PackingShape, num_microbatches: int
 ) -> OpenPacks:
-    """Packs of `sequences` on at least `num_microbatches` microbatches.
+    """Place `sequences` into packs on at least `num_microbatches` microbatches.
 
-    A sequence opens a pack of its smallest span while slots are free; after that it joins the pack with the least
-    compute per rank among those with room, of its smallest span or a wider one: Graham's longest processing
-    time rule (SIAM J. Appl. Math. 17, 1969) with capacities. Where no pack has room, a group of microbatches is
-    added. Slots stay free when sequences are few.
+    A sequence opens a pack of its smallest span while slots are free. Later sequences join the pack with the least
+    compute per rank among all packs with room, of the smallest span of the sequence or a wider span: Graham's longest
+    processing time rule (SIAM J. Appl. Math. 17, 1969) with capacities. If no pack has room, a group of microbatches
+    is added. Slots stay free if sequences are few.
 
         1 rank, 2 microbatches, 8 tokens, lengths 5 4 3 2, cost = length      5 | 4, then 5 | 4 3, then 5 2 | 4 3
     """
@@ -254,13 +260,13 @@ def place_longest_first(
 def _least_loaded(
     queues: list[_Level], level: int, row: int, tokens: list[list[int]], placement: OpenPacks
 ) -> int | None:
-    """The least loaded pack with room for sequence `row` on the span of `level` or a wider one; None without one."""
+    """Return the least loaded pack with room for sequence `row` on the span of `level` or a wider span, or None."""
     best: tuple[int, int] | None = None
     rooms = placement.rooms
     for wider in range(level, len(queues)):
         queue, wanted = queues[wider], tokens[wider][row]
         ready, full = queue.ready, queue.full
-        # Most tops are settled already; a call for each of them would double the time of the loop.
+        # Most tops are settled already; a call for every top would double the time of the loop.
         if (full and -full[0][0] >= wanted) or (ready and rooms[ready[0][1]] < wanted):
             queue.settle(wanted, placement)
         if ready and (best is None or ready[0] < best):

@@ -1,4 +1,4 @@
-"""The inputs of a schedule besides lengths: ranks and their capacity, a policy, and the cost of a sequence."""
+"""Define the inputs of a schedule besides lengths: ranks and their capacity, a policy, the cost of a sequence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,13 +12,13 @@ from torch_dataloader_utils.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingShape:
-    """The ranks that share a global batch, and the tokens one of them holds.
+    """Ranks that share a global batch, and the tokens that one rank holds.
 
     Attributes:
-        max_seqlen_per_dp_cp_rank: most tokens of one microbatch on one rank.
-        cp_size: context-parallel ranks that share every pack of a fixed-size schedule.
-        dp_size: data-parallel ranks.
-        microbatch_group_size_per_vp_stage: the number of microbatches becomes a multiple of this; None without
+        max_seqlen_per_dp_cp_rank: largest number of tokens of one microbatch on one rank.
+        cp_size: number of context-parallel ranks that share every pack of a fixed-size schedule.
+        dp_size: number of data-parallel ranks.
+        microbatch_group_size_per_vp_stage: number whose multiple the number of microbatches becomes; None without
             virtual pipeline stages.
 
     Raises:
@@ -37,29 +37,29 @@ class PackingShape:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the data × context parallel group."""
+        """Number of ranks of the data × context parallel group."""
         return self.dp_size * self.cp_size
 
     @property
     def pack_tokens(self) -> int:
-        """Most tokens of one pack on `cp_size` ranks."""
+        """Largest number of tokens of one pack on `cp_size` ranks."""
         return self.max_seqlen_per_dp_cp_rank * self.cp_size
 
     @property
     def microbatch_multiple(self) -> int:
-        """The number of microbatches is a multiple of this."""
+        """Number that divides the number of microbatches."""
         return self.microbatch_group_size_per_vp_stage or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulePolicy:
-    """The treatment of global batches that do not fit their shape.
+    """Treatment of global batches that do not fit their shape.
 
     Attributes:
-        over_long: a sequence above the capacity of a pack is an "error", is put "alone" into a pack above
-            capacity (memory is then the caller's business), or is left out ("drop", with a warning).
-        missing_packs: fewer sequences than packs needed (a rank would have nothing to compute) is an "error", or
-            the empty packs are scheduled ("fill"); the runtime puts one padding sequence with loss mask 0 there.
+        over_long: treatment of a sequence above the capacity of a pack: "error" raises, "alone" puts the sequence into
+            a pack above capacity (the caller must have the memory), "drop" leaves it out with a warning.
+        missing_packs: treatment of fewer sequences than packs needed, so that a rank has nothing to compute: "error"
+            raises, "fill" schedules empty packs, each filled with one padding sequence with loss mask 0.
     """
 
     over_long: Literal["error", "alone", "drop"] = "error"
@@ -72,7 +72,7 @@ class SchedulePolicy:
 
 
 def alignment_of(num_ranks: int) -> int:
-    """The multiple to which a sequence on `num_ranks` context-parallel ranks is padded: 2 × ranks, 1 on one rank.
+    """Return the multiple to which a sequence on `num_ranks` context-parallel ranks is padded: 2 × ranks, or 1 on one.
 
     Each rank computes two chunks of every sequence (one from the front, one from the back, so that causal
     attention costs all ranks the same), and all chunks of a sequence are equally long.
@@ -81,9 +81,9 @@ def alignment_of(num_ranks: int) -> int:
 
 
 def span_sizes(num_ranks: int) -> list[int]:
-    """The numbers of ranks that may share a sequence, ascending; each divides the next and the last is all of them.
+    """Return the numbers of ranks that may share a sequence, ascending; each divides the next, the last is `num_ranks`.
 
-    num_ranks 8: 1 2 4 8.  12: 1 2 4 12.  9: 1 3 9.  Since they divide one another, packs laid out by falling span
+    num_ranks 8: 1 2 4 8.  12: 1 2 4 12.  9: 1 3 9.  Since sizes divide one another, packs laid out by falling span
     are aligned, and a rank needs one process group per size.
     """
     spans = [1]
@@ -95,16 +95,16 @@ def span_sizes(num_ranks: int) -> list[int]:
     return spans
 
 
-# 7B-class models; a wrong hidden size changes how well packs balance, never whether they fit.
+# Of 7B-class models. A wrong hidden size changes how well packs balance, never whether sequences fit.
 _HIDDEN_SIZE = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """cost(length) = quadratic × length² + linear × length, in whole numbers of an arbitrary unit.
+    """Cost of a sequence: quadratic × length² + linear × length, in whole numbers of an arbitrary unit.
 
-    Whole numbers, because a float sum depends on its order and on the machine, and all ranks must agree.
-    Only the ratio of the two weights matters; see `CostModel.transformer` for where it comes from.
+    Costs are whole numbers, because a float sum depends on its order and on the machine, and all ranks must agree.
+    Only the ratio of the two weights matters; `CostModel.transformer` derives the ratio.
 
     Raises:
         ConfigError: a weight that is not a whole number from 0, or both 0.
@@ -120,7 +120,7 @@ class CostModel:
 
     @classmethod
     def transformer(cls, hidden_size: int) -> "CostModel":
-        """The weights of a decoder layer with a 4 × hidden MLP and causal attention.
+        """Return the weights of a decoder layer with a 4 × hidden MLP and causal attention.
 
         A layer needs 24 × hidden² × length operations for its matrix products and 2 × hidden × length² for
         causal attention, a ratio of 12 × hidden to 1: attention overtakes the rest at length = 12 × hidden.
@@ -128,12 +128,12 @@ class CostModel:
         return cls(quadratic=1, linear=12 * check_integer("hidden_size", hidden_size, least=1))
 
     def of(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The cost of each sequence, int64, shape of `lengths`.
+        """Return the cost of each sequence, int64 in the shape of `lengths`.
 
         Raises:
             ConfigError: the sum of all costs would pass 2^62.
         """
-        # In floats, which do not wrap around. They round, but 2^62 is far enough below the limit of int64.
+        # Floats do not wrap around. Floats round, but 2^62 is far enough below the limit of int64.
         tokens = lengths.astype(np.float64)
         if ((self.quadratic * tokens + self.linear) * tokens).sum() >= 1 << 62:
             raise ConfigError(

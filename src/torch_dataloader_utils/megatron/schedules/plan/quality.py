@@ -1,4 +1,4 @@
-"""How good a schedule is (wasted tokens, waiting ranks), and whether every sequence comes exactly once."""
+"""Measure the quality of a schedule (wasted tokens, waiting ranks), and check that every sequence comes once."""
 
 import math
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class ScheduleQuality:
     """Figures of one schedule.
 
     Attributes:
-        num_microbatches: microbatches.
-        padding_waste: share of token slots without a token of a sequence, when every rank's microbatch is a
+        num_microbatches: number of microbatches.
+        padding_waste: share of token slots without a token of a sequence, if every rank's microbatch is a
             buffer of full capacity (as for CUDA graphs); 0 is best.
-        max_over_mean: compute of the slowest rank of each microbatch over the mean of its ranks, both summed over
-            microbatches; 1 is best.
-        worst_max_over_mean: the greatest such ratio of a single microbatch; 1 is best.
-        time_over_bound: summed compute of the slowest ranks over `lower_bound`; 1 is best.
+        max_over_mean: ratio of the compute of the slowest rank of each microbatch to the mean of its ranks, both
+            summed over microbatches; 1 is best.
+        worst_max_over_mean: greatest ratio of the slowest rank to the mean in a single microbatch; 1 is best.
+        time_over_bound: ratio of the summed compute of the slowest ranks to `lower_bound`; 1 is best.
     """
 
     num_microbatches: int
@@ -41,16 +41,16 @@ class ScheduleQuality:
 def measure_schedule(
     schedule: Schedule, lengths: Int64s, *, cost: CostModel, tokens_per_rank: int, max_span: int | None = None
 ) -> ScheduleQuality:
-    """The quality of `schedule` for a global batch of `lengths`; dropped sequences count nowhere.
+    """Return the quality of `schedule` for a global batch of `lengths`; dropped sequences do not count.
 
     Args:
-        schedule: what is measured.
-        lengths: tokens of the sequences.
-        cost: what they cost.
-        tokens_per_rank: most tokens of one microbatch on one rank.
-        max_span: most ranks that may share one sequence, for `lower_bound`; None for the most that do. Of a hybrid
-            schedule pass `schedule.num_ranks`: one that shares too little looks good beside what sharing as little
-            must cost.
+        schedule: schedule to measure.
+        lengths: number of tokens of each sequence of the global batch.
+        cost: cost of a sequence.
+        tokens_per_rank: largest number of tokens of one microbatch on one rank.
+        max_span: largest number of ranks that may share one sequence, for `lower_bound`; None for the widest span of
+            the schedule. Pass `schedule.num_ranks` for a hybrid schedule: a schedule that shares too little looks good
+            beside the bound for as little sharing.
     """
     slowest = slowest_per_microbatch(schedule, lengths, cost=cost)
     pack_costs = schedule.sum_of_packs(cost.of(lengths)).astype(np.float64)
@@ -69,7 +69,10 @@ def measure_schedule(
 
 
 def slowest_per_microbatch(schedule: Schedule, lengths: Int64s, *, cost: CostModel) -> npt.NDArray[np.float64]:
-    """Compute of the slowest rank of each microbatch, float64 [num_microbatches]; ranks of a pack share it evenly."""
+    """Return the compute of the slowest rank of each microbatch, float64 [num_microbatches].
+
+    The ranks of a pack share its compute evenly.
+    """
     loads = schedule.sum_of_packs(cost.of(lengths)) / schedule.span
     slowest = np.zeros(schedule.num_microbatches)
     np.maximum.at(slowest, schedule.microbatch, loads)
@@ -77,13 +80,13 @@ def slowest_per_microbatch(schedule: Schedule, lengths: Int64s, *, cost: CostMod
 
 
 def lower_bound(lengths: Int64s, *, cost: CostModel, num_ranks: int, max_span: int) -> float:
-    """Compute in which no schedule of these sequences is done: the even share of a rank, or the longest sequence.
+    """Return a lower bound on the time of any schedule: the even share of a rank, or the longest sequence.
 
     Args:
-        lengths: tokens of the sequences.
-        cost: what they cost.
-        num_ranks: ranks of the data × context parallel group.
-        max_span: most ranks that share one sequence.
+        lengths: number of tokens of each sequence.
+        cost: cost of a sequence.
+        num_ranks: number of ranks of the data × context parallel group.
+        max_span: largest number of ranks that share one sequence.
     """
     costs = cost.of(lengths)
     return max(int(costs.sum()) / num_ranks, int(costs.max()) / max_span)
@@ -92,12 +95,13 @@ def lower_bound(lengths: Int64s, *, cost: CostModel, num_ranks: int, max_span: i
 def check_schedule(
     schedule: Schedule, lengths: Int64s, *, shape: PackingShape, policy: SchedulePolicy, is_hybrid: bool
 ) -> None:
-    """Every sequence once, no pack above its capacity, no rank without work; except where the policy allows it.
+    """Raise unless every sequence comes once, no pack is above its capacity, and every rank has work.
 
-    Packs have `cp_size` ranks, in a hybrid schedule one of `span_sizes`, and begin at a multiple of that.
+    The policy may allow exceptions. Packs have `cp_size` ranks, in a hybrid schedule a size of `span_sizes`, and begin
+    at a multiple of their size.
 
     Raises:
-        ConfigError: what is broken, with the first sequence or pack that breaks it.
+        ConfigError: the schedule breaks a rule; the message names the rule and the first sequence or pack.
     """
     spans = span_sizes(shape.num_ranks) if is_hybrid else [shape.cp_size]
     multiple = alignment_of(spans[-1])
@@ -130,7 +134,7 @@ def check_schedule(
 
 
 def occupied_tokens(schedule: Schedule, lengths: Int64s) -> Int64s:
-    """Tokens of each of `schedule.samples`, padded for the ranks of its pack, int64."""
+    """Return the number of tokens of each of `schedule.samples`, padded for the ranks of its pack, int64."""
     alignments = np.array([alignment_of(span) for span in schedule.span.tolist()])
     multiples = np.repeat(alignments, np.diff(schedule.offsets))
     occupied: Int64s = -(-lengths[schedule.samples] // multiples) * multiples
@@ -163,6 +167,6 @@ def _check_spans(schedule: Schedule, *, spans: list[int]) -> None:
         raise ConfigError(
             f"{int(schedule.span[pack])} ranks from rank {int(schedule.first_rank[pack])} of microbatch "
             f"{int(schedule.microbatch[pack])} have the same sequences; a pack has "
-            f"{' or '.join(map(str, spans))} ranks and begins at a multiple of that. "
+            f"{' or '.join(map(str, spans))} ranks and begins at a multiple of this number. "
             "Give all context-parallel ranks of a data-parallel rank equal lists."
         )

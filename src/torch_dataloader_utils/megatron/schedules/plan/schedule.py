@@ -1,4 +1,4 @@
-"""A schedule: packs of sequences, each on a span of ranks of one microbatch; and which packs share a microbatch."""
+"""Define a schedule (packs of sequences, each on a span of ranks of one microbatch), and arrange packs into one."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ SampleGroups = list[list[list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """Packs in order of (microbatch, first rank); in every microbatch their spans tile [0, num_ranks).
+    """Packs in order of (microbatch, first rank). In every microbatch the spans of the packs tile [0, num_ranks).
 
     Pack p holds samples[offsets[p]:offsets[p + 1]] and is computed by ranks
     [first_rank[p], first_rank[p] + span[p]) of the data × context parallel group together.
@@ -26,13 +26,13 @@ class Schedule:
         span         4 2 1 1                    micro 1   01  01  23  456
 
     Attributes:
-        num_ranks: ranks of the data × context parallel group.
-        num_microbatches: microbatches, the same for every rank.
-        samples: positions in the global batch, int64.
-        offsets: int64 [packs + 1].
-        microbatch: of each pack, int64 [packs].
-        first_rank: of the ranks that compute it, int64 [packs].
-        span: how many they are, int64 [packs].
+        num_ranks: number of ranks of the data × context parallel group.
+        num_microbatches: number of microbatches, the same for every rank.
+        samples: int64: positions in the global batch, pack by pack.
+        offsets: int64 [packs + 1]: range of each pack in `samples`.
+        microbatch: int64 [packs]: microbatch of each pack.
+        first_rank: int64 [packs]: first rank that computes each pack.
+        span: int64 [packs]: number of ranks that compute each pack.
     """
 
     num_ranks: int
@@ -45,7 +45,7 @@ class Schedule:
 
     @classmethod
     def of_packs(cls, packs: Sequence[Sequence[int]], spans: Sequence[int], *, num_ranks: int) -> "Schedule":
-        """The schedule that lays `packs` of `spans` ranks one after the other, `num_ranks` ranks to a microbatch."""
+        """Lay `packs` of `spans` ranks one after the other, with `num_ranks` ranks per microbatch."""
         span = np.asarray(spans, dtype=np.int64)
         ends = np.cumsum(span)
         first_slot = ends - span
@@ -61,12 +61,13 @@ class Schedule:
 
     @classmethod
     def of_groups(cls, groups: SampleGroups, *, num_ranks: int, empty_span: int = 1) -> "Schedule":
-        """The schedule of nested lists: per microbatch, per rank, the samples.
+        """Return the schedule of nested lists: for each microbatch and each rank, the samples.
 
-        Neighbours with equal lists share a pack; neighbours without samples share one `empty_span` at a time.
+        Neighbouring ranks with equal lists share a pack. Neighbouring ranks without samples share an empty pack, at
+        most `empty_span` ranks each.
 
         Raises:
-            ConfigError: no microbatch, or one without an entry for every rank.
+            ConfigError: no microbatch, or a microbatch without an entry for every rank.
         """
         packs: list[list[int]] = []
         spans: list[int] = []
@@ -90,7 +91,7 @@ class Schedule:
         return cls.of_packs(packs, spans, num_ranks=num_ranks)
 
     def to_groups(self, ids: Sequence[int]) -> SampleGroups:
-        """Per microbatch, per rank, the ids of its samples; ranks of one pack share one list object."""
+        """Return for each microbatch and each rank the ids of its samples; ranks of one pack share one list object."""
         named = [ids[position] for position in self.samples.tolist()]
         bounds = self.offsets.tolist()
         groups: SampleGroups = [[] for _ in range(self.num_microbatches)]
@@ -99,26 +100,26 @@ class Schedule:
         return groups
 
     def digest(self) -> int:
-        """A digest of 56 bits (never negative): equal on ranks that have made the same schedule."""
+        """Return a digest of 56 bits (never negative), equal on ranks that have made the same schedule."""
         shape = np.array([self.num_ranks, self.num_microbatches, len(self.samples), len(self.span)])
         arrays = (shape, self.samples, self.offsets, self.microbatch, self.first_rank, self.span)
         return int.from_bytes(hashlib.blake2b(b"".join(map(np.ndarray.tobytes, arrays)), digest_size=7).digest())
 
     def packs_of_rank(self, rank: int) -> Int64s:
-        """The pack that `rank` computes in each microbatch, int64 [num_microbatches]."""
+        """Return the pack that `rank` computes in each microbatch, int64 [num_microbatches]."""
         return np.flatnonzero((self.first_rank <= rank) & (rank < self.first_rank + self.span))
 
     def samples_of_pack(self, pack: int) -> Int64s:
-        """Positions of the samples of one pack, in the order in which they are packed."""
+        """Return the positions of the samples of one pack, in the order of packing."""
         members: Int64s = self.samples[self.offsets[pack] : self.offsets[pack + 1]]
         return members
 
     def samples_of_rank(self, rank: int) -> Int64s:
-        """Positions of all samples that `rank` takes part in, ascending."""
+        """Return the positions of all samples that `rank` takes part in, ascending."""
         return np.sort(np.concatenate([self.samples_of_pack(pack) for pack in self.packs_of_rank(rank).tolist()]))
 
     def sum_of_packs(self, values: Int64s) -> Int64s:
-        """Per pack, the sum of `values` (one per position of the global batch), int64 [packs]."""
+        """Return for each pack the sum of `values` (one per position of the global batch), int64 [packs]."""
         sums = np.concatenate([[0], np.cumsum(values[self.samples])])
         per_pack: Int64s = np.diff(sums[self.offsets])
         return per_pack
@@ -131,21 +132,21 @@ def arrange_packs(
     loads: Sequence[int],
     num_ranks: int,
 ) -> Schedule:
-    """The schedule that lays packs out by falling span, then falling load; every other microbatch is mirrored.
+    """Lay packs out by falling span, then falling load; every other microbatch is mirrored.
 
-    Ranks wait for the slowest of a microbatch. With packs of one span in falling order, the slowest of microbatch
-    m + 1 is no slower than the mean of microbatch m. So the sum of the slowest over microbatches is at most the sum
-    of the means, which nothing can beat, plus the greatest load (with several spans: plus one greatest load for
-    each). For packs of one span no other order of the same packs does better.
+    Ranks wait for the slowest rank of a microbatch. With packs of one span in falling order, the slowest rank of
+    microbatch m + 1 is no slower than the mean of microbatch m. So the sum of the slowest ranks over microbatches is at
+    most the sum of the means, a bound for every schedule, plus the greatest load (with several spans: plus the greatest
+    load of each span). For packs of one span no other order of the same packs does better.
 
     Mirroring gives the heaviest pack of a microbatch to the first and to the last rank alternately, so that the totals
     of the ranks stay close, too. Inside a pack the samples are in ascending order.
 
     Args:
-        packs: positions per pack; the spans add up to whole microbatches.
-        spans: ranks per pack.
-        loads: compute per rank, in any unit.
-        num_ranks: ranks of a microbatch.
+        packs: positions in each pack; the spans add up to whole microbatches.
+        spans: number of ranks of each pack.
+        loads: compute per rank of each pack, in any unit.
+        num_ranks: number of ranks of a microbatch.
     """
     order = sorted(range(len(packs)), key=lambda pack: (-spans[pack], -loads[pack], pack))
     first_slots = np.cumsum([0, *(spans[pack] for pack in order)])[:-1]
