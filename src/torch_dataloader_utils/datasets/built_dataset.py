@@ -10,16 +10,14 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils.datasets.build import Found, Source, build, build_stages
-from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
+from torch_dataloader_utils.datasets.build import Found, build_stages
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import check_refreshable
+from torch_dataloader_utils.datasets.source import find_inventory
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, SchemaError, plural
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.samples.token_packing import PackTokensKeywords, pack_tokens
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
-from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +118,7 @@ class BuiltDataset(TableDataset):
     _epoch_of_data: int | None = None
 
     def _begin(self, stages: Stages, found: Found, options: TableOptions) -> Self:
+        """Make this data set; see `make` of `build`."""
         TableDataset.__init__(self, stages)
         self._built_from = found, options
         self.progress.files_may_change = options.refresh is not None
@@ -165,8 +164,8 @@ class BuiltDataset(TableDataset):
             broadcast_inventory=is_shared or options.broadcast_inventory,
             identity=options.identity if found.inventory.files.contents is None else "content",
         )
-        source = found.newest(found.inventory)
-        inventory, access = source.find(asked)
+        source = found.source.newest(found.inventory)
+        inventory, access = find_inventory(source, asked)
         if inventory.fingerprint() == found.inventory.fingerprint():
             change = DataChange(before=present.source, after=present.source, is_changed=False)
         else:
@@ -210,21 +209,6 @@ class BuiltDataset(TableDataset):
         """Whether this refreshes itself; workers of a DataLoader read what the trainer's process found."""
         return self._built_from is not None and self._built_from[1].refresh is not None and get_worker_info() is None
 
-    @classmethod
-    def _with_loader(cls, kind: type[Source], arguments: Mapping[str, Any]) -> tuple[TableDataLoader, Self]:
-        """A loader and its data set; kind: the class of the source, arguments: all of `create_dataloader`."""
-        check_names(arguments, (*names_of(kind, TableOptions), *sorted(LOADER_OPTIONS)))
-        loader_options = {name: value for name, value in arguments.items() if name in LOADER_OPTIONS}
-        checked, options = check_loader_options(loader_options), chosen(TableOptions, arguments)
-        dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
-        return loader, dataset
-
-    def _without_loader(self, kind: type[Source], arguments: Mapping[str, Any]) -> None:
-        """Make this data set, for a loader of the user's own; kind, arguments: as for `_with_loader`."""
-        check_names(arguments, names_of(kind, TableOptions))
-        options = chosen(TableOptions, {"num_workers": 1, **arguments})
-        build(chosen(kind, arguments), options, self._begin)
-
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
         """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
 
@@ -244,8 +228,7 @@ class BuiltDataset(TableDataset):
         options = replace(
             options, pack=pack_tokens(column, sequence_length, **packing), columns=None, check_ranks=False
         )
-        packed, _ = build(found, options, lambda stages, *_: TableDataset(replace(stages, peers=self.stages.peers)))
-        return packed
+        return TableDataset(build_stages(found, options, self.topology.num_ranks, self.rank, self.stages.peers))
 
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes only iterate: they need neither a second inventory nor the caller's options.

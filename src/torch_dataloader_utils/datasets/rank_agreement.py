@@ -5,17 +5,14 @@ from dataclasses import fields
 
 from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import Inventory, short_digest
-from torch_dataloader_utils._store import StoreAccess
+from torch_dataloader_utils._core.inventory import short_digest
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.ranks.agree import (
     add_over_ranks,
     all_or_none,
     counting_part,
-    from_rank_zero,
     takes_cpu_tensors,
 )
 from torch_dataloader_utils.ranks.compare import check_alike, name_of_call, options_record, publish
@@ -38,8 +35,8 @@ def ranks_of(options: TableOptions) -> tuple[int, int]:
 
 def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
     """The share of this process: its part if a process group of `num_ranks` runs, else all the work."""
-    index, count = counting_part(num_ranks, rank)
     threads = options.threads
+    index, count = (0, 1) if num_ranks == 1 else counting_part(num_ranks, rank)
     if count == 1:
         return Share(threads=threads)
     return Share(
@@ -60,7 +57,8 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
     shown["num_workers"] = max(1, options.worker_processes)
     # Literals are values of the data, which no message repeats.
     shown["filters"] = "none" if options.filters is None else short_digest(filter_text(options.filters).encode())
-    shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
+    if options.split_strategy is not None:
+        shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
     shown["pack"] = options.pack and options.pack.describe()
     return options_record(shown)
 
@@ -75,24 +73,6 @@ def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
     # With NCCL alone, ranks that have not chosen their GPU yet would all use the first one.
     can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
     return can_meet and counting_part(*ranks_of(options))[1] > 1
-
-
-def reads_files(inventory: Inventory | None, options: TableOptions) -> bool:
-    """Whether files are read before the plan: for an inventory, if the caller gave none, or for digests of contents."""
-    return inventory is None or options.identity == "content"
-
-
-def given_alike(inventory: Inventory, options: TableOptions, access: StoreAccess, *, once: bool) -> Inventory:
-    """Return the inventory that the caller gave with its files known as `options` say; once: rank 0 reads for all.
-
-    Raises:
-        FileChangedError, StoreError: see `identified`.
-    """
-
-    def prove() -> Inventory:
-        return identified(inventory, options.identity, access)
-
-    return from_rank_zero(prove) if once else prove()
 
 
 def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
