@@ -77,7 +77,7 @@ _SMALL_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """Inventory that was found, how its files are reached, and the source in which newer data is looked for."""
+    """Inventory that was found, how its files are reached, and the source for later refreshes."""
 
     inventory: Inventory
     access: StoreAccess
@@ -95,14 +95,14 @@ def build(
 ) -> tuple[TableDataLoader | None, D]:
     """Build a data set and its loader.
 
-        inventory   which files and row groups there are
+        inventory   the files and row groups
         rows        a reader of row groups, and a shaper that makes batches of rows
-        planner     who reads which rows, in every epoch
+        planner     the rows of each rank and worker, in every epoch
         stream      the batches of one rank, as an iterable data set
         loader      threads or worker processes around it
 
     Args:
-        make: Makes the data set from its stages and the values from which they were built.
+        make: Function that makes the data set of its stages, and of the values behind the stages.
         loader_options: None: no loader, since the caller has one.
 
     Raises:
@@ -114,7 +114,7 @@ def build(
 
     # 1. Inventory. All ranks agree on one.
     inventory, access = find_inventory(source, options)
-    # From here on without the mesh, which would keep its process group for as long as the data set lives.
+    # The mesh would keep its process group for as long as the data set lives.
     options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
     found = Found(inventory=inventory, access=access, source=source)
 
@@ -292,7 +292,7 @@ def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topol
     """Check the nulls that metadata count against `nulls=`, before a row is read.
 
     Raises:
-        NullValueError: columns with nulls for which batches have no place; one message names all of the columns.
+        NullValueError: batches have no place for the nulls of some columns. The message names all of these columns.
     """
     if options.pack is not None or options.output_format in ("arrow", "dict"):
         return
@@ -324,7 +324,7 @@ def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, 
 def _read_lengths(
     inventory: Inventory, options: TableOptions, column: str, budget: TokenBudget, access: StoreAccess, share: Share
 ) -> Lengths:
-    """Read the tokens of every row, which limit batches, as whole numbers.
+    """Read the number of tokens of every row, the limit of batches.
 
     Raises:
         ConfigError: a row that exceeds the budget alone; row counts that are not known.

@@ -1,6 +1,6 @@
 """`DeltaDataset` and `scan_delta`: the front door to Delta Lake tables. `build` (build.py) wires the stages.
 
-Type checkers read the signatures in delta.pyi, which scripts/write_options.py makes of the options.
+Type checkers read the signatures in delta.pyi, written by scripts/write_options.py.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ def scan_delta(*args: Any, on_progress: OnProgress | None = None, **options: Any
     """Return the inventory of one version of a Delta table.
 
     on_progress is called in the caller's thread after each data file with (files done, files to scan). on_error="skip"
-    leaves out data files if their metadata does not decode, with a warning that names them. count_rows=False leaves row
-    groups uncounted if filters decide about their rows.
+    leaves out data files if their metadata does not decode, with a warning that names the files. count_rows=False
+    leaves row groups uncounted if filters decide about their rows.
 
     Returns:
         Inventory with data files sorted by path. `notes` says how many rows are deleted.
@@ -49,8 +49,8 @@ def scan_delta(*args: Any, on_progress: OnProgress | None = None, **options: Any
 class DeltaDataset(BuiltDataset):
     """One version of a Delta Lake table as an iterable data set of batches, one rank's share of them.
 
-    Rows that deletion vectors delete are left out, and files are split into row groups whether they have deletes or
-    not. Workers get data files and deleted rows; they do not read the log.
+    Rows that deletion vectors delete are left out. Files with deletes are split into row groups like all other files.
+    Workers get data files and deleted rows; workers do not read the log.
     """
 
     @DATASET.explains
@@ -72,8 +72,8 @@ class DeltaDataset(BuiltDataset):
             (loader, dataset). A state is bound to the version that was read.
 
         Raises:
-            ConfigError: arguments that do not fit each other or the table. NoDataError: no such table, or nothing to
-                read. MissingDependencyError: the table has deletion vectors, and pyroaring is not installed.
+            ConfigError: arguments that do not fit each other or the table. NoDataError: no table at this place, or
+                nothing to read. MissingDependencyError: the table has deletion vectors, and pyroaring is not installed.
             DataError: log, deletion vectors or data are corrupt or use an unsupported feature.
             StoreError: the storage failed.
         """

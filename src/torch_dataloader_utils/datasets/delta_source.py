@@ -1,4 +1,4 @@
-"""`DeltaSource`: where a Delta table is, and which version is read, the same on all ranks."""
+"""`DeltaSource`: place of a Delta table, and the version that all ranks read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -125,10 +125,10 @@ class DeltaSource(Checked):
 
 
 def of_one_version(table: DeltaTable, scan: DeltaScanOptions, share: Share) -> DeltaScanOptions:
-    """Return the options of a scan of one version, which rank 0 finds, on all processes of the share.
+    """Return the options of a scan of the version that rank 0 finds, on all processes of the share.
 
     Raises:
-        NoDataError, ConfigError, DataError, StoreError: rank 0 found no such version; all ranks raise it.
+        NoDataError, ConfigError, DataError, StoreError: rank 0 did not find the version; all ranks raise it.
     """
     if share.count == 1:
         return scan

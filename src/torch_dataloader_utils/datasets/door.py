@@ -111,7 +111,7 @@ class Door:
 
 
 def names_of(*kinds: type) -> tuple[str, ...]:
-    """Return the names of all options that these classes define."""
+    """Return the names of all options of some classes."""
     return tuple(each.name for kind in kinds for each in _fields(kind))
 
 
@@ -153,7 +153,7 @@ _TEXT_OPTIONS = ("schema", "text")
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    """Return the message about an unknown option, with the nearest known one, or all of them.
+    """Return the message about an unknown option, with the nearest known option, or all known options.
 
     known batch_size, shuffle_seed    batchsize     did you mean 'batch_size'?
                                       seed          did you mean 'shuffle_seed'?

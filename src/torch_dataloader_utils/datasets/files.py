@@ -1,4 +1,4 @@
-"""`FileSource`: where the files of a data set are."""
+"""`FileSource`: place of the files of a data set."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """`IcebergDataset` and `scan_iceberg`: the front door to Iceberg tables. `build` (build.py) wires the stages.
 
-Type checkers read the signatures in iceberg.pyi, which scripts/write_options.py makes of the options.
+Type checkers read the signatures in iceberg.pyi, written by scripts/write_options.py.
 """
 
 from typing import Any
@@ -33,11 +33,12 @@ def scan_iceberg(*args: Any, on_progress: OnProgress | None = None, **options: A
     """Return the inventory of one snapshot of an Iceberg table.
 
     on_progress is called in the caller's thread after each data file with (files done, files to scan). on_error="skip"
-    leaves out data files if their metadata does not decode, with a warning that names them. count_rows=False leaves row
-    groups uncounted if equality deletes or filters decide about their rows.
+    leaves out data files if their metadata does not decode, with a warning that names the files. count_rows=False
+    leaves row groups uncounted if equality deletes or filters decide about their rows.
 
     Returns:
-        Inventory with data files sorted by path. `notes` says how many deletes were found, and how many of them dangle.
+        Inventory with data files sorted by path. `notes` has the number of deletes, and of deletes that
+        dangle.
 
     Raises:
         ConfigError, DataError, StoreError: see `IcebergDataset.create_dataloader`.
@@ -49,8 +50,8 @@ def scan_iceberg(*args: Any, on_progress: OnProgress | None = None, **options: A
 class IcebergDataset(BuiltDataset):
     """One snapshot of an Iceberg table as an iterable data set of batches, one rank's share of them.
 
-    Every kind of delete is applied, and files are split into row groups whether they have deletes or not. Workers
-    get data files and deletes; they ask the catalog only for new credentials, after its first ones have expired.
+    Every kind of delete is applied. Files with deletes are split into row groups like all other files. Workers get data
+    files and deletes; workers ask the catalog only for new credentials, when the first credentials have expired.
     """
 
     @DATASET.explains
@@ -72,8 +73,8 @@ class IcebergDataset(BuiltDataset):
             (loader, dataset). A state is bound to the snapshot that was read.
 
         Raises:
-            ConfigError: arguments that do not fit each other or the table. NoDataError: no such table, or nothing to
-                read. MissingDependencyError: pyiceberg is not installed.
+            ConfigError: arguments that do not fit each other or the table. NoDataError: no table of this name, or
+                nothing to read. MissingDependencyError: pyiceberg is not installed.
             DataError: metadata, deletes or data are corrupt or use an unsupported feature.
             StoreError: catalog or storage failed.
         """

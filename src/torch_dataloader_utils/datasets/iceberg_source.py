@@ -1,4 +1,4 @@
-"""`IcebergSource`: where an Iceberg table is, and which snapshot is read, the same on all ranks."""
+"""`IcebergSource`: place of an Iceberg table, and the snapshot that all ranks read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -210,8 +210,8 @@ def open_alike(source: IcebergSource, scan: IcebergScanOptions, share: Share) ->
     Rank 0 opens the table first, and sends the ids of the snapshot and the schema that it found.
 
     Raises:
-        NoDataError, ConfigError, DataError, StoreError: a rank could not open the table, or found no such snapshot; all
-            ranks raise it.
+        NoDataError, ConfigError, DataError, StoreError: a rank could not open the table, or did not find the snapshot;
+            all ranks raise it.
     """
     if share.count == 1:
         return source.open(), scan

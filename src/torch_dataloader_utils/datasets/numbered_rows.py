@@ -53,7 +53,7 @@ class RowOptions(Checked):
 
 
 class NumberedRows(Dataset[Any]):
-    """Live rows of an inventory by their number; see `RowDataset`, which finds the inventory."""
+    """Live rows of an inventory by their number; see `RowDataset`."""
 
     def _begin(self, source: Source, options: TableOptions, row_options: RowOptions) -> None:
         """Run the first two of the five steps of `build`, inventory and rows."""
@@ -77,18 +77,18 @@ class NumberedRows(Dataset[Any]):
 
     @property
     def inventory(self) -> Inventory:
-        """The files and row groups, with live rows counted; pass it on to plan or open the same data again."""
+        """Files and row groups, with live rows counted. Pass it on to plan or open the same data again."""
         return self._inventory
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._inventory}>"
 
     def __len__(self) -> int:
-        """Live rows: after deletes and filter."""
+        """Return the number of live rows, after deletes and filter."""
         return self._space.num_rows
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        """One row; a negative index counts from the end, as in a list.
+        """Return one row. A negative index counts from the end, as in a list.
 
         Raises:
             IndexError: outside the data set. TypeError: not a whole number.
@@ -96,7 +96,7 @@ class NumberedRows(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
-        """Rows in the order asked for, the same one twice if asked twice; each row group is read once.
+        """Return rows in the order of the indices. A repeated index gives its row again. Each row group is read once.
 
         DataLoader asks for batches with this.
         """
@@ -104,12 +104,12 @@ class NumberedRows(Dataset[Any]):
         return split_rows(self._gather(positions).to_batch(), len(positions))
 
     def __iter__(self) -> Iterator[Any]:
-        """All rows in order, row group by row group."""
+        """Yield all rows in order, row group by row group."""
         for start in range(0, len(self), _ITERATED_ROWS):
             yield from self.__getitems__(range(start, min(start + _ITERATED_ROWS, len(self))))
 
     def take(self, indices: Sequence[SupportsIndex]) -> Any:
-        """The rows at `indices` as one batch of the output format, without making single rows first.
+        """Return the rows at `indices` as one batch of the output format, without making single rows first.
 
         The fast way to random batches, ten times and more for many columns:
 
@@ -122,20 +122,20 @@ class NumberedRows(Dataset[Any]):
 
     @property
     def lengths(self) -> Lengths:
-        """The length of every row, shape [len(self)], read-only; int32 where that is wide enough for integers.
+        """Length of every row, shape [len(self)], read-only; int32 if the integers fit.
 
-        The length column is read once, when first asked for. Ask before making a DataLoader, and its workers have
-        them too; else each worker that needs them reads the column itself.
+        The length column is read once, when the lengths are first needed. Lengths that were read before a DataLoader is
+        made travel to its workers; otherwise each worker that needs lengths reads the column itself.
 
         Raises:
-            ConfigError: there is no length_column.
+            ConfigError: the data set has no length_column.
         """
         if self._known_lengths is None:
             self._known_lengths = self._measured.get(self._measure)
         return self._known_lengths
 
     def sort_key(self, index: SupportsIndex) -> int | float:
-        """The length of a row, from `length_column` alone (see `lengths`).
+        """Return the length of a row, from `length_column` alone (see `lengths`).
 
         Raises:
             IndexError: outside the data set. TypeError: not a whole number.
@@ -143,7 +143,7 @@ class NumberedRows(Dataset[Any]):
         return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
 
     def cache_info(self) -> CacheInfo:
-        """Counts of this process's row group cache; with many misses, pass a larger `cache_bytes`."""
+        """Return the counts of this process's row group cache. If it has many misses, pass a larger `cache_bytes`."""
         return self._blocks.info()
 
     @property
@@ -151,7 +151,7 @@ class NumberedRows(Dataset[Any]):
         return self._cache.get(partial(BlockCache, self._cache_bytes))
 
     def _positions(self, indices: Sequence[SupportsIndex]) -> Int64s:
-        """Row numbers in [0, len(self))."""
+        """Return row numbers in [0, len(self))."""
         total = len(self)
         positions = _whole_numbers(indices, total)
         wrong = np.flatnonzero((positions < -total) | (positions >= total))
@@ -160,7 +160,7 @@ class NumberedRows(Dataset[Any]):
         return np.where(positions < 0, positions + total, positions)
 
     def _gather(self, positions: Int64s) -> Block:
-        """A block of these rows, in this order, in memory of its own."""
+        """Return a block of these rows, in this order, in memory of its own."""
         if len(positions) == 0:
             return self._shaper.block([pa.RecordBatch.from_pylist([], schema=self._schema)])
         group = self._space.group_of(positions)
@@ -183,7 +183,7 @@ class NumberedRows(Dataset[Any]):
         return map_watched(lambda pair: self._gather_group(*pair), pairs, threads=threads, name="tdu-rows")
 
     def _gather_group(self, group: int, rows: Int64s) -> Block:
-        """Copies, so that a row that somebody keeps does not keep its row group."""
+        """Return copies of rows: a row that the caller keeps does not keep its row group."""
         return self._shaper.gather([self._blocks.get(group, self._decode)], rows)
 
     def _decode(self, group: int) -> Block:
@@ -198,7 +198,7 @@ class NumberedRows(Dataset[Any]):
 
 
 def _whole_numbers(indices: Any, total: int) -> Int64s:
-    """The indices as int64; one that does not fit is an IndexError, as in Python's lists."""
+    """Return the indices as int64. An index beyond int64 is an IndexError, as in Python's lists."""
     try:
         return np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
     except TypeError as error:

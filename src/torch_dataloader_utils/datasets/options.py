@@ -108,7 +108,7 @@ _SECONDS = partial(check_not_negative, what="number of seconds")
 
 @dataclass(frozen=True, kw_only=True)
 class ScanOptions(Checked):
-    """Options of a scan: which files and row groups are found, and what is known about them."""
+    """Options of a scan, the search for files and row groups."""
 
     columns: Sequence[str] | None = option(
         None,

@@ -1,6 +1,6 @@
 """`RowDataset`: the front door to the rows of files by their number.
 
-Type checkers read the signature in row_dataset.pyi, which scripts/write_options.py makes of the options.
+Type checkers read the signature in row_dataset.pyi, written by scripts/write_options.py.
 """
 
 from dataclasses import replace

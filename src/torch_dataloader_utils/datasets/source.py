@@ -1,4 +1,4 @@
-"""`Source`: where the data of a data set is; and `find_inventory`, by which all ranks get one inventory of it."""
+"""`find_inventory` gives all ranks one inventory of a `Source`, the place of the data of a data set."""
 
 from typing import Protocol, Self
 
@@ -53,7 +53,7 @@ class Source(Protocol):
 
         Args:
             options: Columns, filter, and how files are judged.
-            share: The processes that scan one version together. All of them call this.
+            share: Processes that scan one version together. Each process calls this.
             on_progress: Called after each data file with (files done, files to scan).
 
         Raises:
@@ -61,7 +61,7 @@ class Source(Protocol):
         """
 
     def newest(self, read: Inventory) -> Self:
-        """Return the source of the data that is there by now, after `read`."""
+        """Return the source of newer data, to be read after `read`."""
 
 
 def find_inventory(source: Source, options: TableOptions) -> tuple[Inventory, StoreAccess]:
@@ -99,7 +99,7 @@ def _scan(source: Source, options: TableOptions) -> tuple[Inventory, StoreAccess
     share = counting_share(options, *ranks_of(options)) if source.has_versions else scanning_share(options)
     once = is_scanned_once(options, is_remote=source.is_remote)
     compare_options(options, meets=once or share.count > 1)
-    with work_bar("data files", is_wanted=shows_bars(options)) as on_progress:
+    with work_bar("data files" if source.has_versions else "footers", is_wanted=shows_bars(options)) as on_progress:
         if not once:
             return _scan_by(share, source, options, on_progress)
         inventory = from_rank_zero(lambda: _scan_by(Share(), source, options, on_progress)[0])

@@ -1,6 +1,6 @@
 """`StructuredDataset`: the front door to files. `build` (build.py) wires the stages for it.
 
-Type checkers read the signatures in structured.pyi, which scripts/write_options.py makes of the options.
+Type checkers read the signatures in structured.pyi, written by scripts/write_options.py.
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ LOADER = Door(
 class StructuredDataset(BuiltDataset):
     """Parquet, ORC, CSV, JSON or Arrow files as an iterable data set of batches, one rank's share of them.
 
-    `create_dataloader` is the usual way in. The constructor is for those who build their own DataLoader: pass the
-    data set with batch_size=None and any number of workers; the plan is made for as many as there are.
+    `create_dataloader` is the usual way in. The constructor is for a DataLoader of your own: pass the data set with
+    batch_size=None and any number of workers; the plan is made for this number.
     """
 
     @DATASET.explains
