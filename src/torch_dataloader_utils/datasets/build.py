@@ -102,7 +102,7 @@ def build(
         loader      threads or worker processes around it
 
     Args:
-        make: Function that makes the data set of its stages, and of the values behind the stages.
+        make: Function that makes the data set of its stages and of the two values behind them.
         loader_options: None: no loader, since the caller has one.
 
     Raises:
@@ -130,7 +130,7 @@ def build(
 
 @cache
 def _log_no_decoder() -> None:
-    """Log the lack of the compiled decoder, once in a process."""
+    """Log that the compiled decoder is missing, once in a process."""
     _log.warning(
         "The compiled decoder is not installed: pyarrow decodes all columns, which takes longer, with the same rows. "
         "Install a wheel that has it, or build with a C compiler; Decoding(compiled=False) leaves it out on purpose."
@@ -152,11 +152,9 @@ def build_stages(
 
     # 3. Planner. It needs the lengths of all rows if tokens limit batches.
     budget = plan_options.token_budget(topology.batch_size)
-    lengths = (
-        None
-        if budget is None
-        else _read_lengths(rows.inventory, options, plan_options.bucket_by, budget, access, share)
-    )
+    lengths = None
+    if budget is not None:
+        lengths = _read_lengths(rows.inventory, options, plan_options.bucket_by, budget, access, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
     if rows.inventory.nulls or rows.inventory.files.partitions:
         _check_nulls(rows, options, planner, topology)

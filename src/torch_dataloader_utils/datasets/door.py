@@ -40,7 +40,7 @@ class Door:
         """Return one checked value for each class of options.
 
         Raises:
-            ConfigTypeError: too many positional arguments, an option that is passed twice, or a missing one.
+            ConfigTypeError: too many positional arguments, an option that is passed twice, or a missing option.
             ConfigError: an unknown option, or a value that its check refuses.
         """
         given = {**self._by_position(args, keywords), **keywords}
@@ -83,9 +83,8 @@ class Door:
         keywords = [each for each in named if each.kind is each.KEYWORD_ONLY]
         parameters = [*bound, *positional, *keywords, *everyday, rest]
         function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        before, mark, after = inspect.cleandoc(function.__doc__ or "").partition("Returns:\n")
-        if not mark:
-            before, mark, after = inspect.cleandoc(function.__doc__ or "").partition("Raises:\n")
+        text = inspect.cleandoc(function.__doc__ or "")
+        before, mark, after = text.partition("Returns:\n" if "Returns:\n" in text else "Raises:\n")
         function.__doc__ = f"{before}{self._texts()}\n{mark}{after}"
         return function
 
@@ -95,7 +94,7 @@ class Door:
         return inspect.Parameter(name, kind, default=default, annotation=each.type)
 
     def _texts(self) -> str:
-        """The sections of the docstring, one for each tier."""
+        """Return the sections of the docstring, one for each tier."""
         wrap = partial(
             textwrap.fill, width=108, break_on_hyphens=False, initial_indent=" " * 4, subsequent_indent=" " * 8
         )

@@ -37,8 +37,7 @@ def scan_iceberg(*args: Any, on_progress: OnProgress | None = None, **options: A
     leaves row groups uncounted if equality deletes or filters decide about their rows.
 
     Returns:
-        Inventory with data files sorted by path. `notes` has the number of deletes, and of deletes that
-        dangle.
+        Inventory with data files sorted by path. `notes` has the number of deletes, and of dangling deletes.
 
     Raises:
         ConfigError, DataError, StoreError: see `IcebergDataset.create_dataloader`.
