@@ -1,24 +1,44 @@
-"""Writes docs/reference/options.md: the options as they are defined. A test holds the page equal to the definitions."""
+"""Writes all that is made of the definitions of options: the page of options, and the stubs that type checkers read.
 
+    docs/reference/options.md
+    src/torch_dataloader_utils/datasets/{structured,iceberg,delta,row_dataset}.pyi
+
+A test holds these files equal to the definitions.
+"""
+
+import ast
 import inspect
+import json
 import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from torch_dataloader_utils.datasets.delta import DeltaSource
+from torch_dataloader_utils.datasets import delta, iceberg, row_dataset, structured
+from torch_dataloader_utils.datasets.delta_source import DeltaSource
+from torch_dataloader_utils.datasets.door import TIERS, Door
 from torch_dataloader_utils.datasets.files import FileSource
-from torch_dataloader_utils.datasets.iceberg import IcebergSource
-from torch_dataloader_utils.datasets.options import LOADER_TEXT, TableOptions
+from torch_dataloader_utils.datasets.iceberg_source import IcebergSource
+from torch_dataloader_utils.datasets.numbered_rows import RowOptions
+from torch_dataloader_utils.datasets.options import ScanOptions, TableOptions
+from torch_dataloader_utils.stream.loader_options import LoaderOptions
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
+
+# The page.
 
 TEXT = """# Options
 
 These are the options of `StructuredDataset`, `IcebergDataset` and `DeltaDataset`, with and without `create_dataloader`.
 `RowDataset`, `scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is called `seed`) accept
 those that apply to them. Pass them by keyword; only the first twenty of `create_dataloader` can be positional.
-`help(StructuredDataset.create_dataloader)` shows the same texts.
+`help(StructuredDataset.create_dataloader)` shows the same texts. Each list has everyday options first, then options for
+tuning, then rarely needed ones.
 
 ## Files
 
@@ -38,7 +58,9 @@ those that apply to them. Pass them by keyword; only the first twenty of `create
 
 ## The loader
 
-`create_dataloader` also accepts {loader}
+Only `create_dataloader` and `TableDataLoader` accept these. All but `callbacks` go to torch's DataLoader.
+
+{loader}
 
 ## Options of several values
 
@@ -53,24 +75,191 @@ those that apply to them. Pass them by keyword; only the first twenty of `create
 
 
 def page() -> str:
-    """The text of the page."""
-    kinds = {"files": FileSource, "iceberg": IcebergSource, "delta": DeltaSource, "table": TableOptions}
-    lists = {name: "\n".join(map(_line, fields(kind))) for name, kind in kinds.items()}
-    return TEXT.format(**lists, loader=LOADER_TEXT)
+    """Return the text of the page."""
+    kinds = {
+        "files": FileSource,
+        "iceberg": IcebergSource,
+        "delta": DeltaSource,
+        "table": TableOptions,
+        "loader": LoaderOptions,
+    }
+    return TEXT.format(**{name: "\n".join(_items(kind)) for name, kind in kinds.items()})
 
 
-def _line(each: "Field[Any]") -> str:
-    default = "" if each.default is MISSING else f" = {each.default!r}"
-    return f"- `{each.name}: {_type_text(each.type)}{default}`: {each.metadata['text']}"
+def _items(kind: type) -> Iterator[str]:
+    """Yield one item of a list for each option, by tier."""
+    for each in sorted(fields(kind), key=lambda each: list(TIERS).index(each.metadata["tier"])):
+        default = "" if each.default is MISSING else f" = {each.default!r}"
+        yield f"- `{each.name}: {_type_text(each.type)}{default}`: {each.metadata['text']}"
 
 
 def _type_text(annotation: Any) -> str:
-    """The type as it is written, without the modules of its parts."""
+    """Return the type as it is written, without the modules of its parts."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
     text = re.sub(r"Optional\[(.*)\]$", r"\1 | None", text)
     return re.sub(r"Union\[(.*), (\w+)\]$", r"\1 | \2", text)
 
 
+# The stubs.
+
+# The type of batches of each output format.
+_BATCHES = {
+    "torch": "TensorBatch",
+    "numpy": "dict[str, npt.NDArray[Any]]",
+    "arrow": "pa.RecordBatch",
+    "dict": "dict[str, list[Any]]",
+}
+# The options that decide the type of batches. The last function of the user decides it, or else the output format.
+_DECIDING = ("output_format", "transform", "collate_fn")
+# Imports of the stubs beside the imports of the options.
+_IMPORTS = """
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+import numpy.typing as npt
+import pyarrow as pa
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._runtime.parallel import OnProgress
+from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
+from torch_dataloader_utils.datasets.door import Door
+from torch_dataloader_utils.datasets.numbered_rows import NumberedRows
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+from torch_dataloader_utils.stream.loader import TableDataLoader
+"""
+
+
+def stubs() -> dict[Path, str]:
+    """Return the text of each stub."""
+    texts = {
+        structured: _dataset("StructuredDataset", structured),
+        iceberg: _scan("scan_iceberg", iceberg.SCAN) + _dataset("IcebergDataset", iceberg),
+        delta: _scan("scan_delta", delta.SCAN) + _dataset("DeltaDataset", delta),
+        row_dataset: ["class RowDataset(NumberedRows):", *_function("__init__", "self", row_dataset.ROWS, "None")],
+    }
+    return {Path(module.__file__ or "").with_suffix(".pyi"): _stub(module, lines) for module, lines in texts.items()}
+
+
+def _stub(module: ModuleType, lines: list[str]) -> str:
+    doors = {name: value for name, value in vars(module).items() if isinstance(value, Door)}
+    kinds = {kind.__module__ for door in doors.values() for kind in door.kinds}
+    lines = [*(f"{name}: Door" for name in doors), "", *lines]
+    if "T" in _names(lines):
+        lines = ['T = TypeVar("T")', "", *lines]
+    imports = "\n".join(_import_lines([ast.parse(_IMPORTS), *map(_source_of, sorted(kinds))], _names(lines)))
+    return f"# Made of the options by scripts/write_options.py. Do not edit.\n\n{imports}\n" + "\n".join(lines) + "\n"
+
+
+def _scan(name: str, door: Door) -> list[str]:
+    return [*_function(name, "", door, "Inventory", ["on_progress: OnProgress | None = None"], indent=""), ""]
+
+
+def _dataset(name: str, module: ModuleType) -> list[str]:
+    """Return the class with an overload for each type of batches."""
+    door = module.LOADER
+    positional = list(takewhile(lambda option: option not in _DECIDING, door.positional))
+    rest = [option for option in door.options if option not in (*positional, *_DECIDING)]
+    given = {option: _parameter(door.options[option]) for option in _DECIDING}
+    none = {option: f"{option}: None = None" for option in ("transform", "collate_fn")}
+    cases = [
+        ("T", {**given, "collate_fn": "collate_fn: Callable[[Any], T]"}),
+        ("T", {**given, **none, "transform": "transform: Callable[[Any], T]"}),
+    ]
+    for output_format, batch in _BATCHES.items():
+        default = ' = "torch"' if output_format == "torch" else ""
+        cases.append((batch, {"output_format": f'output_format: Literal["{output_format}"]{default}', **none}))
+    overloads = []
+    for batch, parameters in cases:
+        own = [*map(_parameter, map(door.options.get, positional)), "*", *parameters.values()]
+        result = f"tuple[TableDataLoader[{batch}], {name}]"
+        overloads += ["    @overload", "    @classmethod"]
+        overloads += _signature("create_dataloader", ["cls", *own, "**options: Unpack[_Options]"], result)
+    return [
+        "class _Options(TypedDict, total=False):",
+        *(f"    {option}: {_annotation(door.options[option])}" for option in rest),
+        "",
+        f"class {name}(BuiltDataset):",
+        *_function("__init__", "self", module.DATASET, "None"),
+        *overloads,
+    ]
+
+
+def _function(
+    name: str, first: str, door: Door, result: str, own: Sequence[str] = (), *, indent: str = "    "
+) -> list[str]:
+    """Return a function with all options of a door; own: more keyword parameters."""
+    positional = [_parameter(door.options[option]) for option in door.positional]
+    rest = [_parameter(each) for option, each in door.options.items() if option not in door.positional]
+    return _signature(name, [*filter(None, [first]), *positional, "*", *own, *rest], result, indent)
+
+
+def _signature(name: str, parameters: list[str], result: str, indent: str = "    ") -> list[str]:
+    lines = (f"{indent}    {each}," for each in parameters)
+    return [f"{indent}def {name}(", *lines, f"{indent}) -> {result}: ..."]
+
+
+def _parameter(each: "Field[Any]") -> str:
+    if each.default is MISSING:
+        return f"{each.name}: {_annotation(each)}"
+    is_plain = each.default is None or isinstance(each.default, str | int | float)
+    default = json.dumps(each.default) if isinstance(each.default, str) else repr(each.default)
+    return f"{each.name}: {_annotation(each)} = {default if is_plain else '...'}"
+
+
+@cache
+def _annotations() -> dict[int, str]:
+    """Return the annotation of each option as it is written, by the id of its metadata."""
+    found = {}
+    for kind in (FileSource, RowOptions, IcebergSource, DeltaSource, ScanOptions, TableOptions, LoaderOptions):
+        (tree,) = ast.parse(inspect.getsource(kind)).body
+        written = {node.target.id: node.annotation for node in tree.body if isinstance(node, ast.AnnAssign)}
+        for each in fields(kind):
+            if each.name in written:
+                node = written[each.name]
+                text = node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+                found[id(each.metadata)] = text.replace("'", '"')
+    return found
+
+
+def _annotation(each: "Field[Any]") -> str:
+    return _annotations()[id(each.metadata)]
+
+
+def _names(lines: Iterable[str]) -> set[str]:
+    return set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r'"[^"]*"', "", "\n".join(lines)).replace(".", " .")))
+
+
+def _source_of(module: str) -> ast.Module:
+    """Return the imports of a module, and an import of each type that the module defines."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    targets = [node.targets[0] for node in tree.body if isinstance(node, ast.Assign)]
+    own = [ast.alias(target.id) for target in targets if isinstance(target, ast.Name)]
+    return ast.Module([*imports, ast.ImportFrom(module, own, 0)], [])
+
+
+def _import_lines(sources: Iterable[ast.Module], used: set[str]) -> Iterator[str]:
+    """Yield the import statements of the names that are used, sorted as ruff sorts them."""
+    modules: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for node in (node for source in sources for node in source.body):
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            if (alias.asname or alias.name) in used:
+                if isinstance(node, ast.Import):
+                    modules.add(ast.unparse(ast.Import([alias])))
+                else:
+                    names.setdefault(str(node.module), set()).add(alias.name)
+    for is_section in (
+        lambda root: root in sys.stdlib_module_names,
+        lambda root: root not in sys.stdlib_module_names and root != "torch_dataloader_utils",
+        lambda root: root == "torch_dataloader_utils",
+    ):
+        lines = [line for line in sorted(modules) if is_section(re.split(r"[ .]", line)[1])]
+        for module in sorted(module for module in names if is_section(module.partition(".")[0])):
+            sorted_names = sorted(names[module], key=lambda name: (not name.isupper(), name[0].islower(), name.lower()))
+            lines.append(f"from {module} import {', '.join(sorted_names)}")
+        yield from [*lines, ""] if lines else []
+
+
 if __name__ == "__main__":
     PAGE.write_text(page())
+    for path, text in stubs().items():
+        path.write_text(text)

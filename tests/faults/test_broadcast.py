@@ -13,7 +13,7 @@ from tests.faults.tables import upload
 from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
-from torch_dataloader_utils.datasets.iceberg import IcebergSource
+from torch_dataloader_utils.datasets.iceberg_source import IcebergSource
 from torch_dataloader_utils.errors import LoaderError
 
 pytestmark = pytest.mark.processes

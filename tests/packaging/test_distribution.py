@@ -70,7 +70,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def modules() -> set[str]:
     """The files that must be in a distribution, as paths below the package's parent."""
-    return {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
+    return {str(path.relative_to(PACKAGE.parent)) for path in files}
 
 
 def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
@@ -78,7 +79,7 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
         names = set(wheel.namelist())
         metadata = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode()
         scripts = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
-    assert names >= modules() | {"torch_dataloader_utils/py.typed", "torch_dataloader_utils/_decoder/_numbers.pyi"}
+    assert names >= modules() | {"torch_dataloader_utils/py.typed"}
     assert shutil.which("cc") is None or "torch_dataloader_utils/_decoder/_numbers.abi3.so" in names
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
     assert "License-Expression: Apache-2.0" in metadata

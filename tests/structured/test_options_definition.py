@@ -1,10 +1,11 @@
-"""An option is defined once: signatures, keyword types, plans, `help()` and the page of options say the same."""
+"""An option is defined once: signatures, stubs, plans, `help()` and the page of options say the same."""
 
 import importlib.util
 import inspect
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import pytest
@@ -23,16 +24,15 @@ from torch_dataloader_utils import (
     scan_iceberg,
 )
 from torch_dataloader_utils._core.options import PlanOptions
-from torch_dataloader_utils.datasets import option_fields
+from torch_dataloader_utils.datasets import delta, door, iceberg, row_dataset, structured
 from torch_dataloader_utils.datasets import options as table_options
-from torch_dataloader_utils.datasets.delta import DeltaDatasetKeywords, DeltaLoaderKeywords, DeltaSource
-from torch_dataloader_utils.datasets.files import FileDatasetKeywords, FileLoaderKeywords, FileSource
-from torch_dataloader_utils.datasets.iceberg import IcebergDatasetKeywords, IcebergLoaderKeywords, IcebergSource
-from torch_dataloader_utils.datasets.keywords import LoaderKeywords
-from torch_dataloader_utils.datasets.option_fields import names_of
-from torch_dataloader_utils.datasets.options import LOADER_TEXT, TableOptions
-from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS
+from torch_dataloader_utils.datasets.delta_source import DeltaSource
+from torch_dataloader_utils.datasets.door import Door, names_of
+from torch_dataloader_utils.datasets.files import FileSource
+from torch_dataloader_utils.datasets.iceberg_source import IcebergSource
+from torch_dataloader_utils.datasets.options import ScanOptions, TableOptions
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.stream.loader_options import LoaderOptions
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
@@ -41,77 +41,110 @@ NAMES = {
     "BooleanExpression": BooleanExpression,
 }
 DATASETS = {
-    StructuredDataset: (FileSource, FileLoaderKeywords, FileDatasetKeywords),
-    DeltaDataset: (DeltaSource, DeltaLoaderKeywords, DeltaDatasetKeywords),
-    IcebergDataset: (IcebergSource, IcebergLoaderKeywords, IcebergDatasetKeywords),
+    StructuredDataset: structured,
+    DeltaDataset: delta,
+    IcebergDataset: iceberg,
+}
+DOORS = [
+    *((each.create_dataloader, module.LOADER) for each, module in DATASETS.items()),
+    *((each.__init__, module.DATASET) for each, module in DATASETS.items()),
+    (scan_delta, delta.SCAN),
+    (scan_iceberg, iceberg.SCAN),
+    (RowDataset.__init__, row_dataset.ROWS),
+]
+# Of releases whose calls may pass them by position.
+POSITIONAL = {
+    StructuredDataset: "path format batch_size columns filters shuffle shuffle_seed split_bytes split_rows "
+    "split_strategy num_workers output_format storage_options collate_fn partitioning num_ranks rank show_progress "
+    "progress_interval_sec shuffle_buffer_size",
+    DeltaDataset: "table batch_size columns filters version timestamp storage_options shuffle shuffle_seed split_bytes "
+    "split_rows split_strategy num_workers output_format collate_fn num_ranks rank show_progress "
+    "progress_interval_sec shuffle_buffer_size",
+    IcebergDataset: "table catalog_config batch_size columns filters scan_filter snapshot_id shuffle shuffle_seed "
+    "split_bytes split_rows split_strategy num_workers output_format collate_fn num_ranks rank show_progress "
+    "progress_interval_sec shuffle_buffer_size",
 }
 
 
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_options", ROOT / "scripts" / "write_options.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 def hints(thing: Any) -> dict[str, Any]:
-    """Types by name of a function, a class of options or one of keywords."""
-    function = inspect.unwrap(getattr(thing, "__func__", thing))
-    names = {**vars(table_options), **getattr(function, "__globals__", {}), **NAMES}
-    found = get_type_hints(thing, names) if inspect.isfunction(function) else get_type_hints(thing, names, names)
+    """Return the types by name of a function, or of a class of options."""
+    names = {**vars(table_options), **getattr(thing, "__globals__", {}), **NAMES}
+    found = get_type_hints(thing, names) if inspect.isfunction(thing) else get_type_hints(thing, names, names)
     return {name: each for name, each in found.items() if name not in ("return", "options")}
 
 
 def shown(function: Any) -> dict[str, Any]:
-    """Defaults by name of the parameters that a signature shows."""
+    """Return the defaults by name of the parameters that a signature shows."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters if each.kind in kinds and each.name != "self"}
 
 
 def defined(*kinds: type) -> dict[str, Any]:
-    """Defaults by name; those that have to be given as a signature has them."""
+    """Return the defaults by name; the mark of a signature for required options."""
     found = {each.name: each.default for kind in kinds for each in fields(kind)}
     return {name: inspect.Parameter.empty if default is MISSING else default for name, default in found.items()}
 
 
-def mirrors(dataset: Any) -> list[tuple[Any, Any, set[str]]]:
-    """(function, its keyword types, the options it has) of a data set."""
-    kind, loader, keywords = DATASETS[dataset]
-    table = {*names_of(kind, TableOptions)}
-    return [(dataset.create_dataloader, loader, table | LOADER_OPTIONS), (dataset.__init__, keywords, table)]
+@pytest.mark.parametrize(("function", "entry"), DOORS)
+def test_a_signature_shows_what_may_be_positional_and_what_is_everyday(function: Any, entry: Door) -> None:
+    own = {name: default for name, default in shown(function).items() if name != "on_progress"}
+    assert own.items() <= defined(*entry.kinds).items()
+    assert tuple(own)[: len(entry.positional)] == entry.positional
+    everyday = {name for name, each in entry.options.items() if each.metadata["tier"] == "everyday"}
+    assert own.keys() == everyday | {*entry.positional}
+    assert 4 <= len(everyday) <= 16
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_signatures_show_the_options_that_are_defined_with_their_types_and_defaults(dataset: Any) -> None:
-    kind = DATASETS[dataset][0]
-    types, defaults = {**hints(kind), **hints(TableOptions), **hints(LoaderKeywords)}, defined(kind, TableOptions)
-    for function, keywords, has in mirrors(dataset):
-        own = shown(function)
-        assert not own.keys() & hints(keywords).keys()
-        # Older versions of torch take fewer options of loaders.
-        assert own.keys() | hints(keywords).keys() >= has
-        assert own.keys() | hints(keywords).keys() <= has | hints(LoaderKeywords).keys()
-        assert {**hints(function), **hints(keywords)}.items() <= types.items()
-        assert own.items() <= defaults.items()
+def test_what_may_be_positional_stays_at_its_place(dataset: Any) -> None:
+    assert DATASETS[dataset].LOADER.positional == tuple(POSITIONAL[dataset].split())
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_what_goes_by_position_comes_in_the_order_of_the_definition(dataset: Any) -> None:
-    own = [name for name in shown(dataset.create_dataloader) if name in names_of(TableOptions)]
-    assert own == list(names_of(TableOptions))[: len(own)]
-    assert len(shown(dataset.create_dataloader)) - ("inventory" in shown(dataset.create_dataloader)) == 20
+def test_no_option_is_defined_by_two_classes_of_a_door() -> None:
+    for _, entry in DOORS:
+        assert len({*names_of(*entry.kinds)}) == len(names_of(*entry.kinds))
 
 
-def test_scans_and_rows_have_the_same_options_where_they_have_them() -> None:
-    for function, kinds in (
-        (RowDataset.__init__, (FileSource, TableOptions)),
-        (scan_files, (FileSource, TableOptions)),
-        (scan_iceberg, (IcebergSource, TableOptions)),
-        (scan_delta, (DeltaSource, TableOptions)),
-    ):
-        types, defaults = {}, defined(*kinds)
-        for kind in kinds:
-            types |= hints(kind)
-        own = shown(function)
-        common = own.keys() & defaults.keys()
-        assert len(common) >= 6
-        assert {name: own[name] for name in common} == {name: defaults[name] for name in common}
-        # Lists of files to scan are paths.
-        assert {name for name in common if hints(function)[name] != types[name]} <= {"path"}
+def test_a_call_is_bound_to_checked_values(tmp_path: Path) -> None:
+    source, options, loader_options = structured.LOADER.bind((tmp_path, "orc", 7), {"timeout": 3, "rank": 0})
+    assert source == FileSource(path=tmp_path, format="orc")
+    assert options == TableOptions(batch_size=7)
+    assert loader_options == LoaderOptions(timeout=3.0)
+
+
+@pytest.mark.parametrize(
+    ("args", "keywords", "told"),
+    [
+        ((), {}, "path is missing"),
+        (("a", "orc"), {"path": "b"}, "path is passed by position and by name"),
+        (tuple(range(21)), {}, "Got 21 positional arguments, and at most 20"),
+    ],
+)
+def test_a_call_that_python_would_refuse_is_a_type_error(args: Any, keywords: Any, told: str) -> None:
+    with pytest.raises(ConfigTypeError, match=told) as caught:
+        StructuredDataset.create_dataloader(*args, **keywords)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_scans_have_the_options_of_files_with_their_types_and_defaults() -> None:
+    types, defaults = {**hints(FileSource), **hints(ScanOptions)}, defined(FileSource, ScanOptions)
+    own = shown(scan_files)
+    common = own.keys() & defaults.keys()
+    assert len(common) >= 6
+    assert {name: own[name] for name in common} == {name: defaults[name] for name in common}
+    # Lists of files to scan are paths.
+    assert {name for name in common if hints(scan_files)[name] != types[name]} <= {"path"}
 
 
 # What goes by another name in plans; what only parts of an epoch have; what is one value for users.
@@ -142,23 +175,28 @@ def test_every_parameter_of_a_plan_is_explained() -> None:
     assert set(shown(plan_epoch)) <= set(re.findall(r"\w+", text[1]))
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_help_has_the_text_of_every_option(dataset: Any) -> None:
-    told = " ".join((inspect.getdoc(dataset.create_dataloader) or "").split())
-    for each in [*fields(DATASETS[dataset][0]), *fields(TableOptions)]:
+@pytest.mark.parametrize(("function", "entry"), DOORS)
+def test_help_has_the_text_of_every_option_by_tier(function: Any, entry: Door) -> None:
+    told = " ".join((inspect.getdoc(function) or "").split())
+    places = []
+    for title in door.TIERS.values():
+        assert f" {title}: " in told
+        places.append(told.index(f" {title}: "))
+    assert places == sorted(places)
+    for each in entry.options.values():
         assert each.metadata["text"].endswith(".")
         assert f"{each.name}: {each.metadata['text']}" in told
-    assert LOADER_TEXT in told
-    assert set(re.findall(r"\w+", LOADER_TEXT)) >= hints(LoaderKeywords).keys()
 
 
-def test_the_page_of_options_is_made_of_the_definitions() -> None:
-    spec = importlib.util.spec_from_file_location("write_options", ROOT / "scripts" / "write_options.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_page_of_options_is_made_of_the_definitions(script: ModuleType) -> None:
     assert script.PAGE.read_text() == script.page(), "run python scripts/write_options.py"
+
+
+def test_the_stubs_are_made_of_the_definitions(script: ModuleType) -> None:
+    stubs = script.stubs()
+    assert len(stubs) == 4
+    for path, text in stubs.items():
+        assert path.read_text() == text, "run python scripts/write_options.py"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +268,7 @@ def test_a_sampler_is_answered_with_what_takes_its_place(option: str) -> None:
 
 
 def test_every_name_of_elsewhere_stands_for_an_option() -> None:
-    known = {*names_of(FileSource, TableOptions), *LOADER_OPTIONS}
-    assert set(option_fields._ELSEWHERE.values()) <= known
-    assert not option_fields._ELSEWHERE.keys() & known
-    assert not option_fields._GROUPED.keys() & known
+    known = {*names_of(FileSource, TableOptions, LoaderOptions)}
+    assert set(door._ELSEWHERE.values()) <= known
+    assert not door._ELSEWHERE.keys() & known
+    assert not door._GROUPED.keys() & known

@@ -1,10 +1,11 @@
-"""Data sets of tables, and the one place that wires the stages: `build` in `build.py`, in five steps. Begin there.
+"""Data sets of tables. Begin with `build` in `build.py`, which wires the stages in five steps.
 
     inventory  →  rows  →  planner  →  stream  →  loader
 
-In: paths or a table, and options. Out: `StructuredDataset` (files), `IcebergDataset` and `DeltaDataset` (tables),
-`RowDataset` (rows by number), and loaders of all but the last. `options.py` defines the options that they share,
-`files.py`, `iceberg.py` and `delta.py` those of where data is, and find the inventory; `row_counts.py` counts and
-measures rows before the plan; `rank_agreement.py` is how ranks agree on all of it; `built_dataset.py` has what the
-three data sets of batches share: the loader around one, `refresh` and `pack_tokens`.
+In: paths or a table, and options. Out: `StructuredDataset` (files), `IcebergDataset` and `DeltaDataset` (tables) with
+their loaders, and `RowDataset` (rows by number). Each has a thin module with its `Door` (`door.py`), the place of its
+data (`files.py`, `iceberg_source.py`, `delta_source.py`) and a stub for type checkers. `options.py` defines the options
+of all tables; `source.py` finds one inventory for all ranks; `row_counts.py` counts and measures rows before the plan;
+`rank_agreement.py` divides work among ranks and compares their options; `built_dataset.py` adds `refresh` and
+`pack_tokens` to the data sets of batches.
 """

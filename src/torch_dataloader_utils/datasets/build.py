@@ -1,4 +1,4 @@
-"""Builds data sets and loaders. `build` wires the stages, in five steps; nothing else does.
+"""The composition root: `build` makes a data set and its loader in five steps.
 
 StructuredDataset, IcebergDataset, DeltaDataset    all five
 RowDataset                                         the first two
@@ -6,10 +6,10 @@ RowDataset                                         the first two
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -40,6 +40,7 @@ from torch_dataloader_utils.datasets.row_counts import (
     read_lengths,
     read_token_counts,
 )
+from torch_dataloader_utils.datasets.source import Source, find_inventory
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
@@ -58,6 +59,7 @@ from torch_dataloader_utils.shape.specs import column_specs, select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
+from torch_dataloader_utils.stream.loader_options import LoaderOptions
 from torch_dataloader_utils.stream.worker import Pipeline
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.tables.projection import ReadSpec
@@ -73,57 +75,35 @@ _REMOTE_THREADS = 16
 _SMALL_BYTES = 64 << 10
 
 
-class Source(Protocol):
-    """Where the data of a data set is: files, a table of Iceberg or Delta, or `Found` for what was found before."""
-
-    def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:
-        """The inventory, the same on all ranks, and how its files are reached."""
-
-    def newest(self, read: Inventory) -> "Source":
-        """Where to look for what is there by now, after `read`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """An inventory that has been found, how its files are reached, and where newer data are looked for."""
+    """Inventory that was found, how its files are reached, and the source for later refreshes."""
 
     inventory: Inventory
     access: StoreAccess
     source: Source
 
-    def find(self, options: TableOptions) -> tuple[Inventory, StoreAccess]:  # noqa: ARG002  # see Source
-        """Both as they are."""
-        return self.inventory, self.access
-
-    def newest(self, read: Inventory) -> Source:
-        """See Source."""
-        return self.source.newest(read)
-
 
 D = TypeVar("D", bound=TableDataset)
-# Makes a data set from its stages and what they were built from.
-Make = Callable[[Stages, Found, TableOptions], D]
 
 
-@overload
-def build(source: Source, options: TableOptions, make: Make[D]) -> tuple[D, None]: ...
-@overload
 def build(
-    source: Source, options: TableOptions, make: Make[D], loader_options: Mapping[str, Any]
-) -> tuple[D, TableDataLoader]: ...
-def build(
-    source: Source, options: TableOptions, make: Make[D], loader_options: Mapping[str, Any] | None = None
-) -> tuple[D, TableDataLoader | None]:
-    """A data set, and its loader.
+    source: Source,
+    options: TableOptions,
+    make: Callable[[Stages, Found, TableOptions], D],
+    loader_options: LoaderOptions | None = None,
+) -> tuple[TableDataLoader | None, D]:
+    """Build a data set and its loader.
 
-        inventory   which files and row groups there are
-        rows        what reads a row group, and what makes batches of it
-        planner     who reads what, in every epoch
+        inventory   the files and row groups
+        rows        a reader of row groups, and a shaper that makes batches of rows
+        planner     the rows of each rank and worker, in every epoch
         stream      the batches of one rank, as an iterable data set
         loader      threads or worker processes around it
 
     Args:
-        loader_options: checked options of torch's DataLoader, and callbacks. None: no loader, since the user has one.
+        make: Function that makes the data set of its stages and of the two values behind them.
+        loader_options: None: no loader, since the caller has one.
 
     Raises:
         ConfigError: options that do not fit each other or the data. NoDataError: nothing to read.
@@ -133,8 +113,8 @@ def build(
     peers = mesh_members(options.mesh) if options.check_ranks else None
 
     # 1. Inventory. All ranks agree on one.
-    inventory, access = source.find(options)
-    # From here on without the mesh, which would keep its process group for as long as the data set lives.
+    inventory, access = find_inventory(source, options)
+    # The mesh would keep its process group for as long as the data set lives.
     options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
     found = Found(inventory=inventory, access=access, source=source)
 
@@ -143,14 +123,14 @@ def build(
 
     # 5. Loader.
     if loader_options is None:
-        return dataset, None
+        return None, dataset
     warn_about(dataset.plan)
-    return dataset, TableDataLoader(dataset, **loader_options)
+    return TableDataLoader(dataset, **vars(loader_options)), dataset
 
 
 @cache
 def _log_no_decoder() -> None:
-    """Log it, once a process."""
+    """Log that the compiled decoder is missing, once in a process."""
     _log.warning(
         "The compiled decoder is not installed: pyarrow decodes all columns, which takes longer, with the same rows. "
         "Install a wheel that has it, or build with a C compiler; Decoding(compiled=False) leaves it out on purpose."
@@ -160,33 +140,29 @@ def _log_no_decoder() -> None:
 def build_stages(
     found: Found, options: TableOptions, num_ranks: int, rank: int, peers: tuple[int, ...] | None
 ) -> Stages:
-    """Steps 2 to 4 of `build`, for data that have been found."""
+    """Build steps 2 to 4 of `build`, for data that was found."""
     access, share = found.access, counting_share(options, num_ranks, rank)
-    topology, strategy = options.topology(num_ranks), find_strategy(options.split_strategy)
+    topology = options.topology(num_ranks)
     topology.check_rank(rank)
+    strategy = None if options.split_strategy is None else find_strategy(options.split_strategy)
     plan_options = options.plan_options(strategy)
 
     # 2. Rows: a reader and a shaper. Rows that a filter leaves are counted here, so that the plan knows how many.
     rows = build_rows(found.inventory, options, access, share)
-    if options.decoding.compiled and not _decoder.IS_BUILT and FileFormat.PARQUET in rows.inventory.files.formats:
-        _log_no_decoder()
-    pipeline = Pipeline(
-        reader=rows.reader,
-        shaper=rows.shaper,
-        codec=TensorBatchCodec() if options.output_format == "torch" else None,
-        functions=options.functions,
-        row_bytes=_row_bytes(rows.delivered),
-    )
 
-    # 3. Planner. It needs the lengths of all rows where tokens limit batches.
-    lengths = _read_lengths(rows.inventory, options, plan_options.token_budget(topology.batch_size), access, share)
+    # 3. Planner. It needs the lengths of all rows if tokens limit batches.
+    budget = plan_options.token_budget(topology.batch_size)
+    lengths = None
+    if budget is not None:
+        lengths = _read_lengths(rows.inventory, options, plan_options.bucket_by, budget, access, share)
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
-    _check_nulls(rows, options, planner, topology)
+    if rows.inventory.nulls or rows.inventory.files.partitions:
+        _check_nulls(rows, options, planner, topology)
 
     # 4. Stream: the data set. It plans a pass, and runs the pipeline on the row groups of its rank.
     return Stages(
         planner=planner,
-        pipeline=pipeline,
+        pipeline=_pipeline(rows, options),
         topology=topology,
         rank=rank,
         num_processes=options.worker_processes,
@@ -197,9 +173,21 @@ def build_stages(
         # Discovery has used obstore in this process already; see _store/obstore.py.
         start_method="forkserver" if access.remote.backend == "obstore" else None,
         peers=peers,
-        compared=compared_options(options, num_ranks),
+        compared={} if peers is None else compared_options(options, num_ranks),
         row_tokens=0 if options.pack is None else options.pack.sequence_length,
         foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
+    )
+
+
+def _pipeline(rows: "TableRows", options: TableOptions) -> Pipeline:
+    if options.decoding.compiled and not _decoder.IS_BUILT and FileFormat.PARQUET in rows.inventory.files.formats:
+        _log_no_decoder()
+    return Pipeline(
+        reader=rows.reader,
+        shaper=rows.shaper,
+        codec=TensorBatchCodec() if options.output_format == "torch" else None,
+        functions=options.functions,
+        row_bytes=_row_bytes(rows.delivered),
     )
 
 
@@ -211,10 +199,11 @@ def _functions_of_readers(access: StoreAccess, options: TableOptions) -> tuple[C
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableRows:
-    """The inventory of one data set, and what reads and shapes its row groups; all of it picklable.
+    """Inventory of one data set, and the reader and shaper of its row groups; all picklable.
 
-    inventory: with live rows counted, unless the options say not to; with `pack` its rows are samples.
-    delivered: the columns of its batches, in order.
+    Attributes:
+        inventory: With live rows counted, unless the options say not to. With `pack`, its rows are samples.
+        delivered: Columns of the batches, in order.
     """
 
     inventory: Inventory
@@ -224,42 +213,51 @@ class TableRows:
 
 
 def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess, share: Share) -> TableRows:
-    """Reader and shaper of a data set, and its inventory with what a filter leaves counted.
+    """Build the reader and shaper of a data set, and count the rows of its inventory that a filter leaves.
 
-    share: how processes divide the counting.
+    Args:
+        share: How processes divide the counting.
 
     Raises:
         ConfigError: columns or options that do not fit the schema.
     """
     if options.pack is not None:
         return _build_samples(inventory, options, options.pack, access, share)
-    inventory = stored_inventory(inventory, None)
     schema = decode_schema(inventory.schema)
-    columns = tuple(schema.names if options.columns is None else options.columns)
-    check_lineage(metadata_columns(columns, frozenset(schema.names)), inventory)
-    schema = with_metadata_columns(schema, columns)
-    delivered, shaper = _encoded_rows(select_fields(schema, columns), options)
+    columns = tuple(schema.names)
+    if options.columns is not None:
+        columns = tuple(options.columns)
+        check_lineage(metadata_columns(columns, frozenset(schema.names)), inventory)
+        schema = with_metadata_columns(schema, columns)
+    delivered, shaper = _shaper(select_fields(schema, columns), options)
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
         shaper = LengthShaper(shaper=shaper, column=column)
         columns = columns if column in columns else (*columns, column)
-    # If the columns of a stack are read one after the other, their memory may be the matrix already.
-    columns = tuple(dict.fromkeys(itertools.chain(*(options.stack or {}).values(), columns)))
+    if options.stack is not None:
+        # If the columns of a stack are read one after the other, their memory may be the matrix already.
+        columns = tuple(dict.fromkeys(itertools.chain(*options.stack.values(), columns)))
     reader = make_reader(read_spec(inventory, options, access, columns))
+    if options.on_error == "skip" or (options.count_rows and not inventory.rows_are_known):
+        inventory = _counted(inventory, reader, options, share)
+    return TableRows(inventory=inventory, delivered=delivered, reader=reader, shaper=shaper)
+
+
+def _counted(inventory: Inventory, reader: Reader, options: TableOptions, share: Share) -> Inventory:
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         if options.on_error == "skip":
             inventory = leave_out_bad_groups(inventory, reader, share, on_progress)
-        if options.count_rows is not False:
+        if options.count_rows:
             inventory = count_live_rows(inventory, reader, share, on_progress)
-    return TableRows(inventory=inventory, delivered=delivered, reader=reader, shaper=shaper)
+    return inventory
 
 
 def _build_samples(
     inventory: Inventory, options: TableOptions, packing: TokenPacking, access: StoreAccess, share: Share
 ) -> TableRows:
     """`build_rows` with `pack`: the inventory counts samples, and the reader packs documents into them."""
-    stored = stored_inventory(inventory, packing)
+    stored = stored_inventory(inventory)
     fields = find_fields(decode_schema(stored.schema), packing)
     rows = make_reader(read_spec(stored, options, access, packing.columns))
     tokens = make_reader(read_spec(stored, options, access, (packing.column,)))
@@ -274,26 +272,25 @@ def _build_samples(
             good = leave_out_bad_groups(stored, rows, share, on_progress)
             inventory = inventory if good.num_groups == stored.num_groups else good
         packed = count_packed(inventory, reader, share, partial(read_lengths, on_progress=on_progress))
-    delivered, shaper = _encoded_rows(pa.schema([(field.name, field.data_type) for field in fields]), options)
+    delivered, shaper = _shaper(pa.schema([(field.name, field.data_type) for field in fields]), options)
     return TableRows(inventory=packed, delivered=delivered, reader=reader, shaper=shaper)
 
 
-def _encoded_rows(delivered: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shaper]:
-    """The delivered columns in the types that `encode` makes of them, and what shapes their rows."""
-    delivered = encoded_schema(delivered, options.encode)
+def _shaper(delivered: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shaper]:
+    """Return the schema of batches, and the shaper of its rows."""
+    if options.encode:
+        delivered = encoded_schema(delivered, options.encode)
     shaper: Shaper = make_shaper(
         options.output_format, delivered, columns=delivered.names, stack=options.stack, nulls=options.nulls
     )
-    if options.encode:
-        shaper = EncodingShaper(shaper=shaper, encoders=options.encode)
-    return delivered, shaper
+    return delivered, EncodingShaper(shaper=shaper, encoders=options.encode) if options.encode else shaper
 
 
 def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topology: Topology) -> None:
     """Check the nulls that metadata count against `nulls=`, before a row is read.
 
     Raises:
-        NullValueError: columns with nulls that batches have no place for; all of them in one message.
+        NullValueError: batches have no place for the nulls of some columns. The message names all of these columns.
     """
     if options.pack is not None or options.output_format in ("arrow", "dict"):
         return
@@ -310,7 +307,7 @@ def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topol
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:
-    """The columns to read, of the rows that the options' filter keeps."""
+    """Return the request for these columns, in the rows that the filter of the options keeps."""
     return ReadSpec(
         schema=inventory.schema,
         columns=columns,
@@ -323,17 +320,14 @@ def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, 
 
 
 def _read_lengths(
-    inventory: Inventory, options: TableOptions, budget: TokenBudget | None, access: StoreAccess, share: Share
-) -> Lengths | None:
-    """Whole tokens of every row where batches are limited by them (budget is not None), else None; reads them once.
+    inventory: Inventory, options: TableOptions, column: str, budget: TokenBudget, access: StoreAccess, share: Share
+) -> Lengths:
+    """Read the number of tokens of every row, the limit of batches.
 
     Raises:
         ConfigError: a row that exceeds the budget alone; row counts that are not known.
         DataError, StoreError: see Reader.read and Share.check_alike.
     """
-    if budget is None or options.token_batches is None:
-        return None
-    column = options.token_batches.column
     reader = make_reader(read_spec(inventory, options, access, (column,)))
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
         tokens = read_token_counts(inventory, reader, share, on_progress)
@@ -342,7 +336,7 @@ def _read_lengths(
 
 
 def _row_bytes(delivered: pa.Schema) -> int:
-    """Bytes of a row in its columns of fixed width."""
+    """Return the bytes of a row in its columns of fixed width."""
     return sum(_value_bits(column.type) for column in delivered) // 8
 
 
@@ -353,7 +347,7 @@ def _value_bits(data_type: pa.DataType) -> int:
 
 
 def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
-    """As many threads as processors for local files; more for remote files, for which threads mostly wait."""
+    """Choose as many threads as processors for local files; more for remote files, since threads then mostly wait."""
     threads, worker_threads, small_bytes = options.threads, 1, _SMALL_BYTES
     if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
         worker_threads = options.decoding.threads or _REMOTE_THREADS

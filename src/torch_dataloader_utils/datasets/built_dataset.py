@@ -1,4 +1,4 @@
-"""`BuiltDataset`: a data set that `build` made, which can look for newer data; and `DataChange`, what it then found."""
+"""`BuiltDataset`: a data set that looks for newer data; and `DataChange`, the result of a look."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,14 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils.datasets.build import Found, Source, build, build_stages
-from torch_dataloader_utils.datasets.option_fields import check_names, chosen, names_of
+from torch_dataloader_utils.datasets.build import Found, build_stages
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import check_refreshable
+from torch_dataloader_utils.datasets.source import find_inventory
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, SchemaError, plural
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.samples.token_packing import PackTokensKeywords, pack_tokens
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
-from torch_dataloader_utils.stream.loader import TableDataLoader
-from torch_dataloader_utils.stream.loader_options import LOADER_OPTIONS, check_loader_options
 
 _log = logging.getLogger(__name__)
 
@@ -29,13 +27,13 @@ Files = dict[tuple[str, str], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataChange:
-    """The result of `dataset.refresh()`; false if the data are the same. Its text is the note of the next plans.
+    """Result of `dataset.refresh()`; false if the data is the same. Its text is a note of the next plans.
 
     Attributes:
-        before, after: the sources of both inventories, with their snapshots.
-        added_files, removed_files: a file that was replaced is both.
-        added_rows, removed_rows: live rows; of files that stay, those that deletes took away (or gave back). None where
-            rows are not counted.
+        before, after: Sources of both inventories, with their snapshots.
+        added_files, removed_files: Numbers of files. A file that was replaced counts as both.
+        added_rows, removed_rows: Numbers of live rows, including rows of unchanged files that deletes removed (or gave
+            back). None if rows are not counted.
     """
 
     before: str
@@ -48,7 +46,7 @@ class DataChange:
 
     @classmethod
     def between(cls, before: Inventory, after: Inventory) -> "DataChange":
-        """The change from one inventory to another."""
+        """Return the change from one inventory to another."""
         old, new = _rows_of_files(before), _rows_of_files(after)
         added, removed = new.keys() - old.keys(), old.keys() - new.keys()
         more = [new[file] - old[file] for file in new.keys() & old.keys()]
@@ -81,8 +79,8 @@ def check_continues(before: Inventory, after: Inventory, columns: Sequence[str] 
     """Check that an epoch over `after` may follow one over `before`.
 
     Raises:
-        SchemaError: the columns to deliver (None: all) are others, or of other types.
-        FileChangedError: an increment of another table, in whose earlier versions there may be rows nobody has read.
+        SchemaError: the columns to deliver (None: all) have other names or types.
+        FileChangedError: an increment of another table. Its earlier versions may have unread rows.
     """
     read, newest = before.snapshot, after.snapshot
     if read and newest and newest.from_snapshot_id is not None and newest.table != read.table:
@@ -102,7 +100,7 @@ def check_continues(before: Inventory, after: Inventory, columns: Sequence[str] 
 
 
 def _rows_of_files(inventory: Inventory) -> Files:
-    """Live rows of each file by path and identity."""
+    """Return the number of live rows of each file, by path and identity."""
     files, rows = inventory.files, np.zeros(inventory.num_files, dtype=np.int64)
     np.add.at(rows, inventory.groups.file, inventory.groups.live_rows)
     known = files.identities if files.contents is None else files.contents
@@ -110,16 +108,14 @@ def _rows_of_files(inventory: Inventory) -> Files:
 
 
 class BuiltDataset(TableDataset):
-    """A data set that `build` made.
-
-    It keeps what it was made of: `pack_tokens` makes another one of it, `refresh` looks for newer data.
-    """
+    """Data set that `build` made, and that can be built again: with packed samples, or of newer data."""
 
     _built_from: tuple[Found, TableOptions] | None = None
     # With refresh="epoch", the epoch that the present data are for; None for the next one that is asked for.
     _epoch_of_data: int | None = None
 
     def _begin(self, stages: Stages, found: Found, options: TableOptions) -> Self:
+        """Make this data set; see `make` of `build`."""
         TableDataset.__init__(self, stages)
         self._built_from = found, options
         self.progress.files_may_change = options.refresh is not None
@@ -127,29 +123,29 @@ class BuiltDataset(TableDataset):
 
     @property
     def snapshot_id(self) -> int | None:
-        """The snapshot (or Delta's version) that is read now; None for plain files, and for a table without one."""
+        """Id of the snapshot (or Delta's version) that is read now; None for plain files or without a snapshot."""
         snapshot = self.planner.inventory.snapshot
         return None if snapshot is None else snapshot.snapshot_id
 
     def refresh(self) -> DataChange:
-        """Look for newer data, and read them from the next epoch on; call it on every rank, between epochs.
+        """Look for newer data, and read it from the next epoch on. Call this on every rank, between epochs.
 
-        The newest snapshot of the table or its branch (of an increment, what was added since), or the files that are
-        there by now. In a process group, all ranks get what rank 0 finds. If it raises, the data stay as they were.
+        Newer data is the newest snapshot of the table or its branch, the next increment, or the present files of the
+        path. In a process group, all ranks get the data that rank 0 finds. After an error the data stays the same.
 
         Returns:
-            What changed; false if nothing did. It is logged, and `plan.explain()` shows it.
+            The change; false if nothing changed. The change is logged, and `plan.explain()` shows it.
 
         Raises:
             ConfigError: inside an epoch; in a blend, or in a copy in another process; several ranks without a process
                 group; a rank that goes on without it. A column of `columns` or `filters` is gone.
-            SchemaError: columns that are delivered have other types now, or are others.
-            FileChangedError: the next increment is of another table, which has replaced this one.
-            NoDataError, DataError, StoreError: as when the data set was made.
+            SchemaError: the columns to deliver have other names or types now.
+            FileChangedError: another table has replaced this table before the next increment.
+            NoDataError, DataError, StoreError: see `create_dataloader`.
         """
         if self._built_from is None or self.keeps_data:
             raise ConfigError(
-                "refresh of a data set that a blend reads, or of a copy in another process: its data stay as they are. "
+                "refresh of a data set that a blend reads, or of a copy in another process: its data stays the same. "
                 "Refresh before the data set goes there, and make a new blend."
             )
         self.progress.check_between_epochs()
@@ -165,8 +161,8 @@ class BuiltDataset(TableDataset):
             broadcast_inventory=is_shared or options.broadcast_inventory,
             identity=options.identity if found.inventory.files.contents is None else "content",
         )
-        source = found.newest(found.inventory)
-        inventory, access = source.find(asked)
+        source = found.source.newest(found.inventory)
+        inventory, access = find_inventory(source, asked)
         if inventory.fingerprint() == found.inventory.fingerprint():
             change = DataChange(before=present.source, after=present.source, is_changed=False)
         else:
@@ -184,7 +180,7 @@ class BuiltDataset(TableDataset):
         return change
 
     def set_epoch(self, epoch: int) -> None:
-        """See TableDataset.set_epoch. With refresh="epoch", another epoch begins with the newest data."""
+        """See TableDataset.set_epoch. With refresh="epoch", a new epoch begins with the newest data."""
         if self._epoch_of_data is None and self.progress.has_begun_in_workers:
             self._epoch_of_data = self.epoch
         super().set_epoch(epoch)
@@ -207,29 +203,14 @@ class BuiltDataset(TableDataset):
 
     @property
     def _follows(self) -> bool:
-        """Whether this refreshes itself; workers of a DataLoader read what the trainer's process found."""
+        """Whether this process refreshes itself. Workers of a DataLoader never do."""
         return self._built_from is not None and self._built_from[1].refresh is not None and get_worker_info() is None
 
-    @classmethod
-    def _with_loader(cls, kind: type[Source], arguments: Mapping[str, Any]) -> tuple[TableDataLoader, Self]:
-        """A loader and its data set; kind: the class of the source, arguments: all of `create_dataloader`."""
-        check_names(arguments, (*names_of(kind, TableOptions), *sorted(LOADER_OPTIONS)))
-        loader_options = {name: value for name, value in arguments.items() if name in LOADER_OPTIONS}
-        checked, options = check_loader_options(loader_options), chosen(TableOptions, arguments)
-        dataset, loader = build(chosen(kind, arguments), options, cls.__new__(cls)._begin, checked)
-        return loader, dataset
-
-    def _without_loader(self, kind: type[Source], arguments: Mapping[str, Any]) -> None:
-        """Make this data set, for a loader of the user's own; kind, arguments: as for `_with_loader`."""
-        check_names(arguments, names_of(kind, TableOptions))
-        options = chosen(TableOptions, {"num_workers": 1, **arguments})
-        build(chosen(kind, arguments), options, self._begin)
-
     def pack_tokens(self, column: str, sequence_length: int, **packing: Unpack[PackTokensKeywords]) -> TableDataset:
-        """This data set with documents of a list column as samples of one length, in a new data set at epoch 0.
+        """Return a new data set, at epoch 0, with documents of a list column as samples of one length.
 
-        All options stay but `columns`; `batch_size` and `shuffle_rows` then count samples. The same data set as that of
-        `create_dataloader(..., pack=pack_tokens(...))`, for those who build their own DataLoader.
+        All options but `columns` stay; `batch_size` and `shuffle_rows` then count samples. `create_dataloader(...,
+        pack=pack_tokens(...))` makes the same data set, and a loader.
 
         Args: see `torch_dataloader_utils.pack_tokens`.
 
@@ -244,8 +225,7 @@ class BuiltDataset(TableDataset):
         options = replace(
             options, pack=pack_tokens(column, sequence_length, **packing), columns=None, check_ranks=False
         )
-        packed, _ = build(found, options, lambda stages, *_: TableDataset(replace(stages, peers=self.stages.peers)))
-        return packed
+        return TableDataset(build_stages(found, options, self.topology.num_ranks, self.rank, self.stages.peers))
 
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes only iterate: they need neither a second inventory nor the caller's options.

@@ -1,7 +1,7 @@
-"""`TableOptions`: the options that all data sets of tables share, each defined once.
+"""`TableOptions`: the options that all data sets of tables share, each defined once (see _core/option_fields.py).
 
-`files.py`, `iceberg.py` and `delta.py` define in the same way where data is; `keywords.py` repeats names and types for
-type checkers; `stream/loader_options.py` checks the options of torch's DataLoader.
+`FileSource` (files.py), `IcebergSource` (iceberg_source.py) and `DeltaSource` (delta_source.py) have the options about
+the place of the data, `LoaderOptions` (stream/loader_options.py) the options of torch's DataLoader.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,7 @@ from torch_dataloader_utils._core.arguments import (
     is_integer,
     parse_bytes,
 )
+from torch_dataloader_utils._core.option_fields import Checked, option
 from torch_dataloader_utils._core.option_values import (
     Decoding,
     FileIdentity,
@@ -38,7 +39,6 @@ from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topo
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._runtime.threads import available_cpus
-from torch_dataloader_utils.datasets.option_fields import Checked, option
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.samples.token_packing import TokenPacking
@@ -58,7 +58,7 @@ def _workers(name: str, value: Any) -> int:
 
 
 def _ranks(name: str, value: Any) -> Any:
-    """Only numbers of numpy become ints here; `resolve_ranks` checks the value."""
+    """Return numpy's integers as ints, and all else unchanged: `resolve_ranks` checks the value."""
     return check_integer(name, value) if is_integer(value) else value
 
 
@@ -81,7 +81,7 @@ def _encode(name: str, value: Any) -> Any:
 
 def _packing(name: str, value: Any) -> TokenPacking:
     if not isinstance(value, TokenPacking):
-        raise ConfigTypeError(f"{name} is {of_type(value)}: pass what pack_tokens(...) gives.")
+        raise ConfigTypeError(f"{name} is {of_type(value)}: pass the result of pack_tokens(...).")
     return value
 
 
@@ -107,102 +107,110 @@ _SECONDS = partial(check_not_negative, what="number of seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions(Checked):
-    """The options of every data set of tables, checked; where its data is, `FileSource` and `IcebergSource` say."""
+class ScanOptions(Checked):
+    """Options of a scan, the search for files and row groups."""
 
-    batch_size: int = option(1024, "rows per batch on this rank.", _COUNT)
     columns: Sequence[str] | None = option(
         None,
-        "names of the columns to deliver, in this order; None for all. Only these (and the filter's) are read. For "
-        "Iceberg, `_file` and `_pos` give the place of a row, `_row_id` and `_last_updated_sequence_number` its "
-        "lineage. With `pack`, they are delivered in addition to its fields; None for no other columns.",
+        "Names of the columns to deliver, in this order; None for all. Other columns are not read, except by filters. "
+        "`_file` and `_pos` (path of a row's file, and place in the file) are known for every row, `_row_id` and "
+        "`_last_updated_sequence_number` for rows of Iceberg tables of version 3. With `pack`, these columns are added "
+        "to the fields of the samples; None adds nothing.",
         check_column_names,
+        tier="everyday",
     )
     filters: pc.Expression | None = option(
         None,
-        "a pyarrow expression; exactly the rows for which it is true are delivered. It may use partition columns, "
-        "and columns that are not delivered. Files and row groups that cannot match are not read.",
+        "pyarrow expression; exactly the rows for which it is true are delivered. It may use partition columns, and "
+        "columns that are not delivered. Files and row groups that cannot match are not read.",
         check_filters,
+        tier="everyday",
     )
-    shuffle: bool = option(False, "permute chunks by (shuffle_seed, epoch).", check_flag)
-    shuffle_seed: int = option(42, "any integer, taken modulo 2^64.", check_seed)
-    split_bytes: int | str | None = option(
+    count_rows: Literal["auto"] | bool = option(
+        "auto",
+        '"auto" counts the rows that pass the filter (and equality deletes), by reading the columns that decide it '
+        "once; False plans without counts.",
+        check_count_rows,
+        tier="rare",
+    )
+    on_error: OnError = option(
+        "raise",
+        '"raise" raises an error when it reads a corrupt row group. "skip" decodes every row group once before '
+        "planning and leaves out corrupt ones, with a warning that names them; ranks still take equal steps.",
+        check_on_error,
+    )
+    identity: FileIdentity = option(
+        "strict",
+        'How files are identified. "strict": by path, size and etag or time. "content": by the name below their common '
+        "directory and a digest of all bytes, so that states fit copies of the data in another place, store or time, "
+        "and nothing else. Every byte of every file is read before the first batch, unless this host has kept the "
+        "digest.",
+        check_identity,
+        tier="rare",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(ScanOptions):
+    """Options of every data set of tables. `FileSource`, `IcebergSource` and `DeltaSource` say where the data is."""
+
+    batch_size: int = option(1024, "Rows of a batch on this rank.", _COUNT, tier="everyday")
+    shuffle: bool = option(False, "Permute chunks by (shuffle_seed, epoch).", check_flag, tier="everyday")
+    shuffle_seed: int = option(42, "Any integer, taken modulo 2^64.", check_seed, tier="everyday")
+    shuffle_rows: int | None = option(
         None,
-        'size of a chunk in decoded bytes of the columns that are read; an int or text such as "64MiB". None: 128 '
-        "MiB, or with `shuffle` a 1,024th of the data if that is less.",
-        partial(parse_bytes, least=1),
+        "Permute rows in windows of about this many rows; 0 or None: do not shuffle rows.",
+        _COUNT_OR_0,
+        tier="everyday",
     )
-    split_rows: int | None = option(None, "size of a chunk in rows; if given, split_bytes is ignored.", _COUNT)
-    split_strategy: SplitStrategy | str | None = option(
-        None, "an object with `generate`, or the name of an installed plug-in. It also shuffles files or chunks."
-    )
-    num_workers: int | None = option(
-        None,
-        "0 decodes ahead in threads of this process (fastest), N in N worker processes. None means threads, or "
-        "processes if `transform` or `collate_fn` is given. For a data set without a loader, None means that its "
-        "plan is shown for 1 worker.",
-        _workers,
+    drop_last: bool = option(
+        False,
+        "Deliver only full batches; the plan has the number of rows left out.",
+        check_flag,
+        tier="everyday",
     )
     output_format: OutputFormat = option(
         "torch",
         '"torch" gives a TensorBatch (a dict of tensors), "numpy" a dict of arrays, "arrow" a pyarrow.RecordBatch, '
         '"dict" a dict of lists.',
+        tier="everyday",
         is_of_rank=True,
     )
-    collate_fn: Callable[[Any], Any] | None = option(
-        None, "applied to each batch, after `transform`, where the batch is read.", _FUNCTION, is_of_rank=True
+    transform: Callable[[Any], Any] | None = option(
+        None, "Function applied to each batch, where the batch is read.", _FUNCTION, tier="everyday", is_of_rank=True
+    )
+    num_workers: int | None = option(
+        None,
+        "0 decodes ahead in threads of this process (fastest), N in N worker processes. None means threads, or "
+        "processes if `transform` or `collate_fn` is given. For a data set without a loader, None shows its plan for "
+        "1 worker.",
+        _workers,
+        tier="everyday",
     )
     num_ranks: int | str = option(
         1,
-        'the number of training processes, or "auto" to take it from torch.distributed, Ray Train, or RANK and '
-        "WORLD_SIZE.",
+        'Number of training processes, or "auto" to take it from torch.distributed, Ray Train, or RANK and WORLD_SIZE.',
         _ranks,
+        tier="everyday",
     )
-    rank: int = option(0, "this process's global rank, in [0, num_ranks).", check_integer, is_of_rank=True)
-    show_progress: bool = option(
-        False,
-        "a bar on a terminal (of rank 0) and in a notebook; otherwise a log line every progress_interval_sec seconds. "
-        "On a terminal also a line about reading footers and counting rows, if that takes more than two seconds.",
-        check_flag,
+    rank: int = option(
+        0, "Global rank of this process, in [0, num_ranks).", check_integer, tier="everyday", is_of_rank=True
+    )
+    collate_fn: Callable[[Any], Any] | None = option(
+        None,
+        "Function applied to each batch after `transform`, where the batch is read.",
+        _FUNCTION,
         is_of_rank=True,
-    )
-    progress_interval_sec: float = option(120.0, "see show_progress.", _SECONDS, is_of_rank=True)
-    shuffle_buffer_size: int | None = option(None, "another name of shuffle_rows.", _COUNT_OR_0)
-    rank_sharding: RankSharding = option(
-        "rows", '"rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.'
-    )
-    drop_last: bool = option(False, "deliver only full batches; the plan has the number of rows left out.", check_flag)
-    transform: Callable[[Any], Any] | None = option(
-        None, "applied to each batch where it is read.", _FUNCTION, is_of_rank=True
-    )
-    shuffle_rows: int | None = option(
-        None, "permute rows in windows of about this many; 0 or None: do not shuffle rows.", _COUNT_OR_0
-    )
-    interleave: int | None = option(None, "number of chunks from which the rows of a window come; None for 4.", _COUNT)
-    lanes: Lanes | int | None = option(
-        None,
-        "the same global batches for any number of ranks and workers: Lanes(num_lanes, rows), or the number of lanes.",
-        check_lanes,
-    )
-    host_shares: int | None = option(
-        None,
-        "divide the chunks into this many shares by the seed alone; the same neighbouring ranks read a share in "
-        "every epoch. With one share per host, a HostCache only needs to hold its host's share. Needs shuffle.",
-        _COUNT,
-    )
-    count_rows: Literal["auto"] | bool = option(
-        "auto",
-        '"auto" counts the rows that pass the filter by reading its columns once; False plans without counts.',
-        check_count_rows,
     )
     nulls: Any = option(
         None,
-        'what replaces nulls in columns without NaN: "error", "mask" or ("fill", value), for all columns or by column.',
+        'Replacement of nulls in columns without NaN: "error", "mask" or ("fill", value), for all columns or by '
+        "column.",
         is_of_rank=True,
     )
     stack: Mapping[str, Sequence[str]] | None = option(
         None,
-        "{name of a matrix: columns of one number type}; they are delivered as one [B, n] tensor.",
+        "{name of a matrix: columns of one number type}; the columns are delivered as one [B, n] tensor.",
         _stack,
         is_of_rank=True,
     )
@@ -214,68 +222,98 @@ class TableOptions(Checked):
     )
     token_batches: TokenBatches | None = option(
         None,
-        "batches of rows of similar length, optionally limited by tokens: TokenBatches(column, max_tokens). Needs "
+        "Batches of rows of similar length, optionally limited by tokens: TokenBatches(column, max_tokens). Needs "
         "shuffle_rows.",
         check_token_batches,
     )
     pack: TokenPacking | None = option(
         None,
-        "join the documents of a list column to samples of one length: pass the result of `pack_tokens`. Rows are "
+        "Join the documents of a list column to samples of one length: pass the result of `pack_tokens`. Rows are "
         "then samples.",
         _packing,
     )
-    on_error: OnError = option(
-        "raise",
-        '"skip" decodes every row group once before planning and leaves out corrupt ones, with a warning that names '
-        'them; ranks still take equal steps. "raise" raises an error when it reads one.',
-        check_on_error,
+    split_bytes: int | str | None = option(
+        None,
+        'Size of a chunk in decoded bytes of the columns that are read; an int or text such as "64MiB". None: 128 '
+        "MiB, or with `shuffle` a 1,024th of the data if that is less.",
+        partial(parse_bytes, least=1),
     )
-    identity: FileIdentity = option(
-        "strict",
-        'what identifies files. "strict": path, size and etag or time. "content": the name below their common '
-        "directory and a digest of all bytes, so that states fit copies of the data in another place, store or time, "
-        "and nothing else. Every byte of every file is read before the first batch, unless this host has kept the "
-        "digest.",
-        check_identity,
-    )
+    split_rows: int | None = option(None, "Size of a chunk in rows; replaces split_bytes.", _COUNT)
+    interleave: int | None = option(None, "Number of chunks from which the rows of a window come; None for 4.", _COUNT)
     refresh: Literal["epoch"] | None = option(
         None,
         '"epoch" looks for newer data before every epoch but the first: the newest snapshot of the table or its '
         "branch, the next increment, or the files that exist then. Options that choose a snapshot, and inventory, "
-        "apply to the first epoch. All ranks read what rank 0 finds.",
+        "apply to the first epoch. All ranks read the data that rank 0 finds.",
         _refresh,
-    )
-    broadcast_inventory: bool | None = option(
-        None,
-        "only rank 0 of the default process group scans, and sends the inventory to the others. None: if files are "
-        "remote, a process group of num_ranks exists that accepts CPU tensors (gloo), and check_ranks is on.",
-        check_flag,
     )
     decoding: Decoding = option(
         Decoding(),
-        "how row groups are decoded: Decoding(threads, ahead_bytes, page_checksums, compiled).",
+        "How row groups are decoded: Decoding(threads, ahead_bytes, page_checksums, compiled).",
         partial(check_instance, kind=Decoding, wanted="Decoding(threads=..., ahead_bytes=...)"),
-        is_of_rank=True,
-    )
-    workers: RayWorkers | None = option(
-        None,
-        "RayWorkers(num) runs the workers of a loader in actors of a Ray cluster instead; it gives the batches of "
-        "num_workers=num. None: on this host.",
-        partial(check_instance, kind=RayWorkers, wanted="RayWorkers(num), or None"),
         is_of_rank=True,
     )
     mesh: "DeviceMesh | None" = option(
         None,
-        "a torch DeviceMesh with named dimensions, instead of num_ranks and rank. Processes along its data-parallel "
+        "A torch DeviceMesh with named dimensions, instead of num_ranks and rank. Processes along its data-parallel "
         "dimensions (dp, dp_replicate, dp_shard, ...) read different rows, along others (tp, cp, pp, ...) the same.",
         _mesh,
         is_of_rank=True,
     )
+    show_progress: bool = option(
+        False,
+        "Show a bar on a terminal (of rank 0) and in a notebook; otherwise a log line every progress_interval_sec "
+        "seconds. On a terminal also a line about reading footers and counting rows, if that takes more than two "
+        "seconds.",
+        check_flag,
+        is_of_rank=True,
+    )
+    progress_interval_sec: float = option(
+        120.0, "Seconds between the log lines of show_progress.", _SECONDS, tier="rare", is_of_rank=True
+    )
+    shuffle_buffer_size: int | None = option(None, "Another name of shuffle_rows.", _COUNT_OR_0, tier="rare")
+    split_strategy: SplitStrategy | str | None = option(
+        None,
+        "An object with `generate`, or the name of an installed plug-in. A strategy also shuffles files or chunks.",
+        tier="rare",
+    )
+    rank_sharding: RankSharding = option(
+        "rows", '"rows" gives all ranks equal steps; "chunks" keeps each chunk on one rank.', tier="rare"
+    )
+    lanes: Lanes | int | None = option(
+        None,
+        "The same global batches for any number of ranks and workers: Lanes(num_lanes, rows), or the number of lanes.",
+        check_lanes,
+        tier="rare",
+    )
+    host_shares: int | None = option(
+        None,
+        "Divide the chunks into this many shares by the seed alone; the same neighbouring ranks read a share in "
+        "every epoch. With one share per host, a HostCache only needs to hold its host's share. Needs shuffle.",
+        _COUNT,
+        tier="rare",
+    )
+    broadcast_inventory: bool | None = option(
+        None,
+        "Let only rank 0 of the default process group scan, and send the inventory to the others. None: if files are "
+        "remote, a process group of num_ranks exists that accepts CPU tensors (gloo), and check_ranks is on.",
+        check_flag,
+        tier="rare",
+    )
+    workers: RayWorkers | None = option(
+        None,
+        "RayWorkers(num) runs the workers of a loader in actors of a Ray cluster instead; the batches are equal to "
+        "the batches of num_workers=num. None: on this host.",
+        partial(check_instance, kind=RayWorkers, wanted="RayWorkers(num), or None"),
+        tier="rare",
+        is_of_rank=True,
+    )
     check_ranks: bool = option(
         True,
-        "in a process group of several ranks, raise an error if num_ranks and rank are not those of the group (or of "
+        "In a process group of several ranks, raise an error if num_ranks and rank differ from the group (or from "
         "mesh), or if ranks read other data, options or epochs. False compares nothing.",
         check_flag,
+        tier="rare",
     )
 
     def __post_init__(self) -> None:
@@ -296,14 +334,15 @@ class TableOptions(Checked):
             raise ConfigError("token_batches with pack=: packed samples are all of one length. Leave one of them out.")
         packing = packing.with_columns(self.columns or ())
         object.__setattr__(self, "pack", packing)
-        # So that the scan weighs the columns that are read.
+        # The scan weighs the columns that are read.
         object.__setattr__(self, "columns", packing.columns)
 
     def _as_padded(self, batches: TokenBatches) -> TokenBatches:
-        """The same, with lengths counted as a PadRagged among the user's functions pads them.
+        """Return the options with lengths padded as by a PadRagged among the user's functions.
 
         Raises:
-            ConfigError: they exclude each other, or differ, so that batches would not be what they are planned to be.
+            ConfigError: PadRagged and token_batches exclude each other or differ, so that batches would not be as
+                planned.
         """
         pads = next((each.pad_to_multiple_of for each in self.functions if isinstance(each, PadRagged)), None)
         if pads is None or batches.max_tokens is None:
@@ -324,19 +363,19 @@ class TableOptions(Checked):
 
     @property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
-        """The user's functions that every batch goes through."""
+        """User's functions, in the order in which a batch goes through them."""
         return tuple(function for function in (self.transform, self.collate_fn) if function is not None)
 
     @property
     def reads_before_plan(self) -> bool:
-        """Whether rows may be read before there is a plan, to count or to check them; ranks do that together."""
+        """Whether the ranks may read rows together before the plan is made, to count or to check rows."""
         counts = self.filters is not None and self.count_rows is not False
         limits_tokens = self.token_batches is not None and self.token_batches.max_tokens is not None
         return counts or self.on_error == "skip" or self.pack is not None or limits_tokens
 
     @property
     def worker_processes(self) -> int:
-        """Processes of the loader: as asked, or none (threads) unless Python functions are to run beside training."""
+        """Number of worker processes; by default 0 (threads), unless Python functions are to run beside training."""
         if self.workers is not None:
             return self.workers.num
         if self.num_workers is not None:
@@ -345,16 +384,16 @@ class TableOptions(Checked):
 
     @property
     def threads(self) -> int:
-        """Row groups decoded at once in this process."""
+        """Number of row groups decoded at once in this process."""
         return self.decoding.threads or available_cpus()
 
     @property
     def window_rows(self) -> int | None:
-        """Rows that are shuffled together, by either name of the option; 0 or None for none."""
+        """Number of rows that are shuffled together, by either name of the option; 0 or None: rows are not shuffled."""
         return self.shuffle_rows if self.shuffle_rows is not None else self.shuffle_buffer_size
 
     def plan_options(self, strategy: SplitStrategy | None) -> PlanOptions:
-        """The part that orders rows."""
+        """Return the options that decide the order of rows."""
         return PlanOptions.of(
             split_bytes=self.split_bytes,
             split_rows=self.split_rows,
@@ -366,11 +405,11 @@ class TableOptions(Checked):
             lanes=check_lanes("lanes", self.lanes),
             token_batches=self.token_batches,
             host_shares=self.host_shares,
-            strategy=strategy_name(strategy),
+            strategy="" if strategy is None else strategy_name(strategy),
         )
 
     def topology(self, num_ranks: int) -> Topology:
-        """The part that may change from one resume to the next."""
+        """Return the options that may change from one resume to the next."""
         return Topology(
             num_ranks=num_ranks,
             num_workers=max(1, self.worker_processes),
@@ -379,15 +418,10 @@ class TableOptions(Checked):
         )
 
 
-LOADER_TEXT = (
-    "callbacks: a sequence of LoaderCallback. pin_memory, timeout, worker_init_fn, multiprocessing_context, generator, "
-    "prefetch_factor, persistent_workers, in_order: passed to torch's DataLoader."
-)
-
-# Options of several sources of data.
+# Texts of options that several sources have.
 CREDENTIALS_TEXT = (
-    "a function that returns storage options with credentials; called again when they expire. Worker processes get the "
-    "function, never its result."
+    "Function that returns storage options with credentials; called again when the credentials expire. Worker "
+    "processes get the function, never its result."
 )
-REMOTE_TEXT = "how remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
-ALLOW_EMPTY_TEXT = "if there is nothing to read, make an empty loader instead of an error."
+REMOTE_TEXT = "How remote files are read: RemoteOptions(backend, retry, coalesce, connections, keep_footers, cache)."
+ALLOW_EMPTY_TEXT = "Make an empty loader if there is nothing to read, instead of an error."

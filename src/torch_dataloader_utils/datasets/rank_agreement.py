@@ -1,21 +1,18 @@
-"""How ranks agree before the first batch: on their numbers, on who reads what, and on equal options."""
+"""How ranks agree before the first batch: on their numbers, on shares of the work, and on equal options."""
 
 from collections.abc import Sequence
 from dataclasses import fields
 
 from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import Inventory, short_digest
-from torch_dataloader_utils._store import StoreAccess
+from torch_dataloader_utils._core.inventory import short_digest
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
 from torch_dataloader_utils.ranks.agree import (
     add_over_ranks,
     all_or_none,
     counting_part,
-    from_rank_zero,
     takes_cpu_tensors,
 )
 from torch_dataloader_utils.ranks.compare import check_alike, name_of_call, options_record, publish
@@ -23,7 +20,7 @@ from torch_dataloader_utils.ranks.resolve import mesh_members, resolve_ranks, ru
 
 
 def shows_bars(options: TableOptions) -> bool:
-    """Whether this process shows progress bars before the first batch: rank 0 does, if show_progress is set."""
+    """Whether this process shows progress bars before the first batch. Rank 0 does, if show_progress is set."""
     if not options.show_progress:
         return False
     if options.num_ranks == "auto" or options.mesh is not None:
@@ -32,14 +29,14 @@ def shows_bars(options: TableOptions) -> bool:
 
 
 def ranks_of(options: TableOptions) -> tuple[int, int]:
-    """(num_ranks, rank); see `resolve_ranks`."""
+    """Return (num_ranks, rank); see `resolve_ranks`."""
     return resolve_ranks(options.num_ranks, options.rank, options.mesh, check_ranks=options.check_ranks)
 
 
 def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
-    """The share of this process: its part if a process group of `num_ranks` runs, else all the work."""
-    index, count = counting_part(num_ranks, rank)
+    """Return the share of this process: its part if a process group of `num_ranks` runs, else all the work."""
     threads = options.threads
+    index, count = (0, 1) if num_ranks == 1 else counting_part(num_ranks, rank)
     if count == 1:
         return Share(threads=threads)
     return Share(
@@ -53,14 +50,15 @@ def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
 
 
 def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
-    """The options that all ranks need to have alike, as texts."""
+    """Return the options that must be equal on all ranks, as texts."""
     shown = {each.name: getattr(options, each.name) for each in fields(options) if not each.metadata["is_of_rank"]}
     shown["num_ranks"] = num_ranks
     # A state says for all ranks how rows were assigned to workers.
     shown["num_workers"] = max(1, options.worker_processes)
     # Literals are values of the data, which no message repeats.
     shown["filters"] = "none" if options.filters is None else short_digest(filter_text(options.filters).encode())
-    shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
+    if options.split_strategy is not None:
+        shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
     shown["pack"] = options.pack and options.pack.describe()
     return options_record(shown)
 
@@ -68,40 +66,23 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
 def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
     """Whether rank 0 scans for all ranks.
 
-    By default not where files are local: each host may have a copy of them, with times of its own.
+    By default each rank scans local files: each host may have a copy of the files, with times of its own.
     """
     if options.broadcast_inventory is not None:
         return options.broadcast_inventory
-    # With NCCL alone, ranks that have not chosen their GPU yet would all use the first one.
+    # With NCCL alone, ranks that have not chosen their GPU yet would all use the first GPU.
     can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
     return can_meet and counting_part(*ranks_of(options))[1] > 1
 
 
-def reads_files(inventory: Inventory | None, options: TableOptions) -> bool:
-    """Whether files are read before the plan: for an inventory, if the caller gave none, or for digests of contents."""
-    return inventory is None or options.identity == "content"
-
-
-def given_alike(inventory: Inventory, options: TableOptions, access: StoreAccess, *, once: bool) -> Inventory:
-    """Return the inventory that the caller gave with its files known as `options` say; once: rank 0 reads for all.
-
-    Raises:
-        FileChangedError, StoreError: see `identified`.
-    """
-
-    def prove() -> Inventory:
-        return identified(inventory, options.identity, access)
-
-    return from_rank_zero(prove) if once else prove()
-
-
 def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
-    """Whether the ranks of a data set look for newer data together; False if it has one rank and is alone.
+    """Whether the ranks of a data set look for newer data together; False for a data set of one rank that is alone.
 
-    peers: the global ranks of its mesh; () for all of the process group, None if ranks are not compared.
+    Args:
+        peers: Global ranks of its mesh; () for the whole process group, None if ranks are not compared.
 
     Raises:
-        ConfigError: several ranks without a process group of all of them, so that they might find different data.
+        ConfigError: several ranks without a process group of all ranks, which might find different data.
     """
     running = running_ranks()
     if running > 1 and running in (num_ranks, len(peers or ())):
@@ -115,10 +96,13 @@ def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
 
 
 def compare_options(options: TableOptions, *, meets: bool) -> None:
-    """Let the ranks compare their options; `meets`: at once, as they are about to meet in a collective.
+    """Compare the options of all ranks.
+
+    Args:
+        meets: Compare now, since a collective follows. Otherwise ranks compare at their second batch.
 
     Raises:
-        ConfigError: they differ. Ranks that share no work raise it at their second batch.
+        ConfigError: the options differ.
     """
     if not options.check_ranks or running_ranks() < 2:
         return
@@ -129,7 +113,7 @@ def compare_options(options: TableOptions, *, meets: bool) -> None:
 
 
 def scanning_share(options: TableOptions) -> Share:
-    """The share of a scan: with all ranks if they read together after it, so that an error reaches all of them."""
+    """Return the share of a scan: all ranks, if the ranks read together after the scan, so that all get its errors."""
     if not options.reads_before_plan or (options.num_ranks == 1 and options.mesh is None):
         return Share()
     return counting_share(options, *ranks_of(options))

@@ -1,4 +1,4 @@
-"""Facts of rows that only reading can give, before the plan: live rows, bad row groups, lengths and token counts."""
+"""Facts that need a read before the plan: live rows, bad row groups, lengths and token counts."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,10 +31,12 @@ from torch_dataloader_utils.tables.reader import Reader, make_reader
 def count_live_rows(
     inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
 ) -> Inventory:
-    """The inventory with every row group counted; reads the filter's columns of the groups that need it, once.
+    """Return the inventory with every row group counted. Reads the columns of the filter once in uncounted row groups.
 
-    share: which of those groups this process counts.
-    on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
+    Args:
+        share: Part of the uncounted row groups that this process counts.
+        on_progress: Called in the caller's thread after each row group with (row groups done, row groups of this
+            process).
 
     Raises:
         DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
@@ -65,7 +67,7 @@ def count_alone(
     access: StoreAccess,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """`count_live_rows` by this process alone; filters: those that the inventory was scanned with.
+    """Run `count_live_rows` in this process alone; filters: the filter of the inventory's scan.
 
     Raises:
         DataError, StoreError: see Reader.read.
@@ -81,7 +83,7 @@ def count_alone(
 
 
 def under_filter(inventory: Inventory, filters: Any) -> Inventory:
-    """The inventory for use with `filters`; with row counts only if it was scanned with the same filter.
+    """Return the inventory for use with `filters`. Row counts stay only if it was scanned with the same filter.
 
     An inventory that was scanned without a filter suits every filter; its rows then have to be counted again.
 
@@ -103,16 +105,18 @@ def under_filter(inventory: Inventory, filters: Any) -> Inventory:
 def leave_out_bad_groups(
     inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
 ) -> Inventory:
-    """The inventory without the row groups that `reader` cannot read; the others have their live rows counted.
+    """Return the inventory without the row groups that `reader` cannot read, with live rows counted.
 
     Each row group left out is logged, and noted in the inventory.
 
-    share: which row groups this process reads.
-    on_progress: called in the caller's thread after each row group with (row groups done, row groups of this process).
+    Args:
+        share: Part of the row groups that this process reads.
+        on_progress: Called in the caller's thread after each row group with (row groups done, row groups of this
+            process).
 
     Raises:
-        NoDataError: nothing is left. DataError, StoreError: what is not damage (see BAD_DATA) is never skipped, nor is
-            damage in a file of deletes; all processes of the share raise it. DataError: see Share.check_alike too.
+        NoDataError: nothing is left. DataError, StoreError: errors other than damage (see BAD_DATA) and damage in a
+            file of deletes are never skipped; all processes of the share raise them. DataError: see Share.check_alike.
     """
     share.check_alike(inventory)
     mine = share.of(inventory.num_groups)
@@ -139,13 +143,13 @@ def leave_out_bad_groups(
 
 
 def _check(inventory: Inventory, reader: Reader, group: int) -> tuple[int, int]:
-    """(live rows, 0), or (0, number of the fault)."""
+    """Return (live rows, 0), or (0, number of the fault)."""
     task = inventory.task(group)
     try:
         return reader.read(task).num_rows, 0
     except BAD_DATA as error:
         if redact(task.path) not in str(error):
-            raise  # it is about a file of deletes, without which nobody knows which of these good rows live
+            raise  # about a file of deletes: without it, the live rows of this good row group are not known
         log_left_out(error)
         return 0, next(i for i, kind in enumerate(BAD_DATA, start=1) if isinstance(error, kind))
 
@@ -184,15 +188,17 @@ def read_lengths(
     *,
     what: str,
 ) -> Lengths:
-    """The lengths of the live rows of this process's row groups, in order; read-only, int32 where that is wide enough.
+    """Return the lengths of the live rows of this process's row groups, in order; read-only, int32 if they fit.
 
-    What was read is kept on this host under the inventory's fingerprint, so that another process, and the next job,
-    need not read it. (Not with a filter, whose text may be incomplete; and not if a web server gives no version of a
-    file, which may then have been replaced by one of the same size.)
+    Lengths are kept on this host under the inventory's fingerprint for other processes and later jobs. Not kept:
+    lengths with a filter, since the text of a filter may be incomplete; and lengths of files without a version from
+    their web server, since a file may have been replaced by another file of the same size.
 
-    read: gives the rows of a row group with one column, which is measured. what: that column, as text, and all else
-        that decides its lengths. share: which row groups; nothing is exchanged.
-    on_progress: called in the caller's thread after each row group with (row groups done, row groups to do).
+    Args:
+        read: Function that returns the rows of a row group with one column, to be measured.
+        what: Text of that column, and of all else that decides its lengths.
+        share: Part of the row groups that this process reads. Nothing is exchanged.
+        on_progress: Called in the caller's thread after each row group with (row groups done, row groups to do).
 
     Raises:
         DataError, StoreError: see Reader.read.
@@ -221,10 +227,12 @@ def read_lengths(
 def read_token_counts(
     inventory: Inventory, reader: Reader, share: Share, on_progress: OnProgress | None = None
 ) -> Lengths:
-    """Whole tokens of every plan row; floats are rounded up. Read-only, int32 where that is wide enough.
+    """Return the whole tokens of every plan row; floats are rounded up. Read-only, int32 if the tokens fit.
 
-    reader: of the one column that is measured. share: which row groups this process reads. on_progress: as for
-        `read_lengths`.
+    Args:
+        reader: Reader of one column, to be measured.
+        share: Part of the row groups that this process reads.
+        on_progress: See `read_lengths`.
 
     Raises:
         ConfigError: row counts are not known, so that rows have no numbers.
@@ -249,9 +257,13 @@ def read_token_counts(
 
 
 def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, column: str) -> None:
-    """Raises ConfigError if a row alone exceeds the budget, or has no length; the message names the first one.
+    """Check that each row fits alone into the budget.
 
-    tokens: of every plan row.
+    Args:
+        tokens: Tokens of every plan row.
+
+    Raises:
+        ConfigError: a row exceeds the budget, or has no length. The message names the first row.
     """
     widths = budget.widths(tokens)
     too_long = np.flatnonzero(widths > budget.max_tokens)
@@ -273,7 +285,7 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
 
 
 def _read_by(inventory: Inventory) -> str:
-    """By which names files without field ids are read: a table may change them while its snapshot stays."""
+    """Return the names by which files without field ids are read. A table may change its names within a snapshot."""
     files = inventory.files.extras
     return f" by {files[0].table.names}" if files and isinstance(files[0], IcebergFile) else ""
 
@@ -290,7 +302,7 @@ def _whole(lengths: Lengths) -> Int64s:
 
 
 def _narrow(lengths: Lengths) -> Lengths:
-    """The same lengths as int32 where all are whole and fit; read-only."""
+    """Return the lengths as int32 if all are whole and fit; read-only."""
     limits = np.iinfo(np.int32)
     if lengths.dtype.kind in "iu" and len(lengths) and limits.min <= lengths.min() <= lengths.max() <= limits.max:
         lengths = lengths.astype(np.int32, copy=False)

@@ -1,252 +1,52 @@
-"""`RowDataset`: random access to the rows of columnar files, as a map-style data set."""
+"""`RowDataset`: the front door to the rows of files by their number.
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, SupportsIndex, Unpack
+Type checkers read the signature in row_dataset.pyi, written by scripts/write_options.py.
+"""
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from torch.utils.data import Dataset
+from dataclasses import replace
+from typing import Any
 
-from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils._core.arguments import parse_bytes
-from torch_dataloader_utils._core.block import Block, read_block
-from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
-from torch_dataloader_utils._core.option_values import Decoding
-from torch_dataloader_utils._core.token_budget import Lengths
-from torch_dataloader_utils._core.units import RowSpace
-from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store.process_local import ProcessLocal
-from torch_dataloader_utils.datasets.build import build_rows, read_spec
-from torch_dataloader_utils.datasets.files import FileKeywords, Files, FileSource
-from torch_dataloader_utils.datasets.option_fields import arguments_of, check_names, chosen, names_of
+from torch_dataloader_utils.datasets.door import Door, names_of
+from torch_dataloader_utils.datasets.files import FileSource
+from torch_dataloader_utils.datasets.numbered_rows import NumberedRows, RowOptions
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.datasets.row_counts import read_lengths
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.shape.column_blocks import split_rows
-from torch_dataloader_utils.shape.encode import Encoder
-from torch_dataloader_utils.shape.lengths import check_has_lengths
-from torch_dataloader_utils.shape.shapers import OutputFormat
-from torch_dataloader_utils.shape.specs import select_fields
-from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
-from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
-from torch_dataloader_utils.tables.reader import Reader, make_reader
 
-# Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
-_ITERATED_ROWS = 1024
+# Options of tables about the rows of one process.
+_OF_ROWS = {"columns", "filters", "output_format", "nulls", "stack", "encode", "decoding"}
 
-_DECODING = Decoding()
+ROWS = Door(
+    FileSource,
+    RowOptions,
+    TableOptions,
+    positional="path format",
+    left_out={*names_of(TableOptions)} - _OF_ROWS,
+)
 
 
-class RowDataset(Dataset[Any]):
+class RowDataset(NumberedRows):
     """Every live row of a data set by its number, for samplers and wrappers that choose rows one by one.
 
     Rows are numbered in the order of (path, row group, row), after deletes and filter; `len` is exact. It works under
     `DataLoader` with any sampler and number of workers, `DistributedSampler`, `ShardedDataset`, `BufferSortedDataset`,
     Accelerate and Lightning.
 
-    A row costs its whole row group, so row groups are kept decoded, the ones used last, up to `cache_bytes` in each
-    process. If rows that are read one after the other lie near each other (in stored order, or in that of
+    A row costs its whole row group, so row groups are kept decoded, the last used ones, up to `cache_bytes` in each
+    process. If rows that are read one after the other lie near each other (in stored order, or in the order of
     `BufferSortedDataset`), each row group is decoded once; a global random order over more data than the cache holds
-    decodes one for almost every row. For that, use `StructuredDataset` with `shuffle_rows`.
+    decodes a row group for almost every row. For that, use `StructuredDataset` with `shuffle_rows`.
     """
 
-    def __init__(
-        self,
-        path: Files,
-        format: str = "parquet",  # noqa: A002  # the field's name for it
-        *,
-        columns: Sequence[str] | None = None,
-        filters: pc.Expression | None = None,
-        partitioning: Literal["hive"] | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        output_format: OutputFormat = "torch",
-        cache_bytes: int | str = "256MiB",
-        length_column: str | None = None,
-        nulls: Any = None,
-        stack: Mapping[str, Sequence[str]] | None = None,
-        encode: Mapping[str, Encoder] | None = None,
-        decoding: Decoding = _DECODING,
-        **options: Unpack[FileKeywords],
-    ) -> None:
-        """Finds the files and counts their rows; no row is read unless a filter makes that necessary.
+    @ROWS.explains
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Find the files and count their rows; no row is read unless a filter makes that necessary.
 
-        Args:
-            path: data files, paths, or a directory or pattern.
-            format: as for `StructuredDataset`, and so are columns, filters, partitioning, storage_options,
-                credentials, remote, nulls, stack, encode, allow_bare_files and missing.
-            inventory: from `scan_files`, `scan_iceberg` or `load_inventory`; then it is what is read, and nothing is
-                listed. Deletes apply.
-            output_format: a row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python
-                values ("dict"), or a RecordBatch of one row ("arrow").
-            cache_bytes: decoded row groups kept in each process, an int or text such as "1GiB"; the last one used
-                stays in any case.
-            length_column: for `sort_key`: a column of numbers (its value), lists (items) or text (bytes).
-            decoding: threads are row groups decoded at once for one call; nothing is decoded ahead.
+        A row is a dict of tensors ("torch"; a list is a 1-D tensor), of numpy values, of Python values ("dict"), or a
+        RecordBatch of one row ("arrow"). `inventory` may come from `scan_iceberg` too, and its deletes apply. The
+        threads of `decoding` are row groups decoded at once for one call; nothing is decoded ahead.
 
         Raises:
             ConfigError: arguments that do not fit each other or the data. NoDataError: nothing to read.
             DataError: files that are corrupt or do not share one schema. StoreError: the storage failed.
         """
-        arguments = {**arguments_of(locals()), "check_ranks": False}
-        check_names(options, names_of(FileSource))
-        source, chosen_options = chosen(FileSource, arguments), chosen(TableOptions, arguments)
-        cache_bytes = parse_bytes("cache_bytes", cache_bytes)
-        # The first two of the five steps of `build`.
-        found, access = source.find(chosen_options)
-        rows = build_rows(found, chosen_options, access, Share(threads=chosen_options.threads))
-        schema = decode_schema(found.schema)
-        self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
-        self._space = RowSpace.of(rows.inventory.groups)
-        self._threads = chosen_options.threads
-        self._cache_bytes = cache_bytes
-        names = schema.names if columns is None else chosen_options.columns or ()
-        self._schema = select_fields(with_metadata_columns(schema, names), names)
-        self._length_reader: Reader | None = None
-        if length_column is not None:
-            check_has_lengths(schema, length_column, "length_column")
-            self._length_reader = make_reader(read_spec(found, chosen_options, access, (length_column,)))
-        # Lengths travel to workers with the data set, decoded row groups do not.
-        self._known_lengths: Lengths | None = None
-        self._cache: ProcessLocal[BlockCache] = ProcessLocal()
-        self._measured: ProcessLocal[Lengths] = ProcessLocal()
-
-    @property
-    def inventory(self) -> Inventory:
-        """The files and row groups, with live rows counted; pass it on to plan or open the same data again."""
-        return self._inventory
-
-    def __repr__(self) -> str:
-        return f"<RowDataset {self._inventory}>"
-
-    def __len__(self) -> int:
-        """Live rows: after deletes and filter."""
-        return self._space.num_rows
-
-    def __getitem__(self, index: SupportsIndex) -> Any:
-        """One row; a negative index counts from the end, as in a list.
-
-        Raises:
-            IndexError: outside the data set. TypeError: not a whole number.
-        """
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
-        """Rows in the order asked for, the same one twice if asked twice; each row group is read once.
-
-        DataLoader asks for batches with this.
-        """
-        positions = self._positions(indices)
-        return split_rows(self._gather(positions).to_batch(), len(positions))
-
-    def __iter__(self) -> Iterator[Any]:
-        """All rows in order, row group by row group."""
-        for start in range(0, len(self), _ITERATED_ROWS):
-            yield from self.__getitems__(range(start, min(start + _ITERATED_ROWS, len(self))))
-
-    def take(self, indices: Sequence[SupportsIndex]) -> Any:
-        """The rows at `indices` as one batch of the output format, without making single rows first.
-
-        The fast way to random batches, ten times and more for many columns:
-
-            DataLoader(range(len(rows)), batch_size=64, sampler=sampler, collate_fn=rows.take)
-
-        Raises:
-            IndexError: outside the data set. TypeError: not a list of whole numbers.
-        """
-        return self._gather(self._positions(indices)).to_batch()
-
-    @property
-    def lengths(self) -> Lengths:
-        """The length of every row, shape [len(self)], read-only; int32 where that is wide enough for integers.
-
-        The length column is read once, when first asked for. Ask before making a DataLoader, and its workers have
-        them too; else each worker that needs them reads the column itself.
-
-        Raises:
-            ConfigError: there is no length_column.
-        """
-        if self._known_lengths is None:
-            self._known_lengths = self._measured.get(self._measure)
-        return self._known_lengths
-
-    def sort_key(self, index: SupportsIndex) -> int | float:
-        """The length of a row, from `length_column` alone (see `lengths`).
-
-        Raises:
-            IndexError: outside the data set. TypeError: not a whole number.
-        """
-        return self.lengths[self._positions([index])[0]].item()  # type: ignore[no-any-return]
-
-    def cache_info(self) -> CacheInfo:
-        """Counts of this process's row group cache; with many misses, pass a larger `cache_bytes`."""
-        return self._blocks.info()
-
-    @property
-    def _blocks(self) -> BlockCache:
-        return self._cache.get(partial(BlockCache, self._cache_bytes))
-
-    def _positions(self, indices: Sequence[SupportsIndex]) -> Int64s:
-        """Row numbers in [0, len(self))."""
-        total = len(self)
-        positions = _whole_numbers(indices, total)
-        wrong = np.flatnonzero((positions < -total) | (positions >= total))
-        if len(wrong):
-            raise _no_such_row(int(positions[wrong[0]]), total)
-        return np.where(positions < 0, positions + total, positions)
-
-    def _gather(self, positions: Int64s) -> Block:
-        """A block of these rows, in this order, in memory of its own."""
-        if len(positions) == 0:
-            return self._shaper.block([pa.RecordBatch.from_pylist([], schema=self._schema)])
-        group = self._space.group_of(positions)
-        by_group = np.argsort(group, kind="stable")
-        groups, first = np.unique(group[by_group], return_index=True)
-        wanted = np.split(positions[by_group] - self._space.group_start[group[by_group]], first[1:])
-        parts = self._gather_groups(groups.tolist(), wanted)
-        if len(parts) == 1:
-            return parts[0]
-        place = np.empty_like(by_group)
-        place[by_group] = np.arange(len(by_group))
-        return self._shaper.gather(parts, place)
-
-    def _gather_groups(self, groups: list[int], wanted: list[Int64s]) -> list[Block]:
-        blocks = self._blocks
-        missing = sum(not blocks.holds(group) for group in groups)
-        if missing < 2 or self._threads < 2:
-            return list(map(self._gather_group, groups, wanted))
-        pairs, threads = list(zip(groups, wanted, strict=True)), min(self._threads, missing)
-        return map_watched(lambda pair: self._gather_group(*pair), pairs, threads=threads, name="tdu-rows")
-
-    def _gather_group(self, group: int, rows: Int64s) -> Block:
-        """Copies, so that a row that somebody keeps does not keep its row group."""
-        return self._shaper.gather([self._blocks.get(group, self._decode)], rows)
-
-    def _decode(self, group: int) -> Block:
-        return read_block(self._reader, self._shaper, self._inventory.task(group))
-
-    def _measure(self) -> Lengths:
-        if self._length_reader is None:
-            raise ConfigError("sort_key and lengths need a length: pass length_column= to RowDataset.")
-        reader = self._length_reader
-        what = str(reader.spec.columns)
-        return read_lengths(self._inventory, reader.read, Share(threads=self._threads), what=what)
-
-
-def _whole_numbers(indices: Any, total: int) -> Int64s:
-    """The indices as int64; one that does not fit is an IndexError, as in Python's lists."""
-    try:
-        return np.fromiter(map(operator.index, indices), dtype=np.int64, count=len(indices))
-    except TypeError as error:
-        raise ConfigTypeError(
-            f"rows {indices!r}: pass whole numbers, a list of them to take(); rows[3] is one row."
-        ) from error
-    except OverflowError as error:
-        raise _no_such_row(max(map(operator.index, indices), key=abs), total) from error
-
-
-def _no_such_row(row: int, total: int) -> IndexError:
-    return IndexError(f"Row {row} is not in a data set of {total} rows: pass one in [{-total}, {total}).")
+        source, row_options, table_options = ROWS.bind(args, options)
+        self._begin(source, replace(table_options, check_ranks=False), row_options)

@@ -28,20 +28,25 @@ _NOTE = "packed: "
 _BYTES_BESIDE_TOKEN = 5  # positions and loss mask
 
 
-def stored_inventory(inventory: Inventory, packing: TokenPacking | None) -> Inventory:
-    """The inventory of documents that an inventory of samples was made of; any other one as it is.
+def check_counts_rows(inventory: Inventory) -> None:
+    """Check that an inventory that is to be read without `pack=` counts rows.
 
     Raises:
-        ConfigError: the inventory counts samples, and `packing` is None.
+        ConfigError: the inventory counts samples.
     """
     metadata = decode_schema(inventory.schema).metadata or {}
-    if _PACKING not in metadata:
-        return inventory
-    if packing is None:
+    if _PACKING in metadata:
         raise ConfigError(
             f"The inventory counts packed samples ({metadata[_PACKING].decode()}), not rows: pass the same pack=, or "
             "an inventory from scan_files."
         )
+
+
+def stored_inventory(inventory: Inventory) -> Inventory:
+    """Return the inventory of documents from which an inventory of samples was made; any other one unchanged."""
+    metadata = decode_schema(inventory.schema).metadata or {}
+    if _PACKING not in metadata:
+        return inventory
     unknown = np.full(len(inventory.groups), UNKNOWN, dtype=np.int64)
     return replace(
         inventory,
@@ -79,7 +84,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
             )
         if inventory.rows_are_known:
             return inventory
-    stored = stored_inventory(inventory, packing)
+    stored = stored_inventory(inventory)
     schema = _packed_schema(stored.schema, packing)
     share.check_alike(stored)
     samples = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))

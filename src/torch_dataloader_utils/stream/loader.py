@@ -1,6 +1,6 @@
 """The loader: a DataLoader that knows its length, its position and its plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.slab_codec import SlabCodec
-from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils._runtime.notebook import html_of
@@ -25,7 +24,7 @@ from torch_dataloader_utils.stream.epoch_pass import (
     ThreadSource,
     epoch_pass,
 )
-from torch_dataloader_utils.stream.loader_options import check_callbacks, check_has_workers, check_loader_options
+from torch_dataloader_utils.stream.loader_options import LoaderOptions, check_has_workers
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.progress import Progress
 from torch_dataloader_utils.stream.trainer_hooks import EpochSampler, Placement, refuse_number
@@ -59,7 +58,6 @@ class TableDataLoader(DataLoader[BatchT]):
         dataset: TableDataset[BatchT],
         *,
         num_workers: int | None = None,
-        callbacks: Sequence[LoaderCallback] | None = None,
         **options: Any,
     ) -> None:
         """Make a loader of this data set.
@@ -67,8 +65,7 @@ class TableDataLoader(DataLoader[BatchT]):
         Args:
             dataset: data set of this package.
             num_workers: number of workers that the data set was made for; None for this number.
-            callbacks: objects that are called for each pass and batch.
-            options: options of torch's DataLoader that do not follow from the data set.
+            options: fields of `LoaderOptions`: callbacks, and options of torch's DataLoader.
 
         Raises:
             ConfigTypeError: `dataset` is not a data set of this package, or an option has another type.
@@ -76,15 +73,14 @@ class TableDataLoader(DataLoader[BatchT]):
                 workers.
         """
         num_workers = _check_workers(dataset, num_workers)
-        callbacks = check_callbacks("callbacks", callbacks)
-        options = check_loader_options(options)
-        stages = dataset.stages
+        checked, stages = LoaderOptions(**options), dataset.stages
+        options = checked.for_torch()
         check_has_workers(num_workers, stages.workers, options)
         processes = num_workers if stages.workers is None else 0
-        if processes > 0 and stages.start_method is not None:
-            options.setdefault("multiprocessing_context", stages.start_method)
+        if processes > 0 and options["multiprocessing_context"] is None:
+            options["multiprocessing_context"] = stages.start_method
         super().__init__(dataset, batch_size=None, num_workers=processes, collate_fn=as_it_is, **options)
-        self._meter = LoaderMeter((*stages.callbacks, *callbacks), stages.row_tokens)
+        self._meter = LoaderMeter((*stages.callbacks, *(checked.callbacks or ())), stages.row_tokens)
         # Set without DataLoader's guard, which forbids a sampler for an iterable data set; this one only takes epochs.
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
@@ -93,9 +89,9 @@ class TableDataLoader(DataLoader[BatchT]):
         if stages.workers is not None:
             self._workers = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
         elif num_workers > 0:
-            begin = options.get("worker_init_fn")
+            begin = options["worker_init_fn"]
             sent = stages.sent if begin is None else (*stages.sent, begin)
-            check_functions(sent, options.get("multiprocessing_context"))
+            check_functions(sent, options["multiprocessing_context"])
             self._workers = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 
     def __repr__(self) -> str:

@@ -1,49 +1,22 @@
-"""Check the options of torch's DataLoader that a caller may choose, before data is read; torch checks them later."""
+"""`LoaderOptions`: callbacks, and the options of torch's DataLoader that do not follow from the data set."""
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from multiprocessing import get_all_start_methods
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.arguments import check_flag, check_function, check_integer, check_not_negative
+from torch_dataloader_utils._core.option_fields import Checked, option
 from torch_dataloader_utils._core.option_values import RayWorkers
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 
-# The removed options do not apply, because batches are made where rows are read; torch itself ignores
-# pin_memory_device.
-LOADER_OPTIONS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
-    "self",
-    "dataset",
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-    "drop_last",
-    "pin_memory_device",
-} | {"callbacks"}
-
-
 # Options that need worker processes.
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
-
-
-def check_loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with Python's own numbers and bools, and callbacks as a tuple.
-
-        callbacks=None  ()      prefetch_factor=np.int64(2)  2      pin_memory="false", timeout=None  ConfigTypeError
-
-    Raises:
-        ConfigTypeError: an option has another type. ConfigError: an option is out of range.
-    """
-    # Options of later versions of torch are not known here and stay as they are.
-    return {name: _CHECKS[name](name, value) if name in _CHECKS else value for name, value in options.items()}
 
 
 def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Mapping[str, Any]) -> None:
@@ -88,21 +61,8 @@ def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
     return callbacks
 
 
-def _prefetch_factor(name: str, value: Any) -> int | None:
-    return None if value is None else check_integer(name, value, least=1)
-
-
-def _seconds(name: str, value: Any) -> float:
-    return check_not_negative(name, value, what="number of seconds")
-
-
-def _function(name: str, value: Any) -> Any:
-    check_function(name, value, "a function of the worker's number")
-    return value
-
-
 def _generator(name: str, value: Any) -> Any:
-    if value is not None and not isinstance(value, torch.Generator):
+    if not isinstance(value, torch.Generator):
         raise ConfigTypeError(f"{name} is {of_type(value)}: pass a torch.Generator, or None.")
     return value
 
@@ -110,21 +70,45 @@ def _generator(name: str, value: Any) -> Any:
 def _context(name: str, value: Any) -> Any:
     known = get_all_start_methods()
     wanted = f"{name}={value!r}: pass one of {known}, a context of multiprocessing, or None."
-    if value is not None and not isinstance(value, str | BaseContext):
+    if not isinstance(value, str | BaseContext):
         raise ConfigTypeError(wanted)
     if isinstance(value, str) and value not in known:
         raise ConfigError(wanted)
     return value
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "callbacks": check_callbacks,
-    "pin_memory": check_flag,
-    "timeout": _seconds,
-    "worker_init_fn": _function,
-    "multiprocessing_context": _context,
-    "generator": _generator,
-    "prefetch_factor": _prefetch_factor,
-    "persistent_workers": check_flag,
-    "in_order": check_flag,
-}
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions(Checked):
+    """Options of a loader that its data set does not have; checked before anything is read."""
+
+    callbacks: Sequence[LoaderCallback] | None = option(
+        None, "Sequence of LoaderCallback, called at passes and batches.", check_callbacks
+    )
+    pin_memory: bool = option(False, "Pin the memory of batches, as torch's DataLoader does.", check_flag)
+    prefetch_factor: int | None = option(
+        None, "Batches that each worker process prepares; see DataLoader.", partial(check_integer, least=1)
+    )
+    persistent_workers: bool = option(False, "Keep worker processes between epochs.", check_flag)
+    in_order: bool = option(
+        True, "False gives batches of worker processes as they are ready, not in the order of the plan.", check_flag
+    )
+    timeout: float = option(
+        0,
+        "Seconds to wait for a batch of a worker process; 0 waits without a limit.",
+        partial(check_not_negative, what="number of seconds"),
+        tier="rare",
+    )
+    worker_init_fn: Callable[[int], None] | None = option(
+        None,
+        "Function called with the number of each worker process when it starts.",
+        partial(check_function, what="a function of the worker's number"),
+        tier="rare",
+    )
+    multiprocessing_context: Any = option(
+        None, 'Start method of worker processes ("spawn"), or a context of multiprocessing.', _context, tier="rare"
+    )
+    generator: torch.Generator | None = option(None, "See DataLoader.", _generator, tier="rare")
+
+    def for_torch(self) -> dict[str, Any]:
+        """Return the options of torch's DataLoader by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "callbacks"}

@@ -19,7 +19,8 @@ from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.table_snapshot import time_text
-from torch_dataloader_utils.datasets.iceberg import IcebergSource, open_alike
+from torch_dataloader_utils.datasets.iceberg_source import IcebergSource, open_alike
+from torch_dataloader_utils.datasets.options import ScanOptions
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, NoDataError
 from torch_dataloader_utils.tables.iceberg.table_scan import scan_table
 
@@ -283,7 +284,7 @@ def seen_by_ranks(table: TableWriter, commit: Callable[[], object], **options: o
 
     def scan(share: Share) -> Inventory:
         source = IcebergSource(table=table.metadata, **options)
-        return scan_table(*open_alike(source, source.scan_options(None, None, "raise"), share))
+        return scan_table(*open_alike(source, source.scan_options(ScanOptions()), share))
 
     first = scan(Share(index=0, count=2, exchange=tell))
     commit()
