@@ -1,8 +1,8 @@
 """Split-planning data loading for columnar data in PyTorch.
 
-Parquet and ORC files or Iceberg tables in, equal batches on every rank out. An epoch is a pure function of inventory,
-seed, epoch and topology; from that follow exact row counts, equal steps, resume in constant time on any topology, and
-plans one can look at. Start with `StructuredDataset.create_dataloader`.
+Files (Parquet, ORC, Arrow, CSV, JSON lines), Iceberg tables or Delta tables in, equal batches on every rank out. An
+epoch is a pure function of inventory, seed, epoch and topology. From that follow exact row counts, equal steps, resume
+in constant time on any topology, and plans to look at. Start with `StructuredDataset.create_dataloader`.
 
 Names load on first use, so that importing this package imports neither torch nor pyarrow.
 """

@@ -16,8 +16,7 @@ MODULE = """
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils.formats import Format
-from torch_dataloader_utils.formats.file_scan import FileScan
+from torch_dataloader_utils.formats import FileScan, Format
 
 SCHEMA = pa.schema([pa.field("x", pa.int64(), nullable=False)])
 

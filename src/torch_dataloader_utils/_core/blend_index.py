@@ -156,6 +156,9 @@ def continue_blend(rule: BlendRule, counts: Counts, count: int, *, segment_limit
     exits = np.empty_like(entries)
     picks = np.empty((len(starts), length), dtype=np.int16)
     numbers = np.empty(picks.shape, dtype=np.int64)
+    # Segments run side by side, each from a guess of the counts at its start. A segment runs again until it starts with
+    # the counts with which the segment before ends. Segment 0 starts with the true counts, so each round makes at least
+    # one more segment final, and the result is that of one long run.
     pending = np.arange(len(starts))
     while pending.size:
         advanced = entries[pending]

@@ -94,7 +94,7 @@ class MeasuredBlock(Block, Protocol):
 
 
 class Shaper(Protocol):
-    """Converter of record batches into blocks of the output format; picklable and stateless."""
+    """Converter of record batches into blocks of the output format; picklable, the same for every worker."""
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """Use this memory, from now on, for everything that this process copies into large blocks."""

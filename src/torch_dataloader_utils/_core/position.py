@@ -133,7 +133,10 @@ class Position:
 
     @property
     def done(self) -> int:
-        """Number of steps received under the present topology (by rank 0, where ranks had drifted apart)."""
+        """Number of steps received under the present topology.
+
+        `under` closes a segment whose ranks drifted apart, so all ranks of an open segment have taken this number.
+        """
         return self.segment.steps_of(0)
 
     def changes(self) -> Iterator[tuple[Segment, Topology]]:

@@ -145,7 +145,9 @@ class WorkerProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkerInput:
-    """Everything that is sent to a worker: its program and the row groups that it reads.
+    """Data and plan that a worker is sent in each pass: its program and the row groups that it reads.
+
+    The `Pipeline` (reader, shaper, functions) is sent once, when the worker starts.
 
     inventory: Only this worker's row groups and files. group_start, group_stop: Plan rows of the row groups, [groups].
     """

@@ -41,6 +41,7 @@ from torch_dataloader_utils.datasets.row_counts import (
     read_token_counts,
 )
 from torch_dataloader_utils.datasets.source import Source, find_inventory
+from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
@@ -352,6 +353,9 @@ def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOption
     if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
         worker_threads = options.decoding.threads or _REMOTE_THREADS
         threads = options.decoding.threads or max(threads, _REMOTE_THREADS)
+        small_bytes = 0
+    # The projected bytes of text do not show how much memory its rows take.
+    if any(format_of(number).is_text for number in set(inventory.files.formats.tolist())):
         small_bytes = 0
     return DecodeOptions(
         threads=threads,

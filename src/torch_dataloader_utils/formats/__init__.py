@@ -11,6 +11,9 @@ bounds), `checks` (scans, rows and names) and `errors` (damage becomes a `DataEr
 Not for: finding files (`discover`), tables of several files (`tables`), and deciding which rows are read (`plan`).
 """
 
+from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_format import Format
+from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
+from torch_dataloader_utils.formats.task_source import TaskSource
 
-__all__ = ["Format"]
+__all__ = ["FileScan", "Format", "ScanItem", "ScanRequest", "TaskSource", "corrupt", "decoding"]

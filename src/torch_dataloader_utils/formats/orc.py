@@ -5,7 +5,7 @@ pyarrow gives the decoded tail as protobuf bytes; three of its message types hav
 Source: ORC specification v1, "File Tail" and "Stripes"; pyarrow.orc.ORCFile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +64,7 @@ def footer_bytes(tail: Buffer) -> int:
         ValueError, IndexError: the file does not end with a postscript.
     """
     postscript_bytes = tail[-1]
-    postscript = dict(fields(memoryview(tail)[-1 - postscript_bytes : -1]))
+    postscript = dict(read_fields(memoryview(tail)[-1 - postscript_bytes : -1]))
     sections = (postscript.get(number, 0) for number in (_POSTSCRIPT_FOOTER_BYTES, _POSTSCRIPT_METADATA_BYTES))
     return 1 + postscript_bytes + sum(as_number(value) for value in sections)
 
@@ -79,9 +79,11 @@ def _read_tail(store: Store, entry: FileEntry) -> Tail:
 
 
 def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
-    footer = next(value for number, value in fields(memoryview(file_tail)) if number == _TAIL_FOOTER)
+    footer = next(value for number, value in read_fields(memoryview(file_tail)) if number == _TAIL_FOOTER)
     stripes = [
-        dict(fields(as_message(value))) for number, value in fields(as_message(footer)) if number == _FOOTER_STRIPE
+        dict(read_fields(as_message(value)))
+        for number, value in read_fields(as_message(footer))
+        if number == _FOOTER_STRIPE
     ]
     rows = np.zeros((len(stripes), 4), dtype=np.int64)
     for index, stripe in enumerate(stripes):
@@ -95,7 +97,7 @@ def _stripe_rows(file_tail: bytes, part: float) -> Int64s:
     return rows
 
 
-def decode_orc(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
+def decode_orc(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
     """Return the rows of one stripe, with the columns of `fields` that the file has, in the file's types and order.
 
     A remote stripe is fetched whole, in one range (`task.byte_offset`, `byte_length`): its streams lie side by side,
@@ -120,7 +122,7 @@ def orc_schema(source: TaskSource) -> pa.Schema:
         return orc.ORCFile(file).schema
 
 
-def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: Sequence[pa.Field]) -> tuple[list[str], pa.RecordBatch]:
+def _decoded(source: TaskSource, stripes: orc.ORCFile, fields: pa.Schema) -> tuple[list[str], pa.RecordBatch]:
     """Return the columns of the task's stripe, and their names."""
     schema = stripes.schema
     known = set(schema.names)
@@ -183,7 +185,7 @@ def read_field(message: Message, start: int) -> tuple[int, int | Message, int]:
     return tag >> 3, message[start : start + length], start + length
 
 
-def fields(message: Message) -> Iterator[tuple[int, int | Message]]:
+def read_fields(message: Message) -> Iterator[tuple[int, int | Message]]:
     """Yield (number, value) of each field of a message; raise as `read_field`."""
     start = 0
     while start < len(message):

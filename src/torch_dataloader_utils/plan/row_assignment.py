@@ -373,6 +373,7 @@ class RowAssignment:
         """See Assignment."""
         topology, options, position = self.divided.topology, self.inputs.options, self.inputs.position
         topology.check_rank(rank)
+        # `Position.under` closes a segment whose ranks drifted apart: here any rank tells the steps of all ranks.
         mine, done = self.divided.rank(rank), received.steps_of(0)
         # A bucket is one batch, of the batch size with which the epoch began and its windows were cut.
         bucket_rows = position.first_topology.batch_size

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
-from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import ThreadPool
@@ -64,11 +63,9 @@ class Decoder:
         self._held_bytes = 0
         self._held_groups = 0
         self._where = -1, ""
-        groups, formats = work.inventory.groups, work.inventory.files.formats
-        # The projected bytes of text do not show how much memory its rows take.
-        is_text = np.isin(formats[groups.file], (FileFormat.CSV, FileFormat.JSON))
+        groups = work.inventory.groups
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
-        self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB) & ~is_text
+        self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB)
         self._pool = ThreadPool(options.threads, "tdu-decode")
         self._groups = GroupDecoder(work, reader, shaper, counters)
 

@@ -35,6 +35,7 @@ from torch_dataloader_utils.stream.worker import WorkerStream
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.plan.epoch_plan import EpochPlan
+    from torch_dataloader_utils.stream.transport.receiver import WorkerTransport
 
 
 class TableDataLoader(DataLoader[BatchT]):
@@ -85,7 +86,7 @@ class TableDataLoader(DataLoader[BatchT]):
         self.__dict__["sampler"] = EpochSampler(dataset)
         self._placement: Placement | None = None
         self._decode = stages.decode
-        self._workers: WorkerProcesses | RayWorkerActors | None = None
+        self._workers: WorkerTransport | None = None
         if stages.workers is not None:
             self._workers = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
         elif num_workers > 0:

@@ -131,7 +131,7 @@ def _no_such_batch(task: RowGroupTask) -> CorruptFileError:
 _MAGIC = b"ARROW1"
 
 
-def decode_arrow(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
+def decode_arrow(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
     """Return one record batch with the columns of `fields` that the file has, in the file's types and order.
 
     Arrow files are memory images, and their offsets and indices are used unchecked. Everything is validated here, so

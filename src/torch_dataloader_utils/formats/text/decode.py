@@ -8,7 +8,7 @@ block. Values are parsed to the types of the data set's schema. Types are never 
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -31,7 +31,7 @@ _PIECE_BYTES = 8 << 20
 _headers: FileCache[tuple[str, ...]] = FileCache()
 
 
-def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
+def decode_csv(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
     """Return the rows of one block, with the columns of `fields` that the file has, in the fields' types.
 
     Names come from the file's own header, read once and kept: two files of a data set may have their columns in
@@ -68,7 +68,7 @@ def decode_csv(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch
     return contiguous(table.to_batches()) if names else rows_only(table.num_rows)
 
 
-def decode_json(source: TaskSource, fields: Sequence[pa.Field]) -> pa.RecordBatch:
+def decode_json(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
     """Return the rows of one block of JSON lines, with the columns `fields`, in the fields' types.
 
     A missing key is null. If the scan did not count lines, keys are checked here: a key that the fields lack is an

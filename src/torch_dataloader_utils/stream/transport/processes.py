@@ -95,12 +95,7 @@ class WorkerProcesses:
         meter: LoaderMeter,
         rest_of: RestOf,  # noqa: ARG002 - a worker process that dies ends the pass
     ) -> Generator[Delivered]:
-        """Yield the batches of one pass.
-
-        works: inputs of all workers. first_worker: worker of the first batch. left: number of batches; None if only
-        reading can tell. meter: counts every batch, and the time until each response. rest_of: not used; a worker
-        process that dies ends the pass.
-        """
+        """See WorkerTransport.deliver."""
         counted = left if self._in_order else None
         readers = self._readers or self._new_readers()
         workers = [(first_worker + process) % len(works) for process in range(len(works))]

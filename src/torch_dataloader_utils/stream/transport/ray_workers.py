@@ -78,9 +78,7 @@ class RayWorkerActors:
         meter: LoaderMeter,
         rest_of: RestOf,
     ) -> Generator[Delivered]:
-        """Yield the batches of one pass. See WorkerProcesses.deliver.
-
-        rest_of: returns the input of a worker that begins again.
+        """Yield the batches of one pass. See WorkerTransport.deliver.
 
         Raises:
             WorkerDiedError: a worker was lost too often, or no actor starts.
