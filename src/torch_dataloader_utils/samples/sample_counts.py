@@ -21,7 +21,8 @@ from torch_dataloader_utils.samples.token_packing import FIELDS, TokenPacking
 
 _log = logging.getLogger(__name__)
 
-_PACKING = b"torch_dataloader_utils.megatron.schedules"
+# Keys in the metadata of a schema. Saved inventories have them, and states are bound to the schema: never rename them.
+_PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
 _NOTE = "packed: "
 _BYTES_BESIDE_TOKEN = 5  # positions and loss mask
