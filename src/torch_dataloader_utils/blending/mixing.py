@@ -64,7 +64,7 @@ def mix_rows(parts: Sequence[BatchSlice], counts: Sequence[int]) -> Iterator[Any
     if len(parts) == 1:
         joined = _sliced(*parts[0])
     elif isinstance(first, pa.RecordBatch):
-        joined = pa.Table.from_batches([_sliced(*part) for part in parts]).combine_chunks().to_batches()[0]
+        joined = pa.concat_batches([_sliced(*part) for part in parts])
     else:
         number = {id(batch): index for index, batch in enumerate(batches)}
         spans = [(number[id(part.batch)], slice(part.start, part.stop)) for part in parts]
