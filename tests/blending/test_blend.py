@@ -510,7 +510,7 @@ def test_what_cannot_be_blended_is_refused(tables):
     with pytest.raises(ConfigTypeError, match="gives list batches"):
         rows_of(blend([good, odd], [1, 1], per="sample"))
     narrow = make(tables, source_options={"columns": ["row"]}).sources[1].loader
-    with pytest.raises(ConfigError, match="differ in what batches hold"):
+    with pytest.raises(ConfigError, match="have batches with different columns"):
         rows_of(blend([good, narrow], [1, 1], per="sample"))
 
 

@@ -102,6 +102,12 @@ def test_a_packed_inventory_saves_the_counting_and_knows_its_packing(corpus, tmp
         load(corpus, None, inventory=packed)
 
 
+def test_the_keys_of_a_packed_schema_are_the_same_in_every_release(corpus):
+    # Inventories saved by 1.0 have these keys, and states of packed loaders are bound to the bytes of the schema.
+    schema = pa.ipc.read_schema(pa.py_buffer(load(corpus, PACKING).plan.inventory.schema))
+    assert set(schema.metadata) == {b"torch_dataloader_utils.packing", b"torch_dataloader_utils.stored_schema"}
+
+
 @pytest.mark.parametrize("counts", ["footers", "read"])
 def test_processes_share_the_counting(corpus, counts):
     packing = replace(PACKING, counts=counts)

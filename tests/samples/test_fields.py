@@ -261,7 +261,7 @@ def test_a_null_for_a_token_is_an_error(tmp_path, values):
         ({"labels": PerToken(pad=0.5)}, "pad=0.5 of PerToken does not fit the int64 of column 'labels'"),
         ({"labels": PerToken(eod=2**63)}, "eod=9223372036854775808 of PerToken does not fit"),
         ({"keep": PerToken(pad=2)}, "pad=2 of PerToken does not fit the bool of column 'keep'"),
-        ({"weight": PerToken(eod=0)}, "column 'weight' is float, whose value every token .*Leave it out"),
+        ({"weight": PerToken(eod=0)}, "column 'weight' is float: all tokens of a document .*Leave eod out"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused_before_anything_is_read(folder, fields, says):
@@ -292,7 +292,7 @@ def test_what_is_wrong_with_a_field_is_said_when_it_is_made(make, error, says):
 
 
 def test_documents_padded_to_multiples_need_a_length_that_is_one():
-    with pytest.raises(ConfigError, match="sequence_length=10 is no multiple of pad_to_multiple_of=4"):
+    with pytest.raises(ConfigError, match="sequence_length=10 is not a multiple of pad_to_multiple_of=4"):
         pack_tokens("tokens", 10, pad_to_multiple_of=4)
     with pytest.raises(ConfigError, match="with extra_token and best_fit"):
         pack_tokens("tokens", 8, pad_to_multiple_of=4, extra_token=True, fill="best_fit")

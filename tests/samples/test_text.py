@@ -369,7 +369,7 @@ def test_a_tokenizer_without_a_name_is_told_about(folder, caplog):
         ([[1]], SchemaError, "gave 1 token lists for the 4 texts of .*row group 0"),
         ({"ids": [[1]] * 4}, SchemaError, r"gave \['ids'\] for .*row group 0, and not \['input_ids'\]"),
         ([[1.5]] * 4, SchemaError, "gave a float64 array"),
-        ([[2**31]] * 4, SchemaError, "tokens are int32 here"),
+        ([[2**31]] * 4, SchemaError, "return tokens that fit int32"),
         (ValueError("no"), TransformError, "raised ValueError for .*row group 0: no"),
     ],
 )
@@ -396,7 +396,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
     without_marks = hugging_face()
     for template in (None, TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")):
         without_marks.chat_template = template
-        with pytest.raises(ConfigError, match=r"does not say what the assistant's words are: set .*\{% generation %\}"):
+        with pytest.raises(ConfigError, match=r"does not mark the assistant's words: set .*\{% generation %\}"):
             pack_tokens("messages", 8, tokenizer=without_marks, fields={"x": PerToken(output="assistant_masks")})
     for path in ("nowhere.json", tmp_path, tmp_path / "a.parquet"):
         with pytest.raises(ConfigError, match=r"is not a tokenizer\.json of the tokenizers package"):

@@ -1,11 +1,11 @@
-"""Blends of loaders: several as one, each with its share, by the rule that Megatron-Core's blends follow.
+"""Blends loaders: makes one loader of several loaders, each with its share, by the rule of Megatron-Core's blends.
 
-In: loaders or data sets of this package, and weights. Out: one loader that alternates their whole batches
-(`per="batch"`) or mixes their rows in each batch (`per="sample"`), with `len`, `set_epoch` and a JSON state.
+In: loaders or data sets of this package, and weights. Out: one loader that alternates whole batches of its sources
+(`per="batch"`) or mixes rows of its sources in each batch (`per="sample"`), with `len`, `set_epoch` and a JSON state.
 
-Promises: the source of the next batch is arithmetic, the same on every rank, so ranks take equal steps and resume
+Promises: arithmetic chooses the source of the next batch, the same on every rank, so ranks take equal steps and resume
 exactly; memory and state do not grow with the number of steps. Not for: token corpora by index
-(`tokens.BlendedDataset`).
+(`megatron.corpora.BlendedDataset`).
 """
 
 from torch_dataloader_utils._core.weight_schedule import WeightSchedule

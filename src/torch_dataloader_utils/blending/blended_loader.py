@@ -1,4 +1,4 @@
-"""The blend as a loader: checked sources, its passes, its metrics."""
+"""The function `blend` and its loader: checks sources and options, runs passes, adds up metrics."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -55,32 +55,34 @@ def blend(
     at_cap: CapPolicy = "stop",
     source_column: str | None = None,
 ) -> "BlendedLoader[BatchT]":
-    """Several loaders as one, each in its share; what comes next is from the source that is furthest behind its share.
+    """Return one loader of several loaders. The next item comes from the source that is furthest behind its share.
 
         weights 2 1 1      sources 0 1 2 0 0 1 2 0 ...
 
     Args:
-        sources: loaders from `create_dataloader`, or data sets; all of one rank. The blend iterates them: do not
-            iterate them elsewhere.
-        weights: one positive number a source; shares are weights divided by their sum. A `WeightSchedule` moves them:
-            its steps are those of an epoch of the blend.
-        per: "batch" gives whole batches of the sources alternately, and weights are shares of batches. "sample" mixes
-            rows: weights are shares of rows, all sources have the same columns, and rows of one source stand together.
-        stop: when an epoch of the blend ends: "first_exhausted" where a source would have to give more than it has;
-            "all_exhausted" once every source has given all it has (others begin anew, in a new order, meanwhile); or
-            after so many steps.
-        batch_size: with per="sample", rows of a batch; by default the first source's.
-        drop_last: with per="sample", leave out a last batch that is shorter.
-        max_epochs: how many passes a source may give in an epoch of the blend: a number for all, or one for each
-            (None: no limit). No row of it comes more often. Not with "first_exhausted", which is one pass for all.
-        at_cap: what happens where a source would have to give more: "stop" ends the epoch; "renormalise" goes on with
-            the others, in the proportions of their weights, until none is left; "error" raises ConfigError there, and
-            in `len`.
-        source_column: name of a column that batches have more: the number of the source that each row came from, int64.
+        sources: Loaders from `create_dataloader`, or data sets; all for the same rank. Do not iterate the sources
+            elsewhere: the blend iterates them.
+        weights: Positive number for each source; a source's share is its weight divided by the sum of weights. A
+            `WeightSchedule` changes weights at given steps of an epoch of the blend.
+        per: "batch" alternates whole batches of the sources, and shares are shares of batches. "sample" mixes rows in
+            each batch, and shares are shares of rows: all sources need the same columns, and in a batch the rows of one
+            source stand together.
+        stop: End of an epoch of the blend: "first_exhausted" ends it where a source would have to give more than one
+            pass; "all_exhausted" ends it once every source has given one pass (a source that is exhausted earlier
+            begins a new pass, in a new order); a number ends it after this number of steps.
+        batch_size: Number of rows of a batch, with per="sample"; by default the batch size of the first source.
+        drop_last: Leave out a last batch that is shorter, with per="sample".
+        max_epochs: Number of passes that a source may give in an epoch of the blend: one number for all sources, or a
+            list with a number or None (no limit) for each. No row comes more often than this. Not with
+            "first_exhausted", where each source gives at most one pass.
+        at_cap: Action where a source would have to give more than `max_epochs`: "stop" ends the epoch; "renormalise"
+            goes on with the other sources, in the proportions of their weights, until no source is left; "error"
+            raises ConfigError there, and in `len`.
+        source_column: Name of an additional column of the batches, int64: the number of each row's source.
 
     Raises:
-        ConfigError: weights or options out of range, sources of different ranks, of no rows, of uncounted ones, or with
-            a loaded position inside an epoch.
+        ConfigError: weights or options are out of range; or a source is for another rank, has no rows, has rows that
+            are not counted, or has a loaded position inside an epoch.
     """
     shares = weights if isinstance(weights, WeightSchedule) else _as_shares(weights)
     num_weights = len(shares.weights[0]) if isinstance(shares, WeightSchedule) else len(shares)
@@ -94,8 +96,8 @@ def blend(
     if per == "batch" and (batch_size is not None or drop_last):
         option = "drop_last" if batch_size is None else "batch_size"
         raise ConfigError(
-            f'{option} is for per="sample"; with per="batch" batches are those of the sources. Leave it out, or give '
-            "it to their loaders."
+            f'{option} is for per="sample"; with per="batch" the sources make the batches. Leave it out, or give it to '
+            "the loaders of the sources."
         )
     first_rows = loaders[0].dataset.topology.batch_size
     options = BlendOptions(
@@ -112,10 +114,10 @@ def blend(
 
 
 class BlendedLoader(Generic[BatchT]):
-    """Batches of several loaders, with an exact `len`, `set_epoch`, `state_dict` and `load_state_dict`; see `blend`.
+    """Loader of a blend, with an exact `len`, `set_epoch`, `state_dict` and `load_state_dict`; see `blend`.
 
-    Every rank makes the same choices, so ranks take equal steps. A source starts when it first gives something; from
-    then on all run side by side, each with its own threads or processes. A source has its share of its
+    Every rank makes the same choices, so ranks take equal steps. A source starts with its first item and then runs
+    beside the other sources, with threads or processes of its own. Each source decodes ahead within its share of its
     `ahead_bytes`.
     """
 
@@ -127,10 +129,10 @@ class BlendedLoader(Generic[BatchT]):
         places = {(source.topology.num_ranks, source.rank) for source in self.sources}
         if len(places) > 1:
             raise ConfigError(
-                f"The sources of a blend have different (num_ranks, rank): {sorted(places)}. Make all of them for this "
+                f"The sources of a blend have different (num_ranks, rank): {sorted(places)}. Make all sources for this "
                 "rank."
             )
-        # The largest share that each ever has.
+        # The largest share of each source over all steps.
         largest = np.max([normalize_weights(each) for each in options.schedule.weights], axis=0)
         for source, share in zip(self.sources, (largest / largest.sum()).tolist(), strict=True):
             source.decode_part(share)
@@ -138,36 +140,37 @@ class BlendedLoader(Generic[BatchT]):
         compared = self.sources[0].loader.dataset.compared
         described = options_record({"blend": options.describe()})
         self._compared = None if compared is None else ComparedPasses(compared.peers, described)
-        # Where a pass would begin, and the batches of its epoch: with per="sample" counting them makes a pick a row.
+        # A position and the number of batches of its epoch, kept because with per="sample" counting picks every row.
         self._counted: tuple[BlendPosition, int] | None = None
-        # Rows that each source gave, with per="sample"; batches of the sources are ahead of them.
+        # Rows that each source gave to the blend's batches, with per="sample". The sources' own counts are ahead.
         self._rows = np.zeros(len(self.sources), dtype=np.int64)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the present or next pass."""
+        """Epoch of the present or next pass."""
         return self.progress.epoch
 
     @property
     def codec(self) -> SlabCodec | None:
-        """How its batches are written into flat buffers (for DevicePrefetcher); None if not all sources have it."""
+        """Codec that writes batches into flat buffers (for DevicePrefetcher); None if a source has no codec."""
         codecs = [source.loader.codec for source in self.sources]
         return None if None in codecs else codecs[0]
 
     @property
     def is_transformed(self) -> bool:
-        """Whether functions of the user make batches of a source."""
+        """Whether a user's function makes the batches of a source."""
         return any(source.loader.is_transformed for source in self.sources)
 
     @property
     def next_position(self) -> BlendPosition:
-        """Where a pass would begin now."""
+        """Position at which a pass would begin now."""
         return self.progress.next_position
 
     def metrics(self) -> tuple[Metrics, ...]:
-        """Metrics of each source on this rank since the blend was built; callable from any thread.
+        """Return the metrics of each source on this rank since the blend was built; callable from any thread.
 
-        `rows` and `tokens` are those that came in the blend's batches, all else is as the source's own loader counts.
+        `rows` and `tokens` count what the blend's batches contained; all other numbers are counts of the source's
+        loader.
         """
         found = [source.loader.metrics() for source in self.sources]
         if self.options.per == "batch":
@@ -178,31 +181,32 @@ class BlendedLoader(Generic[BatchT]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next pass, on every rank the same; a position loaded for this epoch is kept."""
+        """Set the epoch of the next pass, the same on every rank; a position loaded for this epoch is kept."""
         self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position as a JSON-able dict, the same on every rank. Counts batches that were received."""
+        """Return the position as a JSON-able dict, the same on every rank. It counts the batches received so far."""
         return self.progress.encode(self.progress.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` stood; on another number of ranks or workers too, as far as `blend` says.
+        """Continue at the position of `state`, also on another number of ranks or workers.
 
         Raises:
-            CheckpointMismatchError: another blend, other data or options, a state that was changed; or, with
-                per="sample", another topology and a state that stands inside a batch of a source.
+            CheckpointMismatchError: the state is of another blend, of other data or options, or was changed. Or the
+                topology is another, and the state stands inside a batch of a source (with per="sample"), or ranks
+                stand in different passes of a source.
         """
         self.progress.load(state)
 
     def __len__(self) -> int:
-        """Batches of an epoch of the blend, those already received included."""
+        """Return the number of batches of an epoch of the blend, batches already received included."""
         position = self.next_position
         if self._counted is None or self._counted[0] != position:
             self._counted = position, position.steps + count_steps(self.options, self._start(position))
         return self._counted[1]
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refuses; see `refuse_number`."""
+        """Raise an error; see `refuse_number`."""
         refuse_number(self, index)
 
     def __iter__(self) -> Iterator[BatchT]:
@@ -241,7 +245,7 @@ class BlendedLoader(Generic[BatchT]):
             self.progress.reach(begin, position, is_last=True)
 
     def _given(self, batch: Any, amounts: Int64s) -> Any:
-        """The batch as the trainer gets it, with its rows counted; amounts: items of each source."""
+        """Count the rows of a batch and return it, with the source column if asked for. amounts: Items per source."""
         if self.options.per == "sample":
             self._rows += amounts
         name = self.options.source_column
@@ -285,7 +289,9 @@ def _as_caps(max_epochs: Any, num_sources: int) -> tuple[int | None, ...] | None
 
 def _as_shares(weights: Any) -> tuple[float, ...]:
     if isinstance(weights, Mapping):
-        raise ConfigTypeError(f"weights={weights!r}: pass a list, or WeightSchedule({weights!r}) for those that move.")
+        raise ConfigTypeError(
+            f"weights={weights!r}: pass a list, or WeightSchedule({weights!r}) for weights that change by step."
+        )
     try:
         return tuple(float(weight) for weight in weights)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Batches of all sources, whole or mixed row by row, in every output format: counted, joined and cut."""
+"""Makes the batches of a blend from batches of its sources, whole or mixed row by row, in every output format."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -23,10 +23,10 @@ from torch_dataloader_utils.stream.dataset import BatchT
 
 
 def num_rows(batch: Any) -> int:
-    """Rows of a batch.
+    """Return the number of rows of a batch.
 
     Raises:
-        ConfigTypeError: it is not in an output format of this package.
+        ConfigTypeError: the batch is not in an output format of this package.
     """
     match batch:
         case TensorBatch() | pa.RecordBatch():
@@ -34,7 +34,7 @@ def num_rows(batch: Any) -> int:
         case dict() if batch:
             return len(next(iter(batch.values())))
     raise ConfigTypeError(
-        f'per="sample" and source_column= count rows, and a source gives {type(batch).__name__} batches (from a '
+        f'per="sample" and source_column= count rows, but a source gives {type(batch).__name__} batches (from a '
         'transform or collate function?). Apply the function to the blend\'s batches, or blend per="batch" without a '
         "source_column."
     )
@@ -49,13 +49,13 @@ class BatchSlice(NamedTuple):
 
 
 def mix_rows(parts: Sequence[BatchSlice], counts: Sequence[int]) -> Iterator[Any]:
-    """The rows of all parts, one after the other, as batches of `counts[0]`, `counts[1]`, ... rows; they add up.
+    """Return the rows of all parts, joined, as batches of `counts[0]`, `counts[1]`, ... rows.
 
-    Several batches at once, because every column is joined once for all of them. A part that is all there is to give
-    is not copied.
+    `counts` adds up to the rows of all parts. Several batches are made at once, because each column is then joined only
+    once. A single part is not copied.
 
     Raises:
-        ConfigError: parts with different columns or types.
+        ConfigError: parts have different columns or types.
     """
     first = parts[0].batch
     batches = list({id(part.batch): part.batch for part in parts}.values())
@@ -64,7 +64,7 @@ def mix_rows(parts: Sequence[BatchSlice], counts: Sequence[int]) -> Iterator[Any
     if len(parts) == 1:
         joined = _sliced(*parts[0])
     elif isinstance(first, pa.RecordBatch):
-        joined = pa.Table.from_batches([_sliced(*part) for part in parts]).combine_chunks().to_batches()[0]
+        joined = pa.concat_batches([_sliced(*part) for part in parts])
     else:
         number = {id(batch): index for index, batch in enumerate(batches)}
         spans = [(number[id(part.batch)], slice(part.start, part.stop)) for part in parts]
@@ -76,19 +76,19 @@ def mix_rows(parts: Sequence[BatchSlice], counts: Sequence[int]) -> Iterator[Any
 
 
 def with_source_column(batch: Any, name: str, amounts: Int64s) -> Any:
-    """The batch with one more column, int64: the number of the source of each row. Columns are not copied.
+    """Return the batch with one more column, int64: the number of each row's source. Columns are not copied.
 
         amounts 2 0 1      0 0 2
 
-    amounts: rows of each source, in this order.
+    amounts: int64 [sources]: rows of each source; rows of the first source come first.
 
     Raises:
-        ConfigError: there is a column of this name.
+        ConfigError: the batch has a column of this name already.
     """
     names = batch.schema.names if isinstance(batch, pa.RecordBatch) else batch
     if name in names:
         raise ConfigError(
-            f"source_column={name!r}, and batches have a column of this name already: {list(names)}. Pass another name."
+            f"source_column={name!r}, but batches have a column of this name already: {list(names)}. Pass another name."
         )
     numbers = np.repeat(np.arange(len(amounts)), amounts)
     if isinstance(batch, pa.RecordBatch):
@@ -101,7 +101,7 @@ def with_source_column(batch: Any, name: str, amounts: Int64s) -> Any:
 
 
 def num_bytes(batch: Any) -> int:
-    """Bytes of a batch, without those of Python objects."""
+    """Return the bytes of a batch, without the bytes of Python objects."""
     if isinstance(batch, pa.RecordBatch):
         return int(batch.nbytes)
     return sum(getattr(column, "nbytes", 0) for column in batch.values())
@@ -112,7 +112,7 @@ def _cut(batch: Any, counts: Sequence[int]) -> Iterator[Any]:
 
 
 def _sliced(batch: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of a batch: views."""
+    """Return rows [start, stop) of a batch as views."""
     if start == 0 and stop == num_rows(batch):
         return batch
     if isinstance(batch, pa.RecordBatch):
@@ -121,7 +121,7 @@ def _sliced(batch: Any, start: int, stop: int) -> Any:
 
 
 def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, slice]]) -> Any:
-    """The spans of rows one after the other; each is a number of a column, and its rows."""
+    """Return the rows of all spans, joined. A span is (index in `columns`, slice of rows)."""
     first = columns[0]
     arrays = _as_arrays(columns)
     if arrays is not None and len({(array.dtype, array.shape[1:]) for array in arrays}) == 1:
@@ -131,7 +131,7 @@ def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, 
         if not _is_like(first, other):
             raise ConfigError(
                 f"The sources of a blend per sample differ in column {name!r}: {_kind(first)} and {_kind(other)}. "
-                "Write them with one type, or choose columns that agree."
+                "Write the column with one type in all sources, or choose columns that agree."
             )
     parts = [columns[index][rows] for index, rows in spans]
     match first:
@@ -153,7 +153,7 @@ def _join_ragged(parts: Sequence[Ragged]) -> Ragged:
 
 
 def _as_arrays(columns: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
-    """The columns as arrays, whose views cost a fifth of torch's; None if some are nothing that numpy knows."""
+    """Return the columns as numpy arrays (views cost a fifth of torch's), or None if numpy cannot hold a column."""
     types = set(map(type, columns))
     if types == {np.ndarray}:
         return list(columns)
@@ -166,7 +166,7 @@ def _as_arrays(columns: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
 
 
 def _is_like(first: Any, other: Any) -> bool:
-    """Whether two columns can be joined."""
+    """Return whether two columns can be joined."""
     match first:
         case Tensor() | np.ndarray():
             is_same_type = type(other) is type(first) and other.dtype == first.dtype
@@ -178,7 +178,7 @@ def _is_like(first: Any, other: Any) -> bool:
 
 
 def _kind(column: Any) -> str:
-    """The type that `_is_like` compares, in words."""
+    """Return the type that `_is_like` compares, in words."""
     match column:
         case Tensor() | np.ndarray():
             return f"{type(column).__name__} {column.dtype} {[*column.shape[1:]]}"
@@ -192,8 +192,8 @@ def _check_alike(first: Any, other: Any) -> None:
     names = [batch.schema if isinstance(batch, pa.RecordBatch) else list(batch) for batch in (first, other)]
     if type(first) is not type(other) or names[0] != names[1]:
         raise ConfigError(
-            f"The sources of a blend per sample differ in what batches hold: {names[0]} and {names[1]}. Give all of "
-            "them the same columns= and output_format=."
+            f"The sources of a blend per sample have batches with different columns: {names[0]} and {names[1]}. Give "
+            "all sources the same columns= and output_format=."
         )
 
 
@@ -202,10 +202,10 @@ def _like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
 
 
 def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[int, BatchT]]:
-    """(rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip.
+    """Yield (rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip.
 
     Raises:
-        ConfigError: items are rows, and a batch has more or fewer than were planned.
+        ConfigError: items are rows, and a batch has another number of rows than planned.
     """
     loader, passes, rank = source.loader, source.passes, source.rank
     place = passes.places(mark, [rank])[0]
@@ -218,7 +218,7 @@ def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[
     while True:
         with closing(cast("Generator[BatchT]", iter(loader))) as batches:
             for batch in _as_planned(passes, batches, left):
-                # A rank with a row less than others ends with a batch of B - 1 rows and one of 1.
+                # A rank with one row less than other ranks ends with a batch of B - 1 rows and a batch of 1 row.
                 if skip and skip >= (present := num_rows(batch)):
                     skip -= present
                     continue
@@ -231,10 +231,10 @@ def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[
 
 
 def _as_planned(passes: Passes, batches: Iterable[BatchT], left: int) -> Iterator[BatchT]:
-    """The batches of a pass, or of the rest of one, that has `left` items.
+    """Yield the batches of a pass (or of its rest) with `left` items, and raise if rows differ from the plan.
 
-    Planned rows decide when the source is exhausted and where a state leads; with others, rows would come again or
-    never.
+    Planned rows decide when the source is exhausted and where a state resumes. With other numbers of rows, some rows
+    would come again or never.
     """
     if passes.per == "batch":
         yield from batches
@@ -242,7 +242,7 @@ def _as_planned(passes: Passes, batches: Iterable[BatchT], left: int) -> Iterato
     full = passes.step_items(passes.topology)
     for batch in batches:
         present = num_rows(batch)
-        # The last B rows may come as B - 1 and 1.
+        # The last B rows may come as batches of B - 1 rows and 1 row.
         if present > left or (left > full and present != full):
             raise _other_rows(passes.index, present, min(full, left))
         left -= present
@@ -254,39 +254,42 @@ def _as_planned(passes: Passes, batches: Iterable[BatchT], left: int) -> Iterato
 def _other_rows(index: int, present: int, planned: int) -> ConfigError:
     return ConfigError(
         f"Source {index} of the blend delivered {present} rows where {planned} were planned (does its transform or "
-        "collate_fn leave rows out or add some?), and per='sample' counts them. Leave rows out with filters=, apply "
-        "the function to the blend's batches, or blend per='batch'."
+        "collate_fn leave out or add rows?), and per='sample' counts rows. Leave rows out with filters=, apply the "
+        "function to the blend's batches, or blend per='batch'."
     )
 
 
-# Steps whose rows are joined and cut together, so many or bytes of them: 51 columns of 1,024 rows, in the cache, take
-# 110 us a batch so, and 220 us one batch at a time.
+# Limits of the steps that are joined and cut together, by number and by bytes. 51 columns of 1,024 rows, in the cache,
+# take 110 us a batch together, and 220 us one batch at a time.
 _MOST_STEPS = 8
 _MOST_BYTES = 4 << 20
 
 
 class BlendStep(NamedTuple):
-    """amounts: items that each source gives, int64 [sources]. is_last: whether the epoch ends with it."""
+    """Step of a blend.
+
+    amounts: int64 [sources]: items that each source gives. is_last: Whether the epoch ends with this step.
+    """
 
     amounts: Int64s
     is_last: bool
 
 
 class RowStream(Generic[BatchT]):
-    """The batches of one source without end, whole or row by row."""
+    """Endless batches of one source, taken whole or row by row."""
 
     def __init__(self, batches: Iterator[tuple[int, BatchT]]) -> None:
-        """`batches` are pairs: rows to skip, batch."""
+        """Start before the first batch. batches: Pairs (rows to skip, batch), see `endless_batches`."""
         self._batches = batches
         self._batch: BatchT | None = None
         self._start = self._stop = 0
 
     def next_batch(self) -> BatchT:
-        """The next batch as the source gives it."""
+        """Return the next batch as the source gives it."""
         return next(self._batches)[1]
 
     def take(self, rows: int) -> Iterator[BatchSlice]:
-        """The next `rows` rows, as parts of batches."""
+        """Yield the next `rows` rows as parts of batches."""
         while rows:
             if self._start == self._stop:
                 self._start, self._batch = next(self._batches)
@@ -298,7 +301,7 @@ class RowStream(Generic[BatchT]):
 
 
 def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[BlendStep]:
-    """The steps of `blend_steps`, each with whether it is the last."""
+    """Yield the steps of `blend_steps`, and mark the last step."""
     present = next(amounts, None)
     while present is not None:
         following = next(amounts, None)
@@ -309,7 +312,7 @@ def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[BlendStep]:
 def whole_batches(
     streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
 ) -> Iterator[tuple[BlendStep, BatchT]]:
-    """Every step with the batch of the one source that gives something."""
+    """Yield each step with a whole batch of the one source that gives an item in the step."""
     for step in steps:
         yield step, streams[int(step.amounts.argmax())].next_batch()
 
@@ -317,9 +320,9 @@ def whole_batches(
 def mixed_batches(
     streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
 ) -> Iterator[tuple[BlendStep, BatchT]]:
-    """Every step with a batch of rows of all sources that give some, those of the first source first.
+    """Yield each step with a batch of rows of its sources, in the order of the sources.
 
-    The first step comes alone, so that nothing else is waited for; then several are made at once.
+    The first batch is made alone, so that it waits for no rows of later steps; then several batches are made at once.
     """
     at_once = 1
     while together := list(islice(steps, at_once)):

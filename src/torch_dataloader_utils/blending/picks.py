@@ -1,4 +1,4 @@
-"""Which source gives what in every step of a blend: the greatest-error rule, run on from any counts, until it stops.
+"""Picks the source of each item of a blend by the greatest-error rule, from any counts on, until the epoch ends.
 
     shares 1/2 1/4 1/4      picks 0 1 2 0 0 1 2 0 ...      per="sample", 4 rows a step: (2, 1, 1), (2, 1, 1), ...
 
@@ -30,18 +30,20 @@ StopPolicy = Literal["first_exhausted", "all_exhausted"]
 Stop = StopPolicy | int
 CapPolicy = Literal["stop", "renormalise", "error"]
 
-# Items that a source without a cap may give: more than any blend takes.
+# Number of items that a source without a cap may give: more than any blend takes.
 UNLIMITED = 1 << 62
 
-# Picking the rows of a longer batch, which has to be filled, would take minutes until memory runs out.
+# A batch with more rows would have to be filled with rows that come again: picking them takes minutes, and then memory
+# runs out.
 _MOST_FILLED_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendOptions:
-    """See `blend`. batch_rows: rows of a batch with per="sample", 1 (a whole batch is the item) with per="batch".
+    """Options of `blend`.
 
-    source_column decides nothing about the order, and so is not described in states.
+    batch_rows: Number of rows of a batch with per="sample"; 1 with per="batch", where an item is a whole batch.
+    source_column: Left out of states, because it does not change the order.
     """
 
     weights: tuple[float, ...] | WeightSchedule
@@ -74,7 +76,7 @@ class BlendOptions:
         self._check_end()
 
     def _check_end(self) -> None:
-        """Raises ConfigError for caps that say nothing, and for an epoch without end."""
+        """Raise ConfigError for caps without effect, and for an epoch without end."""
         if self.at_cap not in get_args(CapPolicy):
             raise ConfigError(f'at_cap={self.at_cap!r}: pass "stop", "renormalise" or "error".')
         if self.max_epochs is None:
@@ -88,17 +90,17 @@ class BlendOptions:
         if self.stop == "all_exhausted" and 0 in self.schedule.weights[-1]:
             source = self.schedule.weights[-1].index(0)
             raise ConfigError(
-                f'stop="all_exhausted", and the last weight of source {source} is 0: it might never give all it has. '
-                "Pass a number of steps."
+                f'stop="all_exhausted", but the last weight of source {source} is 0: the source might never give all '
+                "of its items. Pass a number of steps."
             )
 
     @property
     def schedule(self) -> WeightSchedule:
-        """The weights by step, also where they stay."""
+        """Weights by step, also for weights that do not change."""
         return self.weights if isinstance(self.weights, WeightSchedule) else WeightSchedule({0: self.weights})
 
     def describe(self) -> dict[str, Any]:
-        """The options that decide the order of a blend, for its state."""
+        """Return the options that decide the order of a blend, for its state."""
         caps = {} if self.max_epochs is None else {"max_epochs": list(self.max_epochs), "at_cap": self.at_cap}
         return {
             "weights": self.schedule.describe(),
@@ -110,7 +112,7 @@ class BlendOptions:
         }
 
 
-# Picks made at once: 5 to 10 ms of numpy, 128 KiB.
+# Number of picks that are made at once: 5 to 10 ms of numpy, 128 KiB.
 _BLOCK_PICKS = 1 << 16
 _SEGMENTS = 256
 
@@ -119,16 +121,17 @@ Picks = npt.NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlendStart:
-    """Where the picks go on. All int64 of shape [sources], in items: batches, or rows with per="sample".
+    """Position from which picks go on. The arrays count items: batches, or rows with per="sample".
 
-    counts: taken since the epoch began; what the rule looks at.
-    least_left: what a source may give from here on, on the rank with least of it: the rest of the pass that it stands
-        in, or of its `max_epochs` passes; UNLIMITED without a cap.
-    most_left: what is left of its first pass, on the rank with most of it; 0 for a source that has been exhausted.
-    steps: steps taken since the epoch began.
-    capped: (source, items): sources that reached their cap, and after how many items of the blend. Later ones are
-        added while steps are made.
-    errors: with at_cap="error", what has to be raised after the last step; added when that step is made.
+    counts: int64 [sources]: items taken since the epoch began. The rule depends on these counts.
+    least_left: int64 [sources]: items that a source may still give on the rank with the fewest left: the rest of its
+        pass, or of its `max_epochs` passes; UNLIMITED without a cap.
+    most_left: int64 [sources]: items left of the source's first pass on the rank with the most left; 0 for a source
+        that has been exhausted.
+    steps: Number of steps taken since the epoch began.
+    capped: Pairs (source, items) of sources that reached their cap, with the items of the blend until then. Making
+        steps adds more pairs.
+    errors: Errors to raise after the last step, with at_cap="error"; added when the last step is made.
     """
 
     counts: Int64s
@@ -139,13 +142,13 @@ class BlendStart:
     errors: list[ConfigError] = field(default_factory=list)
 
     def raise_errors(self) -> None:
-        """Raises the error that the steps ended with, if they did."""
+        """Raise the error with which the steps ended, if there is an error."""
         if self.errors:
             raise self.errors[0]
 
 
 def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
-    """For every step the items that each source gives, int64 [sources]; then `raise_errors` of `start`."""
+    """Yield for each step the items that each source gives, int64 [sources]. Call `start.raise_errors` at the end."""
     num_sources, rows = len(start.counts), options.batch_rows
     amounts, missing = np.zeros(num_sources, dtype=np.int64), rows
     for picks in _blocks(options, start):
@@ -162,10 +165,10 @@ def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
 
 
 def count_steps(options: BlendOptions, start: BlendStart) -> int:
-    """How many steps `blend_steps` gives.
+    """Return the number of steps that `blend_steps` yields.
 
     Raises:
-        ConfigError: a source reaches its cap, and that is an error.
+        ConfigError: a source reaches its cap, with at_cap="error".
     """
     if isinstance(options.stop, int) and options.max_epochs is None:
         return max(0, options.stop - start.steps)
@@ -176,7 +179,7 @@ def count_steps(options: BlendOptions, start: BlendStart) -> int:
 
 
 def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
-    """All picks until the blend stops; a block knows nothing of steps, so that large batches make no large blocks."""
+    """Yield all picks until the blend stops, in blocks that ignore steps: large batches do not make large blocks."""
     taken = np.zeros_like(start.counts)
     left = max(0, options.stop - start.steps) * options.batch_rows if isinstance(options.stop, int) else None
     goes_on = options.max_epochs is not None and options.at_cap == "renormalise"
@@ -211,7 +214,7 @@ def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
 
 
 def _piece_picks(pieces: Sequence[SchedulePiece], counts: Int64s, most: int) -> Picks | None:
-    """The next picks, up to `most` and in one piece of the schedule; None if no source is left to give any."""
+    """Return the next picks, up to `most` and in one piece of the schedule; None if no source has items left."""
     made = int(counts.sum())
     piece = next(piece for piece in pieces if made < piece.stop)
     active = piece.active
@@ -225,22 +228,22 @@ def _piece_picks(pieces: Sequence[SchedulePiece], counts: Int64s, most: int) -> 
 
 
 def _first_cap(picks: Picks, left: Int64s) -> int | None:
-    """How many picks there are until a source has given all that it may; None if that is not in these."""
+    """Return the number of picks until a source has given its `left` items; None if no source does so in `picks`."""
     places = [_place(picks, source, int(left[source]) - 1) for source in np.flatnonzero(left > 0).tolist()]
     return min((place + 1 for place in places if place is not None), default=None)
 
 
 def _until_over(start: BlendStart, taken: Int64s, picks: Picks) -> tuple[int, int] | None:
-    """(picks, source) until this source would have to give more than it may; None where it is more than these."""
+    """Return (picks, source) before the first pick of a source with no items left; None if `picks` has no such pick."""
     left = start.least_left - taken
     reached = [(_place(picks, source, int(left[source])), source) for source in range(len(left))]
     return min(((place, source) for place, source in reached if place is not None), default=None)
 
 
 def _until_all_exhausted(options: BlendOptions, start: BlendStart, taken: Int64s, picks: Picks) -> int | None:
-    """How many picks remain until every source has given all; None if that is not known from these.
+    """Return the number of picks until every source has given its first pass; None if `picks` does not reach it.
 
-    They may be more than these: the last step is filled up by going on. A source at its cap has given all it will.
+    The number may exceed `len(picks)`, because the last step is filled up. A source at its cap counts as done.
     """
     left = start.most_left - taken
     left[[source for source, _ in start.capped]] = 0
@@ -252,7 +255,7 @@ def _until_all_exhausted(options: BlendOptions, start: BlendStart, taken: Int64s
 
 
 def _place(picks: Picks, source: int, number: int) -> int | None:
-    """Where pick `number` (from 0) of a source stands in the block, None if it is not in it."""
+    """Return the index in `picks` of the pick `number` (from 0) of a source, or None if `picks` has fewer."""
     if number >= len(picks):
         return None
     places = np.flatnonzero(picks == source)

@@ -1,4 +1,7 @@
-"""Where a blend stands in its epoch, and its state: which of them fit, and what of the weights may have changed."""
+"""Keeps the position of a blend in its epoch, encodes it as a state, and checks states that are loaded.
+
+Weights of steps that are not taken yet may differ from the weights in the state.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +30,10 @@ _KEYS = {"version", "kind", "options", "epoch", "steps", "counts", "sources", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlendPosition:
-    """A place in a blend's epoch. steps: taken. counts: items that each source gave. marks: where each stands.
+    """Position in an epoch of a blend.
 
-    capped: (source, items): sources that reached their cap, and after how many items of all sources.
+    steps: Number of steps taken. counts: Items that each source gave. marks: Position of each source.
+    capped: Pairs (source, items) of sources that reached their cap, with the items of all sources until then.
     """
 
     epoch: int
@@ -39,7 +43,7 @@ class BlendPosition:
     capped: tuple[tuple[int, int], ...] = ()
 
     def after(self, amounts: Int64s, capped: Sequence[tuple[int, int]]) -> "BlendPosition":
-        """The place one step later, in which the sources gave these items; `capped` may reach beyond it."""
+        """Return the position after one more step in which the sources gave `amounts`; later caps are ignored."""
         given = amounts.tolist()
         counts = tuple(count + n for count, n in zip(self.counts, given, strict=True))
         return replace(
@@ -52,7 +56,7 @@ class BlendPosition:
 
 
 class BlendProgress:
-    """The position of a blend, its only mutable part; same rules as for a single loader (see stream/progress.py)."""
+    """Position of a blend, its only mutable part; the rules of a single loader apply (see stream/progress.py)."""
 
     def __init__(self, options: BlendOptions, sources: Sequence[BlendSource[Any]]) -> None:
         self._options = options
@@ -60,44 +64,44 @@ class BlendProgress:
         self._epoch = 0
         self._loaded: BlendPosition | None = None
         self._present: BlendPosition | None = None
-        # Where the present pass began. A pass that was left and still gives batches has another object here.
+        # Where the present pass began. An abandoned pass that still gives batches holds another object.
         self._begun: BlendPosition | None = None
 
     @property
     def epoch(self) -> int:
-        """The epoch of the present or next pass."""
+        """Epoch of the present or next pass."""
         return self._epoch
 
     @property
     def position(self) -> BlendPosition:
-        """The position for the state: the present place, or the start of the next epoch once the last batch is out."""
+        """Position for the state: the present position, or the start of the next epoch after the last batch."""
         return self.next_position if self._present is None else self._present
 
     @property
     def next_position(self) -> BlendPosition:
-        """Where a pass would begin now."""
+        """Position at which a pass would begin now."""
         return self._start(self._epoch) if self._loaded is None else self._loaded
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one over `epoch`; keeps a loaded position that is in this epoch."""
+        """Make `epoch` the epoch of the next pass; keep a loaded position that is in this epoch."""
         epoch = check_integer("epoch", epoch, least=0)
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
         self._epoch, self._present, self._begun = epoch, None, None
 
     def begin(self) -> BlendPosition:
-        """Begin a pass; where it stands then is the present place."""
+        """Begin a pass and return its position, which becomes the present position."""
         self._present = self._begun = self.next_position
         self._loaded = None
         return self._present
 
     def reach(self, begun: BlendPosition, position: BlendPosition, *, is_last: bool) -> None:
-        """Note where the pass that began at `begun` stands, or that it is over; of a pass that was left, nothing."""
+        """Set the position of the pass that began at `begun`, or end the pass; ignore a pass that was abandoned."""
         if self._begun is begun:
             self._present = self._start(position.epoch + 1) if is_last else position
 
     def encode(self, position: BlendPosition) -> dict[str, Any]:
-        """The state of a position as a new JSON-able dict."""
+        """Return the state of a position as a new JSON-able dict."""
         state = {
             "version": _VERSION,
             "kind": "blend",
@@ -112,11 +116,11 @@ class BlendProgress:
         return sealed(state)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Let the next pass continue where `state` stood.
+        """Let the next pass continue at the position of `state`.
 
         Raises:
-            CheckpointMismatchError: another blend, other data or options, a topology on which it cannot go on, or a
-                state that was changed.
+            CheckpointMismatchError: the state is of another blend, of other data or options, or was changed; or the
+                blend cannot resume it on this topology.
         """
         self._check(state)
         marks = [source.decode(entry) for source, entry in zip(self._sources, state["sources"], strict=True)]
@@ -141,22 +145,22 @@ class BlendProgress:
             found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
             raise CheckpointMismatchError(
                 f"Not a state of a blend: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a blend "
-                "returned; states of single loaders are for those."
+                "returned; load the state of a single loader into a single loader."
             )
         check_seal(state)
         # 1 and 1.0 are equal, as JSON has only one kind of number.
         is_same = state["options"] == self._options.describe()
         if not is_same and not self._differs_in_weights(state["options"]):
             raise CheckpointMismatchError(
-                f"The state does not fit: its blend is {state['options']}, this one is {self._options.describe()}. "
-                "Resume with the weights and options that it was saved with, or start the epoch again."
+                f"The state does not fit: its blend is {state['options']}, this blend is {self._options.describe()}. "
+                "Resume with the weights and options of the state, or start the epoch again."
             )
         refuse_misfits(self._findings(state))  # afterwards: a blend of more sources was not changed
         if not is_same:
             self._check_past(WeightSchedule.described(state["options"]["weights"]), state["steps"])
 
     def _differs_in_weights(self, saved: Any) -> bool:
-        """Whether the options of a state differ from these in the weights only, and there are as many of them."""
+        """Return whether the options of a state differ only in the weights, and have a weight for each source."""
         mine = self._options.describe()
         if not isinstance(saved, Mapping) or {**saved, "weights": mine["weights"]} != mine:
             return False
@@ -167,7 +171,7 @@ class BlendProgress:
         return len(weights[0]) == len(self._sources)
 
     def _check_past(self, saved: WeightSchedule, steps: int) -> None:
-        """Raises CheckpointMismatchError if shares differ before step `steps`; later ones may."""
+        """Raise CheckpointMismatchError if shares differ before step `steps`; later shares may differ."""
         changed = saved.first_difference(self._options.schedule, steps)
         if changed is not None:
             first, last, source, theirs, mine = changed
@@ -175,11 +179,11 @@ class BlendProgress:
                 f"The state does not fit: it stands at step {steps}, and weights before that were changed: from step "
                 f"{first} to {last} source {source} had a share of {theirs:.6g}, here {mine:.6g}. Its weights are "
                 f"{saved.describe()}, here they are {self._options.schedule.describe()}. Weights may change from "
-                f"step {steps} on: pass a WeightSchedule with the old ones before it."
+                f"step {steps} on: pass a WeightSchedule with the old weights before that step."
             )
 
     def _findings(self, state: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-        """See `refuse_misfits`; what is in a source's own state and topology is for these to check."""
+        """Yield the findings for `refuse_misfits`. Each source's own state and its topology are checked elsewhere."""
         for name in ("epoch", "steps"):
             yield name, state[name], is_count(state[name])
         counts, entries = state["counts"], state["sources"]

@@ -1,7 +1,7 @@
-"""The sources of a blend: loaders that fit, how long their passes are, and where a number of items ends in them.
+"""Sources of a blend: checks loaders, computes the lengths of their passes, and finds positions in the passes.
 
-Pass p of blend epoch e is the source's epoch e + p * 2^32: no two passes share an order, and which epoch a pass is does
-not depend on how often the others were repeated.
+Pass p of blend epoch e is the source's epoch e + p * 2^32. So no two passes share an order, and the epoch of a pass
+does not depend on the passes of other sources.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,10 @@ _PASS_STRIDE = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A place in a source: `taken` items after `start`, where a pass or the rest of one began under one topology.
+    """Position in a source: `taken` items after `start`, the same on every rank.
 
-    The same on every rank: what a rank has left of a pass follows from it. passes: passes finished before `start`.
+    start: Begin of a pass, or of the rest of a pass, under one topology. What a rank has left of the pass follows.
+    passes: Number of passes finished before `start`. taken: Number of items taken since `start`.
     """
 
     start: Position
@@ -36,13 +37,13 @@ class Mark:
 
     @property
     def topology(self) -> Topology:
-        """The topology under which items are counted."""
+        """Topology under which items are counted."""
         return self.start.topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Where one rank stands: in pass number `number` that begins at `start`, `items` after its beginning."""
+    """Position of one rank: `items` items after the begin `start` of pass number `number`."""
 
     start: Position
     number: int
@@ -50,23 +51,23 @@ class RankPlace:
 
 
 def pass_start(epoch: int, number: int, topology: Topology) -> Position:
-    """Where pass `number` of a blend epoch begins."""
+    """Return the position at which pass `number` of a blend epoch begins."""
     return Position(epoch=epoch + number * _PASS_STRIDE, segment=Segment(topology=topology))
 
 
 def blend_epoch(start: Position) -> int:
-    """The blend epoch of the pass that begins at `start`."""
+    """Return the blend epoch of the pass that begins at `start`."""
     return start.epoch % _PASS_STRIDE
 
 
 class Passes:
-    """How long the passes of a source are, by their plans, in items: batches, or rows for blends per sample.
+    """Lengths of the passes of a source, in items: batches, or rows with per="sample".
 
-    Nothing is read, and every rank gets the same answers.
+    All answers follow from plans: nothing is read, and they are the same on every rank.
     """
 
     def __init__(self, dataset: TableDataset[Any], per: ItemKind, index: int) -> None:
-        """index: the number of the source, for messages."""
+        """Keep the data set. index: Number of the source, for messages."""
         self.per = per
         self.index = index
         self._dataset = dataset
@@ -75,15 +76,15 @@ class Passes:
 
     @property
     def topology(self) -> Topology:
-        """The source's present topology."""
+        """Present topology of the source."""
         return self._dataset.topology
 
     def step_items(self, topology: Topology) -> int:
-        """Items of a full batch of the source under a topology."""
+        """Return the items of a full batch of the source under a topology."""
         return topology.batch_size if self.per == "sample" else 1
 
     def lengths(self, start: Position) -> Int64s:
-        """Items of every rank from `start` to the end of that pass, int64 [num_ranks].
+        """Return the items of every rank from `start` to the end of its pass, int64 [num_ranks].
 
         Raises:
             ConfigError: row counts are not known.
@@ -91,8 +92,8 @@ class Passes:
         plan = self._dataset.planner.plan(start)
         if not isinstance(plan, EpochPlan) or plan.rank_steps is None or plan.rank_rows is None:
             raise ConfigError(
-                f"Source {self.index} of the blend has row groups whose rows are not counted, so no rank can say where "
-                'it ends. Plan it with count_rows="auto".'
+                f"Source {self.index} of the blend has row groups with rows that are not counted, so its length is "
+                'unknown. Plan it with count_rows="auto".'
             )
         if self.per == "batch":
             return np.array(plan.rank_steps, dtype=np.int64)
@@ -100,9 +101,9 @@ class Passes:
         return np.array(plan.rank_rows, dtype=np.int64) + repeats
 
     def places(self, mark: Mark, ranks: Sequence[int]) -> list[RankPlace]:
-        """Where each of these ranks stands at a mark; at the end of a pass that is the beginning of the next.
+        """Return the position of each of these ranks at a mark; the end of a pass is the begin of the next pass.
 
-        Passes are walked, each planned once for all ranks. Those that are known to be alike are counted instead.
+        Passes are planned one by one, each once for all ranks. Passes of known equal lengths are skipped by division.
         """
         start, number = mark.start, mark.passes
         items = np.full(len(ranks), mark.taken, dtype=np.int64)
@@ -120,22 +121,22 @@ class Passes:
             start = pass_start(blend_epoch(start), number, mark.topology)
 
     def _is_like_all(self, start: Position, lengths: Int64s) -> bool:
-        """Whether each later pass has these lengths too, those from `start` on.
+        """Return whether all passes from `start` on are known to have these lengths.
 
-        The built-in assignment gives the same numbers of rows in each pass, though to other ranks where the order is
-        another one. So it does not matter which rank has which if all are equal.
+        The built-in assignment makes the same set of lengths in each pass, but may give them to other ranks when the
+        order changes. So the lengths of all ranks have to be equal.
         """
         is_whole = not start.segments
         return is_whole and self._is_even and bool((lengths == lengths[0]).all())
 
     def left(self, mark: Mark) -> int:
-        """Items left of the source's first pass, on the rank with most of them; 0 after it."""
+        """Return the items left of the source's first pass, on the rank with the most left; 0 after the first pass."""
         return 0 if mark.passes else max(0, int(self.lengths(mark.start).max()) - mark.taken)
 
     def left_of(self, mark: Mark, num_passes: int) -> int:
-        """Items left of the source's first passes, on the rank with least of them.
+        """Return the items left of the source's first `num_passes` passes, on the rank with the fewest left.
 
-        Passes are planned one by one, unless they are known to be alike.
+        Passes are planned one by one, unless their lengths are known to be equal.
         """
         start, number = mark.start, mark.passes
         total = np.zeros(mark.topology.num_ranks, dtype=np.int64)
@@ -147,10 +148,10 @@ class Passes:
         return max(0, int(total.min()) - mark.taken)
 
     def under_present_topology(self, mark: Mark) -> Mark:
-        """The same mark, or the rest of its pass as a beginning under the loader's own topology.
+        """Return the mark under the loader's own topology; under another topology it starts at the rest of its pass.
 
         Raises:
-            CheckpointMismatchError: the topology is another one, and the mark lies inside a batch or ranks stand in
+            CheckpointMismatchError: the topology is another, and the mark lies inside a batch or ranks stand in
                 different passes.
         """
         if mark.topology == self.topology:
@@ -167,8 +168,8 @@ class Passes:
             raise CheckpointMismatchError(
                 f"Source {self.index} of the blend stands inside a batch of {rows} rows, and its topology was "
                 f"{mark.topology}, here it is {self.topology}. Resume on {_said(mark.topology)}, which alone fits this "
-                "state. States fit other topologies where every source stands between two of its batches (give each a "
-                "batch size that is its share of the blend's), and with per='batch'."
+                "state. States fit other topologies where every source stands between two of its batches (give each "
+                "source a batch size that is its share of the blend's batch size), and with per='batch'."
             )
         steps = tuple(place.items // rows for place in places)
         segment = replace(places[0].start.segment, steps=steps[0] if len(set(steps)) == 1 else steps)
@@ -177,23 +178,23 @@ class Passes:
 
 
 def _said(topology: Topology) -> str:
-    """The topology as options: num_ranks=2, num_workers=1, batch_size=50, drop_last=False."""
+    """Return the topology as options: num_ranks=2, num_workers=1, batch_size=50, drop_last=False."""
     return ", ".join(f"{each.name}={getattr(topology, each.name)}" for each in fields(topology))
 
 
 class BlendSource(Generic[BatchT]):
-    """A loader as a blend sees it.
+    """Loader that is a source of a blend, with its passes, and encoding and decoding of its marks.
 
     Raises:
-        ConfigError: a loader that no blend can resume, inside an epoch, with nothing for some rank or with rows that
-            are not counted.
+        ConfigError: a blend cannot resume the loader, the loader stands inside an epoch, a rank would get no rows, or
+            rows are not counted.
     """
 
     def __init__(self, loader: TableDataLoader[BatchT], per: ItemKind, index: int) -> None:
         _check_loader(loader, per, index)
         self.loader = loader
         if loader.dataset.compared is not None:
-            # Ranks of a blend may be in different passes of a source; the blend compares their positions itself.
+            # Ranks of a blend may be in different passes of a source, so the blend compares positions itself.
             loader.dataset.compared.compares_places = False
         loader.dataset.keeps_data = True
         self.index = index
@@ -206,18 +207,19 @@ class BlendSource(Generic[BatchT]):
 
     @property
     def topology(self) -> Topology:
-        """The loader's present topology."""
+        """Present topology of the loader."""
         return self.loader.dataset.topology
 
     @property
     def rank(self) -> int:
-        """The rank that the loader reads for."""
+        """Rank for which the loader reads."""
         return self.loader.dataset.rank
 
     def decode_part(self, share: float) -> None:
-        """Let the loader decode ahead this part of what it would alone.
+        """Limit decode-ahead to a share of the loader's own budget, in 0 to 1.
 
-        At least the row group in use and the next one, in each worker: with less, nothing would be decoded ahead.
+        The limit is at least two of the largest row groups for each worker, the row group in use and the next: with
+        less, nothing would be decoded ahead. It never exceeds the loader's own budget.
         """
         alone_bytes = self.loader.dataset.stages.decode.budget_bytes
         largest_bytes = int(self.loader.dataset.plan.inventory.groups.projected_bytes.max())
@@ -225,11 +227,11 @@ class BlendSource(Generic[BatchT]):
         self.loader.decode_within(min(alone_bytes, max(int(share * alone_bytes), least_bytes)))
 
     def begin(self, epoch: int) -> Mark:
-        """The beginning of a blend epoch."""
+        """Return the mark at the begin of a blend epoch."""
         return Mark(start=pass_start(epoch, 0, self.topology))
 
     def encode(self, mark: Mark) -> dict[str, Any]:
-        """The mark as a JSON-able dict."""
+        """Return the mark as a JSON-able dict."""
         return {
             "state": self.loader.progress.encode(mark.start),
             "topology": asdict(mark.topology),
@@ -238,10 +240,10 @@ class BlendSource(Generic[BatchT]):
         }
 
     def decode(self, entry: dict[str, Any]) -> Mark:
-        """The mark that `encode` wrote, under its own topology.
+        """Return the mark that `encode` wrote, under the topology in the entry.
 
         Raises:
-            CheckpointMismatchError: it is of other data or options.
+            CheckpointMismatchError: the mark is of other data or options.
         """
         topology = Topology(**entry["topology"])
         try:
@@ -255,7 +257,7 @@ def _check_loader(loader: TableDataLoader[Any], per: ItemKind, index: int) -> No
     if loader.num_workers > 1 and not loader.in_order:
         raise ConfigError(
             f"Source {index} of the blend has in_order=False: its batches arrive as they are ready, so a state could "
-            "not tell which of them were delivered. Leave in_order=True."
+            "not say which batches were delivered. Leave in_order=True."
         )
     if loader.next_position.segments:
         raise ConfigError(
@@ -269,6 +271,6 @@ def _check_loader(loader: TableDataLoader[Any], per: ItemKind, index: int) -> No
         )
     if per == "sample" and loader.dataset.planner.options.max_tokens_per_batch is not None:
         raise ConfigError(
-            f"Source {index} of the blend limits the tokens of its batches (max_tokens), and "
-            "per='sample' makes batches of other rows. Blend per='batch'."
+            f"Source {index} of the blend limits the tokens of its batches (max_tokens), but per='sample' makes "
+            "batches of other rows. Blend per='batch'."
         )

@@ -59,11 +59,18 @@ class TextOptions:
 class ScanRequest:
     """Part of a scan that is the same for every file.
 
-    columns: Names of the projection, None for all. row_filter: Expression, not bound to a schema yet. filter_columns:
-    Names that the filter uses. schema: Columns of all files, None until they are known; the user may give it for text
-    files, which carry no schema. missing: "null" accepts files that lack some columns, or have narrower types.
-    on_error: "skip" gives a BadFile for a file whose metadata does not decode. int96_unit: Unit of INT96 timestamps in
-    Parquet. identity: "content" keeps the digest of a text that is read whole.
+    Attributes:
+        format: Format of the files.
+        columns: Names of the projection; None for all columns.
+        row_filter: Expression, not bound to a schema yet.
+        filter_columns: Names that the filter uses.
+        count_rows: Whether rows of text are counted.
+        text: Cut of text files into row groups.
+        schema: Columns of all files; None until they are known. Users may give it for text, which carries no schema.
+        missing: "null" accepts files that lack some columns, or have them in narrower types.
+        on_error: "skip" gives a BadFile for a file whose metadata does not decode.
+        int96_unit: Unit of INT96 timestamps in Parquet.
+        identity: "content" keeps the digest of a text that is read whole.
     """
 
     format: Format
@@ -96,12 +103,16 @@ class ScanItem:
 class FileScan:
     """Metadata of one file: its own schema, and its row groups in file order.
 
-    groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), projected bytes, byte offset and byte
-        length, as in `GroupTable`.
-    verdict: One `Verdict` for each row group; None if no filter was judged.
-    nulls: int64 [fields]: nulls in the row groups that the filter keeps whole, as metadata count them (0 without a
-        count); None for formats without counts.
-    is_blank: Whether the file is a text without a line: it has no rows, and its columns are not known.
+    Attributes:
+        size: Size of the file in bytes.
+        identity: Identity of the file that was scanned; see `FileStat`.
+        schema: Columns of the file.
+        groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), bytes of the projected columns, byte
+            offset and byte length, as in `GroupTable`.
+        verdict: One `Verdict` for each row group; None if no filter was judged.
+        nulls: int64 [fields]: nulls in the row groups that the filter keeps whole, as metadata count them (0 without a
+            count); None for formats without counts.
+        is_blank: Whether the file is a text without a line: it has no rows, and its columns are not known.
     """
 
     size: int

@@ -1,8 +1,8 @@
-"""Accelerate: `prepare` a loader, and gather from ranks whose batches differ in size.
+"""Accelerate: prepares loaders, and gathers from ranks with batches of different sizes.
 
-accelerator.prepare(loader) alone is enough for training: batches arrive on the device, `accelerate` steps and saves
-with the loader. Its `gather` wants tensors of one shape on all ranks, though, and ends the process where they differ.
-With every row once and equal steps the last two batches of ranks do differ, unless the rows divide evenly.
+For training alone, `accelerator.prepare(loader)` is enough: batches arrive on the device, and Accelerate saves the
+loader. But Accelerate's `gather` needs tensors of one shape on all ranks, and ends the process if shapes differ. Where
+every row comes once and ranks take equal steps, the last two batches of ranks do differ, unless the rows divide evenly.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from torch_dataloader_utils.stream.trainer_hooks import LoaderRecord
 
 
 def prepare(accelerator: Accelerator, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
-    """As `accelerator.prepare`; from then on its `gather` and `gather_for_metrics` take batches of different sizes.
+    """Call `accelerator.prepare`, and make the accelerator's gathering take batches of different sizes from then on.
 
         model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
         for batch in loader:
@@ -28,10 +28,11 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: Sequence[
     Over an epoch the gathered rows are exactly the rows of the data set. Nothing is sharded or dispatched again.
 
     Args:
-        accelerator: its `gather` and `gather_for_metrics` are replaced on this one object by those of this module.
-        objects: models, optimizers, schedulers and loaders, in any order.
-        device_placement: as in `accelerator.prepare`, one for each object. Loaders of this library whose entry is False
-            (or all of them, if the accelerator says so) leave their batches where they are.
+        accelerator: Accelerator of this process. On this object, `gather` and `gather_for_metrics` are replaced by the
+            functions of this module.
+        objects: Models, optimizers, schedulers and loaders, in any order.
+        device_placement: Flags as in `accelerator.prepare`, one for each object. With False, a loader of this library
+            leaves its batches where they are; None takes the accelerator's own flag for all.
     """
     prepared = accelerator.prepare(*objects, device_placement=device_placement)
     for index, item in enumerate(objects):
@@ -44,14 +45,14 @@ def prepare(accelerator: Accelerator, *objects: Any, device_placement: Sequence[
 
 
 def gather(accelerator: Accelerator, tensor: Any) -> Any:
-    """The rows of all ranks in rank order, on every rank; ranks may differ in their number of rows.
+    """Return the rows of all ranks in rank order, on every rank; ranks may differ in their number of rows.
 
         rank 0: shape [3, 7], rank 1: shape [2, 7]      gives shape [5, 7]
 
     Args:
-        accelerator: one process of the job.
-        tensor: a tensor, or tuples, lists and dicts of them; the same structure on every rank, all but the first
-            dimension equal. Scalars count as one row.
+        accelerator: Accelerator of this process.
+        tensor: Tensor, or tuples, lists and dicts of tensors, with the same structure on every rank. All dimensions but
+            the first are equal on all ranks. A scalar counts as one row.
     """
     if accelerator.num_processes == 1:
         return tensor
@@ -63,15 +64,15 @@ def gather(accelerator: Accelerator, tensor: Any) -> Any:
 
 
 def gather_for_metrics(accelerator: Accelerator, input_data: Any, use_gather_object: bool = False) -> Any:
-    """`accelerator.gather_for_metrics` for batches of different sizes, without the rows that ranks repeat.
+    """Return `accelerator.gather_for_metrics` for batches of different sizes, without the rows that ranks repeat.
 
-    A rank repeats a row where it has none left for the last step of the others: with batch size 1, or fewer rows than
-    ranks. In that step it gives nothing.
+    With batch size 1, or fewer rows than ranks, a rank may have no row left for the last step of other ranks. The rank
+    then repeats a row, which is left out here.
 
     Args:
-        accelerator: one process of the job; `prepare` has replaced its `gather`.
-        input_data: tensors as in `gather`, or a list of other objects, one for each row.
-        use_gather_object: as in Accelerate.
+        accelerator: Accelerator of this process, after `prepare`.
+        input_data: Tensors as in `gather`, or a list of other objects, one for each row.
+        use_gather_object: Flag as in Accelerate.
     """
     record = accelerator.gradient_state.active_dataloader
     if isinstance(record, LoaderRecord) and record.end_of_dataloader and record.repeats_at_end:
@@ -83,7 +84,7 @@ def gather_for_metrics(accelerator: Accelerator, input_data: Any, use_gather_obj
 def _is_all_tensors(data: Any) -> bool:
     try:
         recursively_apply(_no_rows, data, error_on_other_type=True)
-    except TypeError:  # how it says that there is another leaf
+    except TypeError:  # raised for a leaf that is not a tensor
         return False
     return True
 
@@ -93,7 +94,7 @@ def _no_rows(tensor: Tensor) -> Tensor:
 
 
 def _gather_rows(gather_equal: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """`gather_equal`, which wants one shape on all ranks, made to work with different first dimensions."""
+    """Return the rows of all ranks by `gather_equal`, which needs one shape: pad to the longest rank, then cut."""
     rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
     counts = gather_equal(torch.tensor([len(rows)], device=rows.device)).tolist()
     if len(set(counts)) == 1:

@@ -1,4 +1,4 @@
-"""Grain: a data set of this package as an IterDataset of Grain, for JAX and for trainers that feed from Grain.
+"""Grain: makes an IterDataset of Grain from a data set, for JAX and for trainers that take their batches from Grain.
 
 Source: grain 0.2, `grain.IterDataset`, `grain.DatasetIterator`, and `set_slice` of its multiprocess prefetch.
 """
@@ -15,26 +15,26 @@ from torch_dataloader_utils.stream.dataset import TableDataset
 
 
 def for_grain(dataset: TableDataset[Any], num_epochs: int | None = None) -> "GrainDataset":
-    """The batches of this data set's rank as a `grain.IterDataset`; each iterator has a position of its own.
+    """Return the batches of the data set's rank as a `grain.IterDataset`; each iterator has a position of its own.
 
         rows = StructuredDataset("train/", batch_size=256, shuffle=True, output_format="numpy", num_ranks=8, rank=r)
         batches = iter(for_grain(rows).map(step))
         checkpoint = batches.get_state()
 
-    The states of an iterator are those of `dataset.state_dict()`: JSON, the same on every rank that has taken as many
-    steps, and valid under any number of ranks and any batch size. Batches that are dicts come as plain dicts, which
-    JAX takes for trees. Map, mix and prefetch on top as with any IterDataset; do not shard it again.
+    An iterator has the same states as `dataset.state_dict()`: JSON, equal on all ranks that have taken the same number
+    of steps, and valid under any number of ranks and any batch size. Batches that are dicts come as plain dicts, which
+    JAX treats as trees. Map, mix and prefetch the result like any IterDataset, but do not shard it again.
 
-    In `mp_prefetch` each of n processes reads a shard of its own (rank r of R becomes n ranks of n * R), and its states
-    go on with n processes only. Threads decode ahead without it.
+    With `mp_prefetch`, each of n processes reads a shard of its own (rank r of R becomes n ranks of n * R), and states
+    resume only with n processes. Without `mp_prefetch`, threads decode ahead.
 
     Args:
-        dataset: a StructuredDataset or an IcebergDataset.
-        num_epochs: iterators end before the epoch of this number, counted from 0; None goes on for ever.
+        dataset: Data set of batches (StructuredDataset, IcebergDataset or DeltaDataset).
+        num_epochs: Number of the epoch before which iterators end, counted from 0; None never ends.
 
     Raises:
-        ConfigTypeError: another data set. A RowDataset goes into `grain.MapDataset.source` as it is.
-        ConfigError: num_epochs below 1.
+        ConfigTypeError: the data set does not make batches. Pass a RowDataset to `grain.MapDataset.source` instead.
+        ConfigError: num_epochs is below 1.
     """
     if not isinstance(dataset, TableDataset):
         raise ConfigTypeError(
@@ -45,7 +45,7 @@ def for_grain(dataset: TableDataset[Any], num_epochs: int | None = None) -> "Gra
 
 
 class GrainDataset(grain.IterDataset[Any]):  # type: ignore[misc]  # Grain has no annotations for type checkers
-    """The result of `for_grain`."""
+    """IterDataset that `for_grain` returns."""
 
     def __init__(self, dataset: TableDataset[Any], num_epochs: int | None) -> None:
         super().__init__()
@@ -56,16 +56,16 @@ class GrainDataset(grain.IterDataset[Any]):  # type: ignore[misc]  # Grain has n
         return f"for_grain({self._dataset!r})"
 
     def __iter__(self) -> "GrainIterator":
-        """An iterator from where the data set stands."""
+        """Return an iterator that starts at the data set's position."""
         return GrainIterator(_copy_of(self._dataset), self._num_epochs)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Read only one shard of several: Grain calls this in the processes of `mp_prefetch`."""
+        """Read only one shard of several. Grain calls this method in the processes of `mp_prefetch`."""
         self._dataset = self._dataset.shard_rows(sl.step or 1, sl.start or 0, contiguous=sequential_slice)
 
 
 class GrainIterator(grain.DatasetIterator[Any]):  # type: ignore[misc]
-    """Batches, one epoch after the other."""
+    """Iterator over the batches, epoch after epoch."""
 
     def __init__(self, dataset: TableDataset[Any], num_epochs: int | None) -> None:
         super().__init__()
@@ -75,13 +75,13 @@ class GrainIterator(grain.DatasetIterator[Any]):  # type: ignore[misc]
         self._epoch = dataset.epoch
 
     def __next__(self) -> Any:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             StopIteration: `num_epochs` are over, or an epoch has no batches at all.
         """
         self._assert_not_closed()
-        for _ in range(2):  # the rest of this epoch may be empty; a whole one that is has no successor
+        for _ in range(2):  # the rest of an epoch may be empty, but after an empty whole epoch all epochs are empty
             if self._batches is None:
                 if self._num_epochs is not None and self._dataset.epoch >= self._num_epochs:
                     break
@@ -94,11 +94,11 @@ class GrainIterator(grain.DatasetIterator[Any]):  # type: ignore[misc]
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """See `for_grain`."""
+        """Return the position; see `for_grain`."""
         return self._dataset.state_dict()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` stood.
+        """Continue at the position of `state`.
 
         Raises:
             CheckpointMismatchError: the state belongs to other data or options, or was changed.
@@ -119,7 +119,7 @@ class GrainIterator(grain.DatasetIterator[Any]):  # type: ignore[misc]
 
 
 def _copy_of(dataset: TableDataset[Any]) -> TableDataset[Any]:
-    """The same data set with a position of its own. Ranks are not compared: JAX runs no process group of torch."""
+    """Return a copy with a position of its own. Ranks are not compared, because JAX runs no process group of torch."""
     copy: TableDataset[Any] = TableDataset(replace(dataset.stages, peers=None))
     copy.load_state_dict(dataset.state_dict())
     return copy

@@ -1,4 +1,4 @@
-"""Lightning: builds loaders once the ranks are known, and resumes them from Lightning's checkpoints."""
+"""Lightning: builds loaders once the ranks are known, and resumes loaders from Lightning's checkpoints."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +15,7 @@ LoaderFactory = Callable[[], TableDataLoader]
 
 
 class TableDataModule(LightningDataModule):
-    """Loaders of this library for a Trainer of Lightning 2.
+    """LightningDataModule with loaders of this library, for a Trainer of Lightning 2.
 
         def make_loader(path):
             return StructuredDataset.create_dataloader(path, shuffle=True, num_ranks="auto")[0]
@@ -23,25 +23,25 @@ class TableDataModule(LightningDataModule):
         data = TableDataModule(partial(make_loader, "train/"), validate=partial(make_loader, "val/"))
         trainer.fit(model, datamodule=data)
 
-    Lightning starts its processes after the program has begun; only inside its hooks is it known how many there are,
-    so this takes functions that make loaders, and calls them there.
+    The module takes functions that make loaders, because Lightning starts its processes after the program has begun:
+    the number of processes is known only inside Lightning's hooks, where the module calls the functions.
 
-    Lightning itself sets the epoch, moves batches, saves each loader's state in its checkpoints and loads it, at any
-    step; `use_distributed_sampler` may stay on, since it leaves iterable data sets alone. Its warnings about
-    `num_workers` and `__len__` of an iterable data set do not apply.
+    Lightning itself sets the epoch, moves batches, and saves and loads each loader's state in its checkpoints, at any
+    step. `use_distributed_sampler` may stay on, because it leaves iterable data sets alone. Ignore Lightning's warnings
+    about `num_workers` and about `__len__` of an iterable data set.
 
-    What Lightning does not expect is that epochs differ in length, as after a resume on another number of devices:
+    Lightning does not expect epochs of different lengths, for example after a resume on another number of devices:
 
         3 devices, 28 of 53 steps done, loaded on one device:   101 steps in this epoch, 157 in the next
 
-    It asks for the length when it asks for a loader: once, and before it loads the state. So this saves and loads the
-    state of the training loader itself as well, and has Lightning ask for the loaders at every epoch
-    (`reload_dataloaders_every_n_epochs`), which are then the same ones. If the Trainer was given a number of epochs
-    there, it is left alone, and loaders are made anew as often as it says.
+    Lightning asks a loader for its length once, before it loads the state. So the module saves and loads the state of
+    the training loader itself as well, and sets `reload_dataloaders_every_n_epochs` to 1: Lightning asks for the
+    loaders at every epoch, and gets the same loaders. If the Trainer has another number there, the number stays, and
+    loaders are made anew as often as it says.
 
-    Of a loader that has no length (`count_rows=False`) Lightning always reads one batch more than it has trained on, to
-    know which is the last. States of such loaders stand before that batch. On several devices they cannot be resumed,
-    since a checkpoint has the state of one: saving one warns.
+    If a loader has no length (`count_rows=False`), Lightning reads one batch ahead of training to find the last batch.
+    The loader's states stand before the batch that was read ahead. On several devices these states cannot be resumed,
+    because a checkpoint holds the state of one rank; saving such a state warns.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class TableDataModule(LightningDataModule):
         test: LoaderFactory | None = None,
         predict: LoaderFactory | None = None,
     ) -> None:
-        """Hooks for which no function is given stay as Lightning has them: not overridden."""
+        """Override the hooks for which a function is given; other hooks stay as Lightning has them."""
         super().__init__()
         self._loaders: dict[str, TableDataLoader] = {}
         self._keeps_loaders = False
         self._saved: dict[str, Any] | None = None
-        # Lightning takes a data module to have data for a stage if it has the hook.
+        # If a data module has a hook, Lightning concludes that it has data for the hook's stage.
         hooks = {
             "train_dataloader": train,
             "val_dataloader": validate,
@@ -69,24 +69,24 @@ class TableDataModule(LightningDataModule):
                 setattr(self, name, partial(self._give, name, factory))
 
     def setup(self, stage: str) -> None:
-        """Forget the loaders of an earlier run, and have Lightning ask for those of this one at every epoch."""
+        """Forget the loaders of an earlier run, and let Lightning ask for loaders at every epoch."""
         self._loaders.clear()
         self._saved = None
-        trainer: Any = self.trainer  # None where a program calls the hooks itself, to look at batches
+        trainer: Any = self.trainer  # None if a program calls the hooks itself, to look at batches
         if stage == "fit" and trainer is not None:
             self._keeps_loaders = self._keeps_loaders or trainer.reload_dataloaders_every_n_epochs == 0
             if self._keeps_loaders:
                 trainer.reload_dataloaders_every_n_epochs = 1
 
     def teardown(self, stage: str) -> None:
-        """Give the Trainer back as it was."""
+        """Restore the Trainer's `reload_dataloaders_every_n_epochs`."""
         trainer: Any = self.trainer
         if stage == "fit" and self._keeps_loaders:
             trainer.reload_dataloaders_every_n_epochs = 0
             self._keeps_loaders = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loader stands; nothing before Lightning has asked for it."""
+        """Return the position of the training loader; an empty dict before Lightning has asked for the loader."""
         loader = self._loaders.get("train_dataloader")
         if isinstance(loader, TableDataLoader):
             warn_of_lost_places(loader.dataset)
@@ -107,14 +107,14 @@ class TableDataModule(LightningDataModule):
             self._resume(loader, self._saved)
             self._saved = None
         elif name == "train_dataloader" and trainer is not None:
-            # Lightning sets the epoch as well, but asks for the length before.
+            # Lightning sets the epoch too, but only after it asked for the length.
             epoch = trainer.fit_loop.epoch_progress.current.processed
             if getattr(loader, "epoch", epoch) != epoch:  # a plain DataLoader has none
                 loader.set_epoch(epoch)
         return loader
 
     def _resume(self, loader: TableDataLoader, saved: Mapping[str, Any]) -> None:
-        """Load `saved`, so that Lightning, which asks for the length next, gets that of this very epoch."""
+        """Load `saved` before Lightning asks for the length, so that it gets the length of the resumed epoch."""
         loader.load_state_dict(saved)
         trainer: Any = self.trainer
         if trainer is None:
@@ -122,5 +122,5 @@ class TableDataModule(LightningDataModule):
         progress = trainer.fit_loop.epoch_loop.batch_progress
         length = sized_len(loader)
         if progress.is_last_batch and length is not None:
-            # Lightning compares the batches done with the length now, and would go on with an epoch that was over.
+            # Lightning compares this number with the present length, and would go on with an epoch that was over.
             progress.current.completed = length

@@ -1,4 +1,4 @@
-"""torchdata: a data set with the states that a StatefulDataLoader needs."""
+"""torchdata: gives a data set the states that a StatefulDataLoader needs."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,17 +11,17 @@ from torch_dataloader_utils.stream.dataset import BatchT, TableDataset, refuse_c
 
 
 def for_torchdata(dataset: TableDataset[BatchT]) -> "TorchdataDataset[BatchT]":
-    """This data set, for torchdata's StatefulDataLoader with batch_size=None and any number of workers.
+    """Return the data set for torchdata's StatefulDataLoader, with batch_size=None and any number of workers.
 
         dataset = StructuredDataset("train/", batch_size=256, shuffle=True)
         loader = StatefulDataLoader(for_torchdata(dataset), batch_size=None, num_workers=2)
 
-    A loader takes one state after the last batch of a pass and another after its end, and they must differ: the first
-    one leaves an empty rest of the epoch, the second one names the next epoch. The states of the data set itself name
-    the next epoch in both.
+    A StatefulDataLoader takes a state after the last batch of a pass and a state after the end of the pass. The two
+    states must differ: the first leaves an empty rest of the epoch, the second names the next epoch. The data set's own
+    states name the next epoch in both places.
 
     Raises:
-        ConfigTypeError: no data set of this package that makes batches.
+        ConfigTypeError: the data set is not of this package, or does not make batches.
     """
     if not isinstance(dataset, TableDataset):
         raise ConfigTypeError(
@@ -32,7 +32,7 @@ def for_torchdata(dataset: TableDataset[BatchT]) -> "TorchdataDataset[BatchT]":
 
 
 class TorchdataDataset(IterableDataset[BatchT]):
-    """The result of `for_torchdata`. It has no position of its own: epochs and states are those of `dataset`."""
+    """Data set that `for_torchdata` returns. It has no position of its own: `dataset` keeps epoch and position."""
 
     def __init__(self, dataset: TableDataset[BatchT]) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class TorchdataDataset(IterableDataset[BatchT]):
         self.dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank or, in a worker, of that worker."""
+        """Return the state of this rank; in a worker, the state of the worker."""
         return self.dataset.progress.state_for_torchdata()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See TableDataset.load_state_dict; in a worker `state` is that worker's own."""
+        """See TableDataset.load_state_dict; in a worker, `state` is the state of the worker."""
         self.dataset.load_state_dict(state)

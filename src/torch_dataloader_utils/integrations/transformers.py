@@ -1,4 +1,4 @@
-"""Transformers: keeps the loader's state in the Trainer's own checkpoints."""
+"""Transformers: keeps the loader's state in the Trainer's checkpoints."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch_dataloader_utils.stream.trainer_hooks import warn_of_lost_places
 
 
 class LoaderStateCallback(TrainerCallback, ExportableState):
-    """Saves the training loader's state in trainer_state.json, and resumes from it without replay.
+    """TrainerCallback that saves the training loader's state in trainer_state.json and resumes without replay.
 
         class TableTrainer(Trainer):
             def get_train_dataloader(self):
@@ -22,14 +22,14 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         trainer = TableTrainer(model, arguments, callbacks=[LoaderStateCallback()])
         trainer.train(resume_from_checkpoint=True)
 
-    `ignore_data_skip=True` is needed: without it the Trainer would read the rows before the checkpoint once more and
-    throw them away. The Trainer sets epochs and moves batches itself.
+    Pass `ignore_data_skip=True`: otherwise the Trainer would read the rows before the checkpoint again and throw the
+    rows away. The Trainer sets epochs and moves batches itself.
 
     The Trainer computes the epoch from the global step and the present number of steps of an epoch. On another number
-    of processes that may not be the loader's epoch: then the first step raises. If it is, the Trainer's end
-    (num_train_epochs times the present steps) may not be the end of an epoch: a warning says which `max_steps` is. In
-    the resumed epoch the Trainer does not step the optimizer after a last accumulation that is shorter than the others;
-    those gradients are added to the next step's.
+    of processes the result may differ from the loader's epoch: then the first step raises an error. If the epochs
+    agree, the Trainer's end (num_train_epochs times the present steps) may still not be the end of an epoch: a warning
+    names the right `max_steps`. In the resumed epoch the Trainer does not step the optimizer after a last accumulation
+    that is shorter than the others, and adds its gradients to the next step.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         self._resumed_epoch: int | None = None
 
     def state(self) -> dict[str, Any]:
-        """The entry in the Trainer's trainer_state.json; the same on every rank, or a warning says that it is not."""
+        """Return the entry for trainer_state.json; it is the same on every rank, or a warning says that it differs."""
         if self._loader is None:
             return {"args": {}, "attributes": {}}
         warn_of_lost_places(self._loader.dataset)
@@ -50,7 +50,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         control: TrainerControl,  # noqa: ARG002  # the protocol's signature
         **kwargs: Any,
     ) -> None:
-        """Load what a checkpoint said, before the first epoch begins.
+        """Load the state of the checkpoint, if there is a checkpoint, before the first epoch begins.
 
         Raises:
             ConfigError: the Trainer trains with another kind of loader, or would replay.
@@ -84,10 +84,10 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
         control: TrainerControl,  # noqa: ARG002  # the protocol's signature
         **kwargs: Any,  # noqa: ARG002  # the protocol's signature
     ) -> None:
-        """At the first step after a resume, see that the Trainer is in the epoch of the loader.
+        """Check at the first step after a resume that Trainer and loader are in the same epoch.
 
         Raises:
-            CheckpointMismatchError: it is not, and has given up the loader's position by that.
+            CheckpointMismatchError: the Trainer is in another epoch; by setting it, the loader lost its position.
         """
         resumed, self._resumed_epoch = self._resumed_epoch, None
         if resumed is not None and self._loader is not None and self._loader.epoch != resumed:
@@ -101,7 +101,7 @@ class LoaderStateCallback(TrainerCallback, ExportableState):
 def _warn_of_another_end(
     args: TrainingArguments, state: TrainerState, loader: TableDataLoader, epoch_steps: int
 ) -> None:
-    """Warn where the Trainer, which counts `epoch_steps` batches for every epoch, ends before or after the last one."""
+    """Warn if the Trainer, which counts `epoch_steps` batches for every epoch, will not end with the last epoch."""
     position = loader.progress.position
     received = sum(segment.steps_of(loader.dataset.rank) for segment in position.segments)
     later_epochs = state.num_train_epochs - position.epoch - 1

@@ -1,7 +1,7 @@
-"""Token columns packed into samples of fixed length while they are read.
+"""Packs token columns into samples of fixed length while the columns are read.
 
 In: a data set with a list column of documents, and `pack_tokens(column, sequence_length, ...)` passed as `pack=`.
-Out: batches of tokens, positions, loss mask and document boundaries; the rows of all plans are samples.
+Out: batches of tokens, positions, loss mask and document boundaries. The rows that plans count are samples.
 
 Promises: sample counts are known before data is read, so ranks take equal steps and states resume exactly; a sample is
 a pure function of its row group and the options. Not for: balancing samples of unequal length over ranks (see

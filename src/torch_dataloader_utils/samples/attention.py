@@ -1,7 +1,8 @@
-"""What attention over packed samples needs, from their boundaries; on the device of the batch.
+"""Makes the arguments and masks of attention kernels from the document boundaries of packed samples.
 
-cu_seqlens is the field of a batch of B samples, L the `sequence_length`; padding at the end of a sample is one more
-document to all of them. Only `longest_document` (and so `flash_attn_arguments`) waits for the device.
+`cu_seqlens` is the field of a batch of B samples, and L is `sequence_length`. All functions treat the padding at the
+end of a sample as one more document, and compute on the device of the batch. Only `longest_document` (and so
+`flash_attn_arguments`) waits for the device.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def flat_cu_seqlens(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
-    """The boundaries of B samples laid end to end, int32, from 0 to B * sequence_length.
+    """Return the boundaries of B samples laid end to end, int32, from 0 to B * sequence_length.
 
     The end of one sample is the beginning of the next:
 
         samples [0, 3, 8] and [0, 8], sequence_length=8      0 3 8 16
     """
     ends, num_samples = cu_seqlens.values, len(cu_seqlens)
-    # Of every sample all boundaries but the first.
+    # All boundaries of each sample but the first.
     num_ends = len(ends) - num_samples
     samples = torch.arange(num_samples, device=ends.device)
     samples = torch.repeat_interleave(samples, cu_seqlens.lengths - 1, output_size=num_ends)
@@ -33,14 +34,14 @@ def flat_cu_seqlens(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
 
 
 def longest_document(cu_seqlens: Ragged) -> int:
-    """Tokens of the longest document in the samples, what kernels call max_seqlen."""
+    """Return the tokens of the longest document in the samples, the max_seqlen of attention kernels."""
     ends = cu_seqlens.values
     # Between samples the difference is negative.
     return max(0, int(ends.diff().max())) if len(ends) > 1 else 0
 
 
 def document_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
-    """Which document of its sample each token belongs to, int32 [B, L].
+    """Return the number of each token's document in its sample, int32 [B, L].
 
     Numbers begin at 0 in every sample:
 
@@ -50,9 +51,9 @@ def document_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
 
 
 def position_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
-    """Each token's place in its document, int32 [B, L].
+    """Return each token's place in its document, int32 [B, L].
 
-    The same as the field `positions`, which need not be read then:
+    Equal to the field `positions`, which can then be left out of `fields`:
 
         [0, 3, 8]      0 1 2 0 1 2 3 4
     """
@@ -62,9 +63,9 @@ def position_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
 
 
 def flash_attn_arguments(cu_seqlens: Ragged, sequence_length: int) -> dict[str, Any]:
-    """Arguments of FlashAttention's `flash_attn_varlen_func` beside q, k and v, which are [B * L, heads, width] each.
+    """Return the arguments of FlashAttention's `flash_attn_varlen_func` beside q, k and v [B * L, heads, width].
 
-    Boundaries of all documents, and the longest, as queries and as keys:
+    The arguments are the boundaries of all documents and the longest document, for queries and for keys:
 
         flash_attn_varlen_func(q, k, v, causal=True, **flash_attn_arguments(batch["cu_seqlens"], 2048))
     """
@@ -75,12 +76,12 @@ def flash_attn_arguments(cu_seqlens: Ragged, sequence_length: int) -> dict[str, 
 def document_block_mask(
     cu_seqlens: Ragged, sequence_length: int, *, causal: bool = True, block_size: int = 128
 ) -> "BlockMask":
-    """The mask of `flex_attention` for q, k, v [B, heads, L, width]: tokens attend to those of their own document.
+    """Return the mask of `flex_attention` for q, k, v [B, heads, L, width]: tokens attend to their own document.
 
-    The same as `create_block_mask` gives for this rule, made of the documents that each block begins and ends with
-    and not of L x L tokens.
+    Equal to the result of `create_block_mask` for this rule, but computed from the first and last document of each
+    block instead of L x L tokens.
 
-    causal: only to those before them, and to themselves.
+    causal: Whether tokens attend only to earlier tokens and to themselves.
     """
     from torch.nn.attention.flex_attention import BlockMask  # slow to import, and few need it
 
@@ -111,14 +112,14 @@ def document_block_mask(
 
 
 def thd_cu_seqlens(cu_seqlens: Ragged, document_tokens: Ragged, sequence_length: int) -> tuple[Tensor, Tensor]:
-    """(cu_seqlens, cu_seqlens_padded) of Transformer Engine's format THD, int32, for B samples laid end to end.
+    """Return (cu_seqlens, cu_seqlens_padded) of Transformer Engine's format THD, int32, for B samples end to end.
 
-    For packs with `pad_to_multiple_of`: the second says where documents lie, which is `flat_cu_seqlens`; the first sums
-    up their tokens without padding. The padding of a sample is a sequence without tokens.
+    For packing with `pad_to_multiple_of`. The second tensor says where documents lie and equals `flat_cu_seqlens`. The
+    first tensor sums up the documents' tokens without padding. The padding of a sample is a sequence without tokens.
 
         cu_seqlens [0, 4, 12, 16], document_tokens [3, 8], sequence_length=16      0 3 11 11      0 4 12 16
 
-    document_tokens: the field of this name.
+    document_tokens: Field `document_tokens` of the batch.
     """
     padded, tokens = flat_cu_seqlens(cu_seqlens, sequence_length), document_tokens.values
     # A sample has one boundary more than it has segments.
@@ -131,14 +132,14 @@ def thd_cu_seqlens(cu_seqlens: Ragged, document_tokens: Ragged, sequence_length:
 
 
 def _samples(rows: Ragged) -> Tensor:
-    """The sample of each value, int64."""
+    """Return the number of each value's sample, int64."""
     values = rows.values
     samples = torch.arange(len(rows), device=values.device)
     return torch.repeat_interleave(samples, rows.lengths, output_size=len(values))
 
 
 def _begins(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
-    """1 where a document begins, else 0; int32 [B, L]."""
+    """Return 1 where a document begins, else 0; int32 [B, L]."""
     ends, width = cu_seqlens.values, sequence_length + 1
     begins = ends.new_zeros((len(cu_seqlens), width), dtype=torch.int32)
     begins.view(-1)[ends + _samples(cu_seqlens) * width] = 1
@@ -146,6 +147,6 @@ def _begins(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
 
 
 def _numbered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, and their numbers first; int32, for one head."""
+    """Return for each block of queries how many blocks of keys it has, and their numbers first; int32, one head."""
     order = torch.argsort(blocks.to(torch.uint8), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]

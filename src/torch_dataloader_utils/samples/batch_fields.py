@@ -1,4 +1,4 @@
-"""What a batch of samples holds: each field with its Arrow type, found once from the columns of the data set."""
+"""Finds the fields of a batch of samples, each with its Arrow type, from the columns of the data set."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +22,10 @@ from torch_dataloader_utils.samples.token_packing import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedField:
-    """One field of a batch.
+    """Field of a batch.
 
-    source: how it is made of a column, with that column's name; None for one of the pack's own fields.
-    data_type: what a sample of it is, in Arrow.
+    source: PerToken or PerDocument with the name of the column; None for a field that packing makes.
+    data_type: Arrow type of the field in one sample.
     """
 
     name: str
@@ -34,22 +34,22 @@ class PackedField:
 
 
 def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
-    """The integer type of the tokens in the packed column.
+    """Return the integer type of the tokens in the packed column.
 
     Raises:
-        ConfigError: no such column, one that is not a list of integers (or not text, with a tokenizer), or an eod or
-            pad_id that the type cannot hold.
+        ConfigError: the column does not exist, the column is not a list of integers (with a tokenizer: not text or
+            conversations), or its type cannot hold eod or pad_id.
     """
     arrow = _column_type(schema, packing.column)
     if packing.tokenizer is None and not is_integer_list(arrow):
         raise ConfigError(
-            f"pack_tokens: column {packing.column!r} is {arrow}, and tokens are a list of integers. For text pass "
+            f"pack_tokens: column {packing.column!r} is {arrow}, but tokens are a list of integers. For text pass "
             "tokenizer=, or tokenize first (torch_dataloader_utils.megatron.corpora.build_corpus does)."
         )
     if packing.tokenizer is not None and not _is_text(arrow):
         raise ConfigError(
-            f"pack_tokens: column {packing.column!r} is {arrow}, and a tokenizer takes text, or conversations (lists "
-            "of structs). Leave tokenizer= out if these are tokens."
+            f"pack_tokens: column {packing.column!r} is {arrow}, but a tokenizer takes text, or conversations (lists "
+            "of structs). Leave tokenizer= out if the column holds tokens."
         )
     token = pa.int32() if packing.tokenizer is not None else arrow.value_type
     for name, value in (("eod", packing.eod or 0), ("pad_id", packing.pad_id)):
@@ -64,7 +64,7 @@ def _is_text(arrow: pa.DataType) -> bool:
 
 
 def own_types(token: pa.DataType, packing: TokenPacking) -> dict[str, pa.DataType]:
-    """The types of the fields that packing makes, in order."""
+    """Return the types of the fields that packing makes, in order."""
     length = packing.sequence_length
     return {
         "tokens": pa.list_(token, packing.sample_tokens),
@@ -80,11 +80,11 @@ def own_types(token: pa.DataType, packing: TokenPacking) -> dict[str, pa.DataTyp
 
 
 def find_fields(schema: pa.Schema, packing: TokenPacking) -> tuple[PackedField, ...]:
-    """The fields of a batch, in order. schema: that of the documents.
+    """Return the fields of a batch, in order. schema: Schema of the documents.
 
     Raises:
-        ConfigError: see `token_type`; a field that is neither the pack's own nor a column; a column whose type has no
-            value for each token; an eod or pad that its type cannot hold.
+        ConfigError: see `token_type`; a field is neither made by packing nor a column; a per-token column does not hold
+            numbers or bools; a column's type cannot hold eod or pad.
     """
     own = own_types(token_type(schema, packing), packing)
     return tuple(
@@ -108,13 +108,13 @@ def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPa
     item = arrow.value_type if is_list(arrow) else arrow
     if not (pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item)):
         raise ConfigError(
-            f"pack_tokens: column {column!r} is {arrow}, and a value for each token is a number or a bool. Take it for "
+            f"pack_tokens: column {column!r} is {arrow}, but a value for each token is a number or a bool. Take it for "
             f"each document: fields={{{name!r}: PerDocument(column={column!r})}}."
         )
     if source.eod is not None and not is_list(arrow):
         raise ConfigError(
-            f"pack_tokens: column {column!r} is {arrow}, whose value every token of a document has, an appended one "
-            "too, and eod of PerToken is for lists. Leave it out."
+            f"pack_tokens: column {column!r} is {arrow}: all tokens of a document get its one value, the appended EOD "
+            "too, and eod of PerToken is for lists. Leave eod out."
         )
     eod = source.pad if source.eod is None else source.eod
     for what, value in (("pad", source.pad), ("eod", eod)):
@@ -134,7 +134,7 @@ def _column_type(schema: pa.Schema, column: str) -> pa.DataType:
 
 
 def _holds(item: pa.DataType, value: Any) -> bool:
-    """Whether numbers of this type can be this value, but for rounding of fractions."""
+    """Return whether the type can hold this value, but for rounding of fractions."""
     dtype = pa.array([], item).to_numpy(zero_copy_only=False).dtype
     try:
         held = np.asarray(value).astype(dtype)

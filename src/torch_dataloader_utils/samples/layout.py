@@ -1,10 +1,11 @@
-"""Documents to samples of equal length: which tokens of which document go into which sample. Pure arithmetic.
+"""Lays out documents in samples of equal length: which tokens of which document go into which sample.
 
     greedy       documents end to end, cut every L tokens: no padding, documents may be cut anywhere
     best fit     whole documents side by side while they fit; padding at the end, only documents longer than a sample
                  are cut
 
-Both give pieces, and a piece of both reads the same: tokens [start, stop) of a document, next in line in its sample.
+Pure arithmetic on document lengths. Both methods return pieces: tokens [start, stop) of a document, in the order in
+which they lie in their sample.
 """
 
 from bisect import bisect_left, insort
@@ -19,15 +20,16 @@ from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 
-# Positions of tokens are int64; half of what it holds leaves room for a sample behind the last document.
+# Positions of tokens are int64; half of its range leaves room for a sample after the last document.
 _MOST_TOKENS = 2.0**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DocumentPieces:
-    """Pieces in the order they are laid down: by sample, then by place in it; all arrays int64 of one length.
+    """Pieces of documents, by sample and then by place in the sample; four int64 arrays of one length.
 
-    `token_counts[s]` is what sample s holds: less than its capacity where it needs padding.
+    document: Number of the piece's document. start, stop: Tokens [start, stop) of the document. sample: Number of the
+    piece's sample. sample_count: Number of samples.
     """
 
     document: Int64s
@@ -38,7 +40,7 @@ class DocumentPieces:
 
     @property
     def token_counts(self) -> Int64s:
-        """Tokens per sample, int64 [sample_count]."""
+        """Tokens of each sample, int64 [sample_count]; below the capacity where the sample needs padding."""
         counts = np.zeros(self.sample_count, dtype=np.int64)
         np.add.at(counts, self.sample, self.stop - self.start)
         return counts
@@ -47,7 +49,7 @@ class DocumentPieces:
 def count_greedy_samples(
     token_count: int, sequence_length: int, *, extra_tokens: int = 0, keep_tail: bool = False
 ) -> int:
-    """How many samples `fill_greedily` gives for this many tokens.
+    """Return the number of samples that `fill_greedily` makes of this many tokens.
 
     11 tokens, L=4: 2 samples, 3 with the tail; with one extra token 2 and 3 too; 9 tokens with one extra: 2 and 2
     """
@@ -58,17 +60,18 @@ def count_greedy_samples(
 def fill_greedily(
     lengths: npt.ArrayLike, sequence_length: int, *, extra_tokens: int = 0, keep_tail: bool = False
 ) -> DocumentPieces:
-    """Documents end to end, cut into samples of `sequence_length` + `extra_tokens` tokens.
+    """Lay documents end to end and cut them into samples of `sequence_length` + `extra_tokens` tokens.
 
-    Sample j begins at token j·L; with extra tokens neighbours overlap by that many, as labels moved by one need it.
-    Documents without tokens give no piece. The tail that fills no sample is left out, or kept as a short sample.
+    Sample j begins at token j·L. With extra tokens, neighbouring samples overlap by the extra tokens: labels that are
+    shifted by one need one extra token. Documents without tokens have no piece. A tail that does not fill a sample is
+    left out, or with `keep_tail` is a short sample.
 
         lengths 5 3 4, L=4          0[0:4] | 0[4:5] 1[0:3] | 2[0:4]
         with one extra token        0[0:5] | 0[4:5] 1[0:3] 2[0:1]
 
     Raises:
-        ConfigTypeError: not a list of whole numbers, or not a whole number.
-        ConfigError: a length is negative, their sum beyond int64, or L is not positive.
+        ConfigTypeError: `lengths` is not a list of whole numbers, or another argument is not a whole number.
+        ConfigError: a length is negative, the sum of lengths is 2^62 or more, L is below 1, or `extra_tokens` below 0.
     """
     tokens = _check_lengths(lengths)
     sequence_length = check_integer("sequence_length", sequence_length, least=1)
@@ -78,7 +81,7 @@ def fill_greedily(
     samples = count_greedy_samples(total, sequence_length, extra_tokens=extra_tokens, keep_tail=keep_tail)
     sample_starts = np.arange(samples, dtype=np.int64) * sequence_length
     sample_stops = np.minimum(sample_starts + sequence_length + extra_tokens, total)
-    # The document of a sample's first token, and that of its last.
+    # The documents of each sample's first and last token.
     first = np.searchsorted(ends, sample_starts, side="right")
     last = np.searchsorted(ends, sample_stops - 1, side="right")
     sample, document = _expand(first, last + 1)
@@ -92,19 +95,19 @@ def fill_greedily(
 
 
 def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: int) -> DocumentPieces:
-    """Documents into samples of at most `capacity` tokens, looking at `window_documents` documents at a time.
+    """Place documents in samples of at most `capacity` tokens, `window_documents` documents at a time.
 
-    In a window the longest document goes first, into the open sample where it leaves the least room (the older one
-    on ties), or a new sample where it fits in none; samples close with the window. A document longer than a sample
-    first gives full samples of its own, and its rest is placed like a document. Samples are numbered in the order
-    they are opened; inside one, pieces lie in the order they were placed.
+    In a window the longest document is placed first. A document goes into the open sample where it leaves the least
+    room (on ties into the older sample), or into a new sample if it fits in no open sample. Samples close with the
+    window. A document longer than a sample first fills samples of its own, and its rest is placed like a document.
+    Samples are numbered in the order of opening. In a sample, pieces lie in the order of placing.
 
         lengths 5 3 4 2, capacity 8, one window     0[0:5] 1[0:3] | 2[0:4] 3[0:2]
         length 10, capacity 4                       0[0:4] | 0[4:8] | 0[8:10]
 
     Raises:
-        ConfigTypeError: not a list of whole numbers, or not a whole number.
-        ConfigError: a length is negative, their sum beyond int64, or capacity or window is not positive.
+        ConfigTypeError: `lengths` is not a list of whole numbers, or another argument is not a whole number.
+        ConfigError: a length is negative, the sum of lengths is 2^62 or more, or capacity or window is below 1.
     """
     tokens = _check_lengths(lengths)
     capacity = check_integer("capacity", capacity, least=1)
@@ -118,7 +121,7 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
         placed, used = _place((stop - start)[order].tolist(), capacity)
         sample[order] = np.asarray(placed, dtype=np.int64) + opened
         opened += used
-    # Longest first inside a sample is the order of placing, because placing goes by length.
+    # The order of placing inside a sample is longest first.
     order = np.lexsort((np.arange(len(sample)), start - stop, sample))
     return DocumentPieces(
         document=document[order], start=start[order], stop=stop[order], sample=sample[order], sample_count=opened
@@ -126,7 +129,7 @@ def fill_best_fit(lengths: npt.ArrayLike, capacity: int, *, window_documents: in
 
 
 def _place(descending_tokens: list[int], capacity: int) -> tuple[list[int], int]:
-    """Best fit of sorted pieces: the sample of each, and how many samples there are."""
+    """Return the sample of each piece by best fit, and the number of samples."""
     placed: list[int] = []
     # Open samples by free tokens, ascending, so that the first with enough room is the tightest. Each is one integer,
     # free tokens * 2^32 + number: integers compare twice as fast as tuples.
@@ -146,14 +149,14 @@ def _place(descending_tokens: list[int], capacity: int) -> tuple[list[int], int]
 
 
 def _cut_long(tokens: Int64s, capacity: int) -> tuple[Int64s, Int64s, Int64s]:
-    """Pieces of at most `capacity` tokens, in document order; documents without tokens give none."""
+    """Return (document, start, stop) of pieces of at most `capacity` tokens; documents without tokens have no piece."""
     document, part = _expand(np.zeros_like(tokens), -(-tokens // capacity))
     start = part * capacity
     return document, start, np.minimum(start + capacity, tokens[document])
 
 
 def _expand(first: Int64s, stop: Int64s) -> tuple[Int64s, Int64s]:
-    """All (i, v) with first[i] <= v < stop[i], in order."""
+    """Return all (i, v) with first[i] <= v < stop[i], in order."""
     counts = stop - first
     owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     return owner, ranges(first, counts)
@@ -167,19 +170,20 @@ def _check_lengths(lengths: npt.ArrayLike) -> Int64s:
     if tokens.size and tokens.min() < 0:
         raise ConfigError(f"Document {int(tokens.argmin())} has the length {tokens.min()}: pass 0 or more tokens.")
     if tokens.sum(dtype=np.float64) >= _MOST_TOKENS:
-        raise ConfigError(f"{tokens.size} documents have more tokens than int64 counts. Fill some of them at a time.")
+        raise ConfigError(f"{tokens.size} documents have 2**62 tokens or more in sum. Fill fewer documents at a time.")
     return tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segments:
-    """The inputs of all samples, cut into runs of one document or of padding; together they cover [0, samples * L).
+    """Segments of the inputs of all samples: runs of one document or of padding that cover [0, samples * L).
 
-    start: input positions, numbered through all samples, at which a run begins; ascending int64.
-    unpredicted: input positions of documents whose next token is padding, or of another document or sample; int64.
-    filled: input positions of each sample that belong to documents, the first ones; int64 [samples].
-    piece: which pieces are such runs, in order; int64. A piece may be the extra token alone, a label and no input.
-    tokens: input positions of each of these pieces that are not padding; int64 [pieces].
+    start: int64, ascending: input positions, numbered through all samples, where a segment begins.
+    unpredicted: int64: input positions of documents before padding, or before a token of another document or sample.
+    filled: int64 [samples]: number of leading input positions of each sample that belong to documents.
+    piece: int64: numbers of the pieces that are segments, in order. A piece that is the extra token alone is a label
+        and not an input, and so is no segment.
+    tokens: int64, like `piece`: number of input positions of the segment that are not padding.
     """
 
     start: Int64s
@@ -190,9 +194,11 @@ class Segments:
 
 
 def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64s:
-    """Tokens that each document takes, with its EOD and its padding; 0 for one that is empty or dropped. [documents].
+    """Return the tokens that each document takes with its EOD and padding, int64 [documents].
 
-    where: the row group, for messages.
+    Documents that are empty or dropped take 0 tokens.
+
+    where: Name of the row group, for messages.
 
     Raises:
         DataError: a document is longer than a sample, with over_long="error".
@@ -213,19 +219,19 @@ def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64
 
 
 def with_eod(lengths: Int64s, packing: TokenPacking) -> Int64s:
-    """Tokens of each document with its EOD; 0 for one that is empty."""
+    """Return the tokens of each document with its EOD; 0 for an empty document."""
     return lengths if packing.eod is None else lengths + (lengths > 0)
 
 
 def count_samples(tokens: Int64s, packing: TokenPacking) -> int:
-    """How many samples `lay_out` gives for documents that take up so many tokens."""
+    """Return the number of samples that `lay_out` makes of documents that take these tokens."""
     if packing.fill == "best_fit":
         return lay_out(tokens, packing).sample_count
     return count_greedy(int(tokens.sum()), packing)
 
 
 def count_greedy(num_tokens: int, packing: TokenPacking) -> int:
-    """Samples of so many tokens end to end.
+    """Return the number of greedy samples of `num_tokens` tokens.
 
     L=4: 0 tokens 0 samples, 4 tokens 1, 5 tokens 2; with the extra token 1 token 0 samples, 5 tokens 1, 6 tokens 2
     """
@@ -234,10 +240,10 @@ def count_greedy(num_tokens: int, packing: TokenPacking) -> int:
 
 
 def lay_out(tokens: Int64s, packing: TokenPacking, order: Int64s | None = None) -> DocumentPieces:
-    """The pieces of all samples of one row group, from the tokens that its documents take up.
+    """Return the pieces of all samples of one row group, from the tokens that its documents take.
 
-    order: in which documents are taken; None: as they are stored. There are as many samples in any order: greedy ones
-    follow from the sum of tokens, best fit takes documents by length.
+    order: int64 [documents]: order in which documents are taken; None for the stored order. The number of samples is
+    the same in any order: for greedy fill it follows from the sum of tokens, and best fit takes documents by length.
     """
     if order is not None:
         pieces = lay_out(tokens[order], packing)
@@ -249,9 +255,9 @@ def lay_out(tokens: Int64s, packing: TokenPacking, order: Int64s | None = None) 
 
 
 def find_segments(pieces: DocumentPieces, real: Int64s, packing: TokenPacking, num_samples: int) -> Segments:
-    """The segments of `num_samples` samples: those of the pieces, then samples that are all padding.
+    """Return the segments of `num_samples` samples: samples of the pieces, then samples that are all padding.
 
-    real: tokens of each document with its EOD and without its padding.
+    real: int64 [documents]: tokens of each document with its EOD and without its padding.
     """
     length = packing.sequence_length
     counts = pieces.stop - pieces.start
@@ -266,7 +272,7 @@ def find_segments(pieces: DocumentPieces, real: Int64s, packing: TokenPacking, n
     filled = np.zeros(num_samples, dtype=np.int64)
     filled[: pieces.sample_count] = np.minimum(pieces.token_counts, length)
     padded = np.flatnonzero(filled < length)
-    # Padding of a sample begins after its last piece, so that sorting merges two sorted runs.
+    # Both parts are sorted, and a stable sort merges two sorted runs quickly.
     start = np.sort(np.concatenate([origin + begin, padded * length + filled[padded]]), kind="stable")
     unpredicted = ranges(origin + real_end - 1, np.maximum(np.minimum(end, length) - (real_end - 1), 0))
     tokens = np.minimum(real_end, length) - begin
@@ -274,12 +280,12 @@ def find_segments(pieces: DocumentPieces, real: Int64s, packing: TokenPacking, n
 
 
 def segment_sizes(segments: Segments, length: int) -> Int64s:
-    """Input positions of each segment, int64; together samples * L."""
+    """Return the number of input positions of each segment, int64; the sum is samples * L."""
     return np.diff(segments.start, append=len(segments.filled) * length)
 
 
 def boundaries(segments: Segments, length: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """(offsets, values) of the list column `cu_seqlens`: for each sample its segments' begins, then `length`."""
+    """Return (offsets, values) of the list column `cu_seqlens`: the begins of a sample's segments, then `length`."""
     num_samples = len(segments.filled)
     sample = segments.start // length
     counts = np.bincount(sample, minlength=num_samples)

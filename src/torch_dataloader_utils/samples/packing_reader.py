@@ -1,4 +1,4 @@
-"""A reader that packs the documents of another reader into samples, and counts them by reading or by the footer."""
+"""Packs the documents of another reader into samples, and counts samples by reading or from the footer."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ from torch_dataloader_utils.tables.reader import Reader, join_row_groups, slice_
 
 
 def footer_counts(packing: TokenPacking) -> bool:
-    """Whether footers that count list items say how many samples a row group has."""
+    """Return whether the list items that a footer counts give the number of samples of a row group."""
     is_sum = packing.fill == "greedy" and packing.pad_to_multiple_of == 1 and packing.tokenizer is None
     return is_sum and packing.counts == "footers"
 
 
 def count_from_footer(items: Int64s, packing: TokenPacking) -> int:
-    """Samples of one row group: exact where the footer counts nulls, else an upper bound.
+    """Return the samples of one row group: exact where the footer counts nulls, else an upper bound.
 
-    items: (rows, level entries, entries that hold no value) of the column, see `Reader.list_items`. An empty or null
-    list is one entry without a value, so that
+    items: (rows, level entries, entries without a value) of the column, see `Reader.list_items`. An empty or null list
+    is one entry without a value:
 
         [7, 8] [] [9]      rows 3, entries 4, without value 1: 3 tokens in 2 documents
     """
@@ -42,10 +42,13 @@ def count_from_footer(items: Int64s, packing: TokenPacking) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackingReader:
-    """A `RowGroupReader` of samples; a task's `live_rows` counts the samples of its row group.
+    """`RowGroupReader` of samples; a task's `live_rows` counts the samples of its row group.
 
-    reader: reads the columns of the packing, in its order. counter: the tokens alone, to count them.
-    fields: of the batches, see `find_fields`. Picklable and thread-safe if the readers are.
+    Picklable and thread-safe if `reader` and `counter` are.
+
+    reader: Reader of the columns of the packing, in the order of `packing.columns`.
+    counter: Reader of the tokens alone, for counting.
+    fields: Fields of the batches, see `find_fields`.
     """
 
     reader: Reader | TokenizingReader
@@ -54,12 +57,14 @@ class PackingReader:
     fields: tuple[PackedField, ...]
 
     def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
-        """Samples of one row group, in one batch. All documents are packed, whatever rows are asked for.
+        """Yield the samples of one row group, in one batch. All documents are packed, whatever `rows` selects.
+
+        rows: Samples to return.
 
         Raises:
-            RowCountError: another number of samples than planned.
-            NullValueError: a null token, or a null where each token has a value.
-            DataError: a list for each token is not as long as the tokens of its row.
+            RowCountError: the number of samples differs from the plan.
+            NullValueError: a token is null, or a value of a field with one value for each token.
+            DataError: a list of a per-token field is not as long as the tokens of its row.
             DataError, StoreError: see Reader.read.
         """
         stored = _read(self.reader, task)
@@ -76,15 +81,15 @@ class PackingReader:
         yield slice_rows(pa.RecordBatch.from_arrays(arrays, names=[field.name for field in self.fields]), rows)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
-        """All samples of several row groups; each row group is packed by itself."""
+        """Return all samples of several row groups; each row group is packed by itself."""
         return join_row_groups(self, tasks)
 
     def count_rows(self, task: RowGroupTask) -> int:
-        """Samples of one row group, counted by reading its tokens."""
+        """Return the number of samples of one row group by reading its tokens."""
         return self.count_samples(list_documents(_read(self.counter, task).column(0), task.where).lengths, task)
 
     def count_samples(self, lengths: Int64s, task: RowGroupTask) -> int:
-        """Samples of one row group, from the lengths of its documents."""
+        """Return the number of samples of one row group, from the lengths of its documents."""
         return count_samples(document_tokens(lengths, self.packing, task.where), self.packing)
 
     def _order(self, task: RowGroupTask, count: int) -> Int64s | None:
@@ -93,7 +98,7 @@ class PackingReader:
         return task.epoch_key.permutation(count, Purpose.DOCUMENTS)
 
     def _check_bound(self, task: RowGroupTask, samples: int) -> None:
-        """Fewer samples than planned are right where the plan took an upper bound from this very footer."""
+        """Raise RowCountError, unless the plan took an upper bound from this footer and there are fewer samples."""
         items = self.reader.list_items(task, self.packing.column) if footer_counts(self.packing) else None
         if items is not None and samples < task.live_rows == count_from_footer(items[task.ordinal], self.packing):
             return
@@ -102,20 +107,20 @@ class PackingReader:
             "pack_tokens."
             if self.packing.tokenizer is None
             else "The file changed, or the tokenizer gives other tokens than when they were counted: let it give the "
-            "same ones every time, and another `fingerprint` when it does something else; then plan again."
+            "same tokens every time, and change its `fingerprint` when its tokens change; then plan again."
         )
         raise RowCountError(f"{task.where} gave {samples} of {task.live_rows} planned samples. {reason}")
 
 
 def _read(reader: Reader | TokenizingReader, task: RowGroupTask) -> pa.RecordBatch:
-    # Only the number of stored rows is checked then; `live_rows` are samples, and checked after packing.
+    # UNKNOWN, because `live_rows` counts samples, which are checked after packing. Stored rows are still checked.
     return reader.read(replace(task, live_rows=UNKNOWN))
 
 
 def _field(
     field: PackedField, group: PackedGroup, documents: Documents, rows: pa.RecordBatch, task: RowGroupTask
 ) -> pa.Array:
-    """One field of all samples. documents: the tokens; rows: all columns of the packing."""
+    """Return one field of all samples. documents: The tokens. rows: All columns of the packing."""
     match field.source:
         case None:
             return group.own_field(field.name, documents, task)
@@ -132,11 +137,11 @@ def _field(
 
 
 def _repeated(values: pa.Array, tokens: Int64s, where: str) -> Documents:
-    """The value of each document, once for each of its tokens."""
+    """Return the value of each document, once for each of its tokens."""
     if values.null_count:
         raise NullValueError(
-            f"{where} has {values.null_count} nulls of {len(values)}, which no token can have: clean the column, or "
-            "filter their rows out."
+            f"{where} has {values.null_count} nulls of {len(values)}, but every token needs a value: clean the column, "
+            "or filter the rows with nulls out."
         )
     offsets = np.zeros(len(tokens) + 1, dtype=np.int64)
     np.cumsum(tokens, out=offsets[1:])
@@ -150,5 +155,5 @@ def _check_lengths(lengths: Int64s, tokens: Int64s, where: str) -> None:
         raise DataError(
             f"{where} has lists of other lengths than the tokens in {len(others)} of {len(tokens)} rows. The first is "
             f"live row {row}, with {lengths[row]} values for {tokens[row]} tokens. Write one value for each token, or "
-            "filter such rows out."
+            "filter these rows out."
         )

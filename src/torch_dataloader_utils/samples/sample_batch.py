@@ -29,26 +29,26 @@ from torch_dataloader_utils.samples.token_packing import TokenPacking
 
 Array = npt.NDArray[Any]
 
-# A view of bytes is 16 bytes: their number, then either all of them (up to 12), or the first 4, a buffer and an offset.
+# A view takes 16 bytes: the number of bytes, then either all bytes (up to 12), or the first 4, a buffer and an offset.
 # Source: Arrow columnar format, "Variable-size Binary View Layout".
 _INLINE_BYTES = 12
 # Offsets are int32: a longer source becomes several buffers, each beginning this many bytes (a power of 2) later.
 _BUFFER_BYTES = 1 << 30
-# Items of 8 bytes that fill no view.
+# Most items of 8 bytes in a view, which holds less than 2 GiB.
 _MERGED_ITEMS = (1 << 28) - 1
 
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array in recycled memory, because touching fresh pages costs as much as a copy."""
+    """Return an uninitialised array in recycled memory, because touching fresh pages costs as much as a copy."""
     num_bytes = prod(shape) * dtype.itemsize
-    # Everything made of an array over a memoryview keeps it, and so the memory is not recycled before that is gone.
+    # Every object made from the array keeps the memoryview alive, so the memory is recycled only after all are gone.
     memory = RECYCLED.take(num_bytes).data[:num_bytes]
     array: Array = np.frombuffer(memory, dtype=dtype).reshape(shape)
     return array
 
 
 def fixed_lists(rows: Array) -> pa.FixedSizeListArray:
-    """A matrix [rows, width] of numbers or bools (as bool8, without a copy) as one list of `width` values a row."""
+    """Return a matrix [rows, width] as one list of `width` values for each row, without a copy; bools become bool8."""
     flat = rows.reshape(-1)
     if rows.dtype == np.bool_:
         values = pa.ExtensionArray.from_storage(pa.bool8(), pa.array(flat.view(np.int8)))
@@ -58,11 +58,11 @@ def fixed_lists(rows: Array) -> pa.FixedSizeListArray:
 
 
 def join_pairs(left: Array, left_borders: Int64s, right: Array, right_borders: Int64s) -> Array:
-    """Run 0 of the left array, run 0 of the right one, run 1 of the left, ...: run i is [borders[i], borders[i + 1]).
+    """Return the runs of two arrays alternately: left 0, right 0, left 1, ...; run i is [borders[i], borders[i + 1]).
 
         left 5 6 7, borders 0 2 3; right 0 0, borders 0 1 2      5 6 0 7 0
 
-    As strings: one memcpy a run, without the GIL, into memory of Arrow's pool.
+    Arrow joins the runs as strings: one memcpy for each run, without the GIL, into memory of Arrow's pool.
     """
     joined = pc.binary_join_element_wise(
         _strings(left, left_borders), _strings(right, right_borders), pa.scalar(b"", pa.large_binary())
@@ -80,12 +80,12 @@ def _strings(values: Array, borders: Int64s) -> pa.LargeBinaryArray:
 
 
 def join_slices(sources: Sequence[Array], source: npt.NDArray[np.integer], start: Int64s, count: Int64s) -> Array:
-    """sources[source[i]][start[i]:start[i] + count[i]] for all i, one after the other.
+    """Return sources[source[i]][start[i]:start[i] + count[i]] for all i, joined.
 
         sources (5 6 7 8) and (0), source 0 1 0, start 2 0 0, count 2 1 3      7 8 0 5 6 7
 
-    Slices may overlap and come in any order. To Arrow each is a view of bytes, and casting views to an array of bytes
-    is one memcpy a slice, without the GIL, into memory of Arrow's pool.
+    Slices may overlap and come in any order. Arrow sees each slice as a view of bytes, and casts views to an array of
+    bytes with one memcpy for each slice, without the GIL, into memory of Arrow's pool.
     """
     source, start, count = _merge_neighbours(source, start, count)
     dtype, item = sources[0].dtype, sources[0].itemsize
@@ -95,7 +95,7 @@ def join_slices(sources: Sequence[Array], source: npt.NDArray[np.integer], start
     buffers: list[pa.Buffer] = []
     for number, array in enumerate(sources):
         own = source == number
-        # The first 4 bytes of a longer view serve comparisons, and these are never compared.
+        # The first 4 bytes of a longer view stay 0: they serve comparisons only, and these views are never compared.
         views[own, 2:] = _locate(start[own] * item, len(buffers))
         views[own & is_inline, 1:] = _inline(array, start[own & is_inline])
         content = np.ascontiguousarray(array).view(np.uint8)
@@ -109,9 +109,9 @@ def join_slices(sources: Sequence[Array], source: npt.NDArray[np.integer], start
 def _merge_neighbours(
     source: npt.NDArray[np.integer], start: Int64s, count: Int64s
 ) -> tuple[npt.NDArray[np.integer], Int64s, Int64s]:
-    """The same slices, with those that follow each other in one source as one."""
+    """Return the slices, with neighbouring slices that are contiguous in one source merged."""
     goes_on = (start[1:] == start[:-1] + count[:-1]) & (source[1:] == source[:-1])
-    # A view holds less than 2 GiB, and neighbours no more than this stay below it together.
+    # Below this sum no merged slice can exceed the 2 GiB of a view.
     if not len(count) or int(count.sum()) > _MERGED_ITEMS:
         return source, start, count
     first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
@@ -119,12 +119,12 @@ def _merge_neighbours(
 
 
 def _locate(offsets: Int64s, first_buffer: int) -> Int64s:
-    """Buffer and offset in it of bytes of a source, [slices, 2]."""
+    """Return the buffer of each byte offset of a source, and the offset in the buffer: [slices, 2]."""
     return np.stack([(offsets // _BUFFER_BYTES) + first_buffer, offsets % _BUFFER_BYTES], axis=1)
 
 
 def _inline(array: Array, start: Int64s) -> npt.NDArray[np.int32]:
-    """The 12 bytes from each of these items on, as int32 [slices, 3]; what lies behind a slice is not looked at."""
+    """Return the 12 bytes from each start item on, as int32 [slices, 3]; bytes behind the slice count for nothing."""
     content = np.zeros((len(start), _INLINE_BYTES), dtype=np.uint8)
     items = _INLINE_BYTES // array.itemsize
     if len(array):
@@ -135,11 +135,11 @@ def _inline(array: Array, start: Int64s) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedGroup:
-    """The samples of one row group: how many tokens its documents have, and which of them go where.
+    """Samples of one row group: the lengths of its documents, and their pieces.
 
-    lengths: tokens of each document. tokens: the same with EOD and padding, 0 for one that is left out; see
-        `document_tokens`.
-    num_samples: at least those of the pieces; further ones are all padding.
+    lengths: int64 [documents]: tokens of each document.
+    tokens: int64 [documents]: tokens with EOD and padding, 0 for a document that is left out; see `document_tokens`.
+    num_samples: Number of samples, at least `pieces.sample_count`; further samples are all padding.
     """
 
     packing: TokenPacking
@@ -150,11 +150,11 @@ class PackedGroup:
 
     @cached_property
     def segments(self) -> Segments:
-        """Where documents begin and end in the samples; not needed for tokens alone."""
+        """Segments of the samples, found on first use; the field `tokens` does not need segments."""
         return find_segments(self.pieces, with_eod(self.lengths, self.packing), self.packing, self.num_samples)
 
     def own_field(self, name: str, documents: Documents, task: RowGroupTask) -> pa.Array:
-        """A field that packing makes, one list a sample. documents: the tokens."""
+        """Return a field that packing makes, one list for each sample. documents: The tokens."""
         length = self.packing.sequence_length
         match name:
             case "tokens":
@@ -168,12 +168,15 @@ class PackedGroup:
         return self._listed(self._origin(name, task))
 
     def per_token(self, documents: Documents, eod: float, pad: float) -> pa.FixedSizeListArray:
-        """Values of all tokens, `sample_tokens` a sample. documents: as long as the tokens, or with EOD and padding."""
+        """Return the values of all tokens, `sample_tokens` for each sample.
+
+        documents: Values of each document, as many as its tokens, or as its tokens with EOD and padding.
+        """
         rows = _cut_stream if self.packing.is_stream else _place_pieces
         return fixed_lists(rows(self, documents, eod, pad))
 
     def per_document(self, values: pa.Array) -> pa.ListArray:
-        """One value for each document that begins or goes on in a sample. values: of all documents."""
+        """Return one value for each document that begins or goes on in a sample. values: A value of each document."""
         return self._listed(values.take(pa.array(self.pieces.document[self.segments.piece])))
 
     def _origin(self, name: str, task: RowGroupTask) -> pa.Array:
@@ -190,7 +193,7 @@ class PackedGroup:
         return pa.array(self.segments.tokens.astype(np.int32))
 
     def _listed(self, values: pa.Array) -> pa.ListArray:
-        """Values of the segments' pieces as a list of each sample."""
+        """Return one value for each piece in `segments.piece` as one list for each sample."""
         counts = np.bincount(self.pieces.sample[self.segments.piece], minlength=self.num_samples)
         offsets = np.zeros(self.num_samples + 1, dtype=np.int32)
         np.cumsum(counts, out=offsets[1:])
@@ -198,14 +201,14 @@ class PackedGroup:
 
 
 def _position_rows(segments: Segments, length: int) -> Array:
-    """Places from 0 in every segment, int32 [samples, length]."""
+    """Return places that begin at 0 in every segment, int32 [samples, length]."""
     sizes = segment_sizes(segments, length)
     zeros = np.zeros(len(sizes), dtype=np.int64)
     return join_slices([np.arange(length, dtype=np.int32)], zeros, zeros, sizes).reshape(-1, length)
 
 
 def _prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:
-    """Whether the next token is in the sample and of the same document, bool [samples, length]."""
+    """Return whether the next token is in the sample and of the same document, bool [samples, length]."""
     mask = new_array((len(segments.filled), length), np.dtype(np.bool_))
     mask.fill(True)
     mask.reshape(-1)[segments.unpredicted] = False
@@ -215,8 +218,8 @@ def _prediction_mask(segments: Segments, length: int) -> npt.NDArray[np.bool_]:
 
 
 def _joined_stream(group: PackedGroup, documents: Documents, eod: float, pad: float) -> Array:
-    """All documents, each with its EOD and padding, then padding as far as the samples go."""
-    # How many values follow each document: the EOD and padding, and after the last one the rest of the samples.
+    """Return all documents, each with its EOD and padding, then padding to the end of the samples."""
+    # Number of values behind each document: EOD and padding, and behind the last document the rest of the samples.
     tails = np.zeros(len(group.tokens) + 1, dtype=np.int64)
     np.cumsum(group.tokens - documents.lengths, out=tails[1:])
     if tails[-1] == 0:
@@ -231,10 +234,10 @@ def _joined_stream(group: PackedGroup, documents: Documents, eod: float, pad: fl
 
 
 def _cut_stream(group: PackedGroup, documents: Documents, eod: float, pad: float) -> Array:
-    """Greedy samples: one token after the other, each sample beginning `sequence_length` after the last.
+    """Return greedy samples: tokens in stored order, each sample `sequence_length` tokens after the previous sample.
 
-    To join whole documents in file order and then cut is faster than to join pieces. A view of the documents if they
-    fill the samples exactly, and these do not overlap.
+    To join whole documents in file order and then cut is faster than to join pieces. The result is a view of the
+    documents if the documents fill the samples exactly and samples do not overlap.
     """
     stream = _joined_stream(group, documents, eod, pad)
     length, width, num_samples = group.packing.sequence_length, group.packing.sample_tokens, group.num_samples
@@ -253,7 +256,7 @@ def _cut_stream(group: PackedGroup, documents: Documents, eod: float, pad: float
 
 
 def _place_pieces(group: PackedGroup, documents: Documents, eod: float, pad: float) -> Array:
-    """Samples from pieces in any order: each with its EOD and padding (if it ends its document), then the sample's."""
+    """Return samples of pieces in any order: a piece, EOD and padding of a document that ends, the sample's padding."""
     pieces, width = group.pieces, group.packing.sample_tokens
     length = documents.lengths[pieces.document]
     own = np.minimum(pieces.stop, length) - pieces.start
@@ -264,7 +267,7 @@ def _place_pieces(group: PackedGroup, documents: Documents, eod: float, pad: flo
     slices = np.stack([own, ends, padding], axis=1).reshape(-1)
     start = np.zeros_like(slices)
     start[::3] = documents.offsets[pieces.document] + pieces.start
-    # Samples beyond the pieces', which an upper bound planned, are all padding.
+    # An upper bound may have planned more samples than the pieces have: these samples are all padding.
     spare = group.num_samples - pieces.sample_count
     count = np.concatenate([slices, np.full(spare, width)])
     source = np.concatenate([np.tile([0, 1, 2], len(own)), np.full(spare, 2)])

@@ -1,4 +1,4 @@
-"""Inventories of samples: the same files and row groups, with samples counted instead of rows."""
+"""Turns inventories of documents into inventories of samples: same files and row groups, samples instead of rows."""
 
 import logging
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from torch_dataloader_utils.samples.token_packing import FIELDS, TokenPacking
 
 _log = logging.getLogger(__name__)
 
-# In the fingerprints of packed data sets, and so in their states: the names stay.
+# Keys in the metadata of a schema. Saved inventories have them, and states are bound to the schema: never rename them.
 _PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
 _NOTE = "packed: "
@@ -58,7 +58,7 @@ def stored_inventory(inventory: Inventory) -> Inventory:
 
 
 class ReadLengths(Protocol):
-    """`read_lengths` of datasets/row_counts.py, which keeps what it reads."""
+    """Signature of `read_lengths` in datasets/row_counts.py, which keeps the lengths on this host."""
 
     def __call__(
         self, inventory: Inventory, read: Callable[[RowGroupTask], pa.RecordBatch], share: Share, *, what: str
@@ -66,13 +66,13 @@ class ReadLengths(Protocol):
 
 
 def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Inventory:
-    """The inventory of samples; one that already counts them is returned as it is.
+    """Return the inventory of samples; an inventory that already counts samples is returned as it is.
 
-    read_lengths: measures documents of text where rows are known.
+    read_lengths: Function that measures documents of text where rows are known.
 
     Raises:
         ConfigError: the inventory counts samples of another packing, or the column does not hold tokens.
-        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise it.
+        DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise the error.
     """
     packing = reader.packing
     metadata = decode_schema(inventory.schema).metadata or {}
@@ -105,7 +105,7 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
 
 
 def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
-    """The Arrow schema of samples, whatever `fields` says; its metadata holds packing and schema of the documents."""
+    """Return the Arrow schema of samples, for any `fields`; its metadata holds packing and schema of the documents."""
     own = own_types(token_type(decode_schema(stored), packing), packing)
     return pa.schema(
         [(name, own[name]) for name in FIELDS],
@@ -114,7 +114,7 @@ def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
 
 
 def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Int64s:
-    """Samples of every row group of this process's share, 0 elsewhere; int64 [groups]."""
+    """Return the samples of each row group of this process's share, 0 for other row groups; int64 [groups]."""
     groups = inventory.groups
     tokenizer = reader.packing.tokenizer
     if tokenizer is not None and inventory.rows_are_known:
@@ -125,7 +125,8 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
             )
         _log.warning(
             "This tokenizer cannot be identified in another process: all text is tokenized before every start, and the "
-            "counts are not kept. Pass a function of a module in a file, or give it an attribute `fingerprint`."
+            "counts are not kept. Pass a function of a module in a file, or give the tokenizer an attribute "
+            "`fingerprint`."
         )
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
     by_footer = is_whole & footer_counts(reader.packing)
@@ -134,7 +135,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
     files = np.unique(groups.file[by_footer])[share.index :: share.count]
     for indices, counts in in_threads(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
         counted[indices] = counts
-    # UNKNOWN for row groups that the footer cannot count; the process whose share they are reads them.
+    # Row groups that the footer could not count are UNKNOWN; the process that read the footer reads them.
     unread = np.flatnonzero(~by_footer)[share.index :: share.count]
     unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
     counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
@@ -142,7 +143,7 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
 
 
 def _from_lengths(inventory: Inventory, reader: PackingReader, share: Share, lengths: npt.NDArray[Any]) -> Int64s:
-    """`_count` from the lengths of all documents of the share, in order."""
+    """Return the result of `_count` from the lengths of all documents of the share, in order."""
     mine = share.of(inventory.num_groups)
     counted = np.zeros(inventory.num_groups, dtype=np.int64)
     ends = np.cumsum(inventory.groups.live_rows[mine.start :: mine.step])
@@ -154,7 +155,7 @@ def _from_lengths(inventory: Inventory, reader: PackingReader, share: Share, len
 def _from_footer(
     inventory: Inventory, reader: PackingReader, file: int, by_footer: npt.NDArray[np.bool_]
 ) -> tuple[Int64s, list[int]]:
-    """The row groups of a file that may be counted by its footer, and their samples (UNKNOWN if it does not say)."""
+    """Return the row groups of a file that its footer may count, and their samples (UNKNOWN where it does not)."""
     first, stop = np.searchsorted(inventory.groups.file, [file, file + 1])
     indices = first + np.flatnonzero(by_footer[first:stop])
     items = reader.reader.list_items(inventory.task(int(indices[0])), reader.packing.column)
@@ -162,5 +163,5 @@ def _from_footer(
         return indices, [UNKNOWN] * len(indices)
     ordinals = inventory.groups.ordinal[indices].tolist()
     if max(ordinals) >= len(items):
-        return indices, [UNKNOWN] * len(indices)  # reading says what is wrong with the file
+        return indices, [UNKNOWN] * len(indices)  # reading the file raises the error with its reason
     return indices, [count_from_footer(items[ordinal], reader.packing) for ordinal in ordinals]

@@ -1,6 +1,6 @@
-"""Text and conversations as token lists, made where they are read: a reader around the reader of a data set.
+"""Tokenizes text and conversations while they are read: a reader around the reader of a data set.
 
-A tokenizer becomes a `NamedTokenizer`: one function, and the names by which states and kept counts know it.
+A tokenizer becomes a `NamedTokenizer`: one function, with a name for states and a version for kept counts.
 """
 
 import copy
@@ -29,18 +29,19 @@ from torch_dataloader_utils.samples.tokenizers import (
 from torch_dataloader_utils.tables.reader import Reader
 
 TOKENS = "input_ids"
-"""What a tokenizer that gives several lists a text calls the tokens, as those of Hugging Face do."""
+"""Key of the tokens where a tokenizer returns several lists for each text; Hugging Face tokenizers use this key."""
 
-# What transformers calls the masks of the words of the assistant.
+# The key of transformers for masks of the assistant's words.
 _MASKS = "assistant_masks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NamedTokenizer:
-    """A tokenizer to call, and what it is known by.
+    """Tokenizer with its name and version.
 
-    call: takes the values that are not null, and the names of outputs that are wanted beside the tokens.
-    name: states are bound to it; None if it has none. version: counts are kept under it, see `tokenizer_version`.
+    call: Function of the values that are not null and the names of outputs wanted beside the tokens.
+    name: Name that states are bound to; None if the tokenizer has no name.
+    version: Name under which counts are kept, see `tokenizer_version`.
     """
 
     call: "_Plain | _HuggingFace"
@@ -49,11 +50,14 @@ class NamedTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any, outputs: Sequence[str] = ()) -> "NamedTokenizer":
-        """See `tokenizer` of `pack_tokens`. outputs: what is wanted beside the tokens.
+        """Return the NamedTokenizer of any `tokenizer` that `pack_tokens` takes.
+
+        outputs: Names of lists wanted beside the tokens.
 
         Raises:
-            ConfigTypeError: none of these. ConfigError, MissingDependencyError: see TokenizerFile.
-            ConfigError: masks of the assistant are wanted, and the chat template makes none.
+            ConfigTypeError: `pack_tokens` does not take the tokenizer.
+            ConfigError, MissingDependencyError: see TokenizerFile.
+            ConfigError: masks of the assistant are wanted, and the chat template does not make masks.
         """
         if isinstance(tokenizer, NamedTokenizer):
             return tokenizer
@@ -66,8 +70,8 @@ class NamedTokenizer:
             return _hugging_face(tokenizer, outputs)
         if not callable(tokenizer):
             raise ConfigTypeError(
-                f"tokenizer is {of_type(tokenizer)}: pass one of Hugging Face, the path of a tokenizer.json, or a "
-                "function from a list of texts to their token lists."
+                f"tokenizer is {of_type(tokenizer)}: pass a Hugging Face tokenizer, the path of a tokenizer.json, or "
+                "a function from a list of texts to their token lists."
             )
         found = name_tokenizer(tokenizer)
         return cls(
@@ -79,7 +83,7 @@ class NamedTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """A function of the values alone."""
+    """Call of a function that takes the values alone."""
 
     tokenizer: Callable[[list[Any]], Any]
 
@@ -89,7 +93,7 @@ class _Plain:
 
 @dataclass(frozen=True, slots=True)
 class _HuggingFace:
-    """Text through the tokenizer, conversations through its chat template."""
+    """Call of a Hugging Face tokenizer for text, and of its chat template for conversations."""
 
     tokenizer: Any
 
@@ -102,28 +106,29 @@ class _HuggingFace:
             )
 
 
-# transformers compiles each text of a template once in a process, and keeps the masks being made in what it compiled.
+# A lock for chat templates: transformers compiles each template text once in a process, and the compiled template holds
+# the masks while they are made.
 _TEMPLATES: ProcessLocal[Any] = ProcessLocal()
 
 
 def _of_its_own(template: Any) -> Any:
-    """The chat template, or those by name, as a text that nobody else renders while we do; it gives the same."""
+    """Return an equal chat template (or dict of templates) with another text, so that only we use its compiled form."""
     if isinstance(template, Mapping):
         return {name: _of_its_own(each) for name, each in template.items()}
-    # A comment is left out with its line end.
+    # Jinja drops the comment and its line end.
     return f"{{# of the loader #}}\n{template}" if isinstance(template, str) else template
 
 
 def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
-    # With another template transformers warns, and gives masks of zeros.
+    # Without this mark in the template, transformers only warns and returns masks of zeros.
     if _MASKS in outputs and not re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))):
         raise ConfigError(
-            f"fields has output={_MASKS!r}, and the chat template of the tokenizer does not say what the assistant's "
-            "words are: set tokenizer.chat_template to one that has {% generation %} before them and "
-            "{% endgeneration %} after them."
+            f"fields has output={_MASKS!r}, but the chat template of the tokenizer does not mark the assistant's "
+            "words: set tokenizer.chat_template to a template with {% generation %} before the words and "
+            "{% endgeneration %} after the words."
         )
-    # Of our own: what it was saved with would cut documents or pad them to the longest, and to switch that off while
-    # another thread uses it is an error.
+    # A copy, because truncation and padding are switched off below (both would change documents), and switching them
+    # off while another thread uses the tokenizer is an error.
     tokenizer = copy.deepcopy(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -144,7 +149,7 @@ _ROLES = (("user", "assistant"), ("system", "user", "assistant"), ("user", "assi
 
 
 def _identity(tokenizer: Any, template: Any) -> str:
-    """Return a digest of everything that decides the tokens, and of tokens of samples; the same in every process."""
+    """Return a digest of all that decides the tokens and of the tokens of sample texts; the same in all processes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     special = getattr(tokenizer, "special_tokens_map", None)
     spelled = list(getattr(tokenizer, "all_special_tokens", ()))
@@ -163,27 +168,27 @@ def _identity(tokenizer: Any, template: Any) -> str:
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
     conversation = [{"role": role, "content": text} for role, text in messages]
     with _TEMPLATES.get(threading.Lock):
-        # Templates that write the day would be others tomorrow.
+        # A template that writes the date would have another digest tomorrow.
         return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
 
 
 def _given(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     try:
         return call(*arguments, **options)[TOKENS]
-    except Exception as error:  # noqa: BLE001  # whatever a template raises that refuses a role, or is not there
+    except Exception as error:  # noqa: BLE001  # a template may refuse a role, or be missing, with any error
         return type(error).__name__
 
 
 def output_column(output: str) -> str:
-    """What the column with an output of the tokenizer is called, in messages too."""
+    """Return the name of the column that holds an output of the tokenizer; messages show it too."""
     return f"{output} of the tokenizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenizingReader:
-    """Reads as its reader does, with the tokens of the first column in its place, then the tokenizer's outputs.
+    """Reader that replaces the first column by its tokens, and appends the tokenizer's outputs as columns.
 
-    outputs: lists that the tokenizer gives beside the tokens, each as long as these.
+    outputs: Names of lists that the tokenizer returns beside the tokens, each as long as the tokens.
     """
 
     reader: Reader
@@ -191,10 +196,11 @@ class TokenizingReader:
     outputs: tuple[str, ...] = ()
 
     def read(self, task: RowGroupTask) -> pa.RecordBatch:
-        """The live rows of one row group; null rows have no tokens.
+        """Return the live rows of one row group; null rows have no tokens.
 
         Raises:
-            SchemaError: the tokenizer did not give what it should. TransformError: it raised.
+            SchemaError: the tokenizer did not return one flat list of int32 tokens for each text, or not all outputs.
+            TransformError: the tokenizer raised an error.
             DataError, StoreError: see Reader.read.
         """
         rows = self.reader.read(task)
@@ -203,7 +209,7 @@ class TokenizingReader:
         return pa.RecordBatch.from_arrays([lists[0], *rows.columns[1:], *lists[1:]], names=names)
 
     def list_items(self, task: RowGroupTask, column: str) -> Int64s | None:  # noqa: ARG002  # as Reader.list_items
-        """No footer knows the tokens of a text."""
+        """Return None: footers do not count the tokens of a text."""
         return None
 
     def _tokenized(self, column: pa.Array, where: str) -> list[pa.Array]:
@@ -212,13 +218,13 @@ class TokenizingReader:
         given: Any = {}
         try:
             given = self.tokenizer.call(values, self.outputs) if values else {}
-        except Exception as error:  # whatever a user's tokenizer raises
+        except Exception as error:  # a user's tokenizer may raise anything
             raise TransformError(f"The tokenizer raised {type(error).__name__} for {where}: {error}") from error
         named = given if isinstance(given, Mapping) else {TOKENS: given}
         wanted = (TOKENS, *self.outputs)
         if values and (missing := [name for name in wanted if name not in named]):
             raise SchemaError(
-                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it give token "
+                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
                 f"lists, or a mapping with {list(wanted)}."
             )
         return [_as_lists(check_token_lists(named.get(name, []), len(values), where), is_there) for name in wanted]
@@ -227,17 +233,17 @@ class TokenizingReader:
 def tokenized(
     reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = ()
 ) -> Reader | TokenizingReader:
-    """The reader with its first column tokenized, if there is a tokenizer."""
+    """Return the reader, with its first column tokenized if there is a tokenizer."""
     if tokenizer is None:
         return reader
     return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs)
 
 
 def _as_lists(documents: Documents, is_there: Any) -> pa.Array:
-    """Lists of int32, null where a row is not there."""
+    """Return the documents as lists of int32, with null for the rows that were null."""
     tokens, limits = documents.values, np.iinfo(np.int32)
     if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
-        raise SchemaError(f"The tokenizer gave {tokens.max()} and {tokens.min()}: tokens are int32 here.")
+        raise SchemaError(f"The tokenizer gave {tokens.max()} and {tokens.min()}: return tokens that fit int32.")
     lengths = np.zeros(len(is_there), dtype=np.int64)
     lengths[is_there] = documents.lengths
     offsets = np.concatenate([[0], np.cumsum(lengths)])

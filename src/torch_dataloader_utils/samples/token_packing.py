@@ -1,4 +1,4 @@
-"""How documents become samples: `pack_tokens` and the value it gives."""
+"""The options of packing: `pack_tokens` and the frozen value that it returns."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ Field = Literal["tokens", "positions", "loss_mask", "cu_seqlens"]
 FIELDS: tuple[str, ...] = get_args(Field)
 
 PIECE_FIELDS = ("document_file", "document_row_group", "document_row", "document_start", "document_tokens")
-"""Where each document of a sample comes from; see `pack_tokens`."""
+"""Fields that say where each document of a sample comes from; see `pack_tokens`."""
 
 # Arrow's fixed-size lists count items in int32, and a sample may have one token more.
 _MOST_TOKENS = 2**31 - 2
@@ -26,23 +26,25 @@ _MOST_TOKENS = 2**31 - 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerToken:
-    """A column of the data set as one value for each token of a sample: [B, L], with `extra_token` [B, L + 1].
+    """A field with one value for each token of a sample: [B, L], with `extra_token` [B, L + 1].
 
-    A list column has to have as many values in a row as the row has tokens; they are cut and joined as these are. The
-    value of a column of single numbers or bools is repeated for every token of its document, EOD and padding included.
+    Each list of a list column has to be as long as the row's list of tokens; values are cut and joined like tokens. In
+    a column of single numbers or bools, the value is repeated for every token of its document, EOD and padding
+    included.
 
         tokens 5 6 7 | 8, eod=0, sequence_length=8      5 6 7 0 8 0 _ _
         labels -100 6 7 | 8, PerToken(pad=-100, eod=0)  -100 6 7 0 8 0 -100 -100
 
     Attributes:
-        pad: the value where a sample, or a document, is filled up.
-        eod: the value of a list column where `pack_tokens(eod=...)` appends a token; None for that of `pad`.
-        column: the column's name; None for that of the field.
-        output: instead of a column, the list of this name that the tokenizer gives beside the tokens, such as
-            "assistant_masks".
+        pad: Value for the padding of a sample or a document.
+        eod: Value of a list column for the token that `pack_tokens(eod=...)` appends; None takes the value of `pad`.
+        column: Name of the column; None takes the field's name.
+        output: Name of a list that the tokenizer returns beside the tokens, for example "assistant_masks". The field is
+            then made of this list instead of a column.
 
     Raises:
-        ConfigTypeError: a value of another type. ConfigError: an empty name, or column and output.
+        ConfigTypeError: a value has the wrong type.
+        ConfigError: a name is empty, or both column and output are given.
     """
 
     pad: float = 0
@@ -59,21 +61,22 @@ class PerToken:
         if self.column is not None and self.output is not None:
             raise ConfigError(
                 f"PerToken has column={self.column!r} and output={self.output!r} of the tokenizer: a field is made of "
-                "one of them. Leave one out, or make two fields."
+                "one source. Leave one out, or make two fields."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerDocument:
-    """A column of the data set as one value for each document of a sample, in the order of `cu_seqlens`: ragged.
+    """A ragged field with one value for each document of a sample, in the order of `cu_seqlens`.
 
-    Value i belongs to the tokens from cu_seqlens[i] to cu_seqlens[i + 1]; the padding at the end has none.
+    Value i belongs to the tokens from cu_seqlens[i] to cu_seqlens[i + 1]. The padding at the end has no value.
 
     Attributes:
-        column: the column's name; None for that of the field.
+        column: Name of the column; None takes the field's name.
 
     Raises:
-        ConfigTypeError: no text. ConfigError: an empty one.
+        ConfigTypeError: the name is not a text.
+        ConfigError: the name is empty.
     """
 
     column: str | None = None
@@ -83,11 +86,11 @@ class PerDocument:
 
 
 Source = str | PerToken | PerDocument | None
-"""What a field is made of: a column by name, which its type says how to deliver, or one of the pack's own fields."""
+"""Source of a field: a column (for a name, its type decides between the classes), or None for a field of packing."""
 
 
 class PackTokensKeywords(TypedDict, total=False):
-    """The keyword arguments of `pack_tokens`."""
+    """Keyword arguments of `pack_tokens`."""
 
     eod: int | None
     extra_token: bool
@@ -103,7 +106,7 @@ class PackTokensKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPacking:
-    """How documents become samples; `pack_tokens` gives it and says more. Pass it as `pack=`."""
+    """Options of packing, to pass as `pack=`. `pack_tokens` makes the value and documents the fields."""
 
     column: str
     sequence_length: int
@@ -139,29 +142,29 @@ class TokenPacking:
         if self.tokenizer is not None:
             object.__setattr__(self, "tokenizer", NamedTokenizer.of(self.tokenizer, self.outputs))
         elif self.outputs:
-            raise ConfigError(f"fields has outputs of a tokenizer, {list(self.outputs)}, and there is no tokenizer=.")
+            raise ConfigError(f"fields has outputs of a tokenizer, {list(self.outputs)}, but there is no tokenizer=.")
 
     def _check_multiple(self) -> None:
         multiple = self.pad_to_multiple_of
         if self.sequence_length % multiple:
             raise ConfigError(
-                f"sequence_length={self.sequence_length} is no multiple of pad_to_multiple_of={multiple}: documents "
-                "that are cut, and the padding of a sample, would be none either. Pass one that is."
+                f"sequence_length={self.sequence_length} is not a multiple of pad_to_multiple_of={multiple}: cut "
+                "documents and the padding of a sample would not be multiples either. Pass a multiple."
             )
         if multiple > 1 and self.extra_token and self.fill == "best_fit":
             raise ConfigError(
-                "pad_to_multiple_of with extra_token and best_fit: whole documents then end where no multiple does. "
-                "Leave extra_token out; the label of a token is the next one of its document."
+                "pad_to_multiple_of with extra_token and best_fit: whole documents would not end at a multiple. "
+                "Leave extra_token out; the label of a token is the next token of its document."
             )
 
     @property
     def sources(self) -> dict[str, Source]:
-        """What each field of a batch is made of, in order; None for those that are the pack's own."""
+        """Source of each field of a batch, in order; None for a field that packing makes."""
         return dict(self.fields) if isinstance(self.fields, Mapping) else dict.fromkeys(self.fields)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the data set that are read: the tokens' first."""
+        """Columns of the data set that are read, the column of tokens first."""
         named = (
             column_of(name, source)
             for name, source in self.sources.items()
@@ -171,12 +174,12 @@ class TokenPacking:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the tokenizer gives beside the tokens."""
+        """Names of the lists that the tokenizer has to return beside the tokens."""
         given = (each.output for each in self.sources.values() if isinstance(each, PerToken))
         return tuple(dict.fromkeys(output for output in given if output is not None))
 
     def with_columns(self, columns: Iterable[str]) -> "TokenPacking":
-        """The same packing with these columns of the data set beside its fields, unless it has them already.
+        """Return the packing with a field for each of these columns, unless it reads the column already.
 
         Raises:
             ConfigError: a column has the name of a field.
@@ -184,26 +187,26 @@ class TokenPacking:
         more = {name: name for name in columns if name not in self.columns}
         if taken := [name for name in more if name in self.sources]:
             raise ConfigError(
-                f"columns={taken} with pack=: batches have fields of this name already. Give the column another one, "
+                f"columns={taken} with pack=: batches have fields of this name already. Give the column another name, "
                 f'with pack_tokens(..., fields={{"my_{taken[0]}": "{taken[0]}", ...}}), or leave that field out.'
             )
         return replace(self, fields=self.sources | more) if more else self
 
     @property
     def is_stream(self) -> bool:
-        """Whether samples are the stored tokens one after the other."""
+        """Whether samples are the stored tokens in their stored order."""
         return self.fill == "greedy" and not self.shuffle_documents
 
     @property
     def sample_tokens(self) -> int:
-        """Tokens of a sample, the extra one included."""
+        """Tokens of a sample, the extra token included."""
         return self.sequence_length + self.extra_token
 
     def describe(self) -> str:
-        """All that decides which samples there are, as JSON; what inventories and states are bound to."""
+        """Return the options that decide which samples exist, as JSON; inventories and states are bound to the text."""
         hidden = ("fields", "pad_to_multiple_of", "tokenizer", "shuffle_documents")
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
-        # States of before these were options have none.
+        # States that are older than these options do not have them.
         if self.pad_to_multiple_of > 1:
             shown["pad_to_multiple_of"] = self.pad_to_multiple_of
         if self.tokenizer is not None:
@@ -214,17 +217,17 @@ class TokenPacking:
 
 
 def is_own(name: str, source: Source) -> bool:
-    """Whether a field is one that packing makes, not a column of the data set."""
+    """Return whether packing makes the field, rather than a column of the data set."""
     return source is None and name in (*FIELDS, *PIECE_FIELDS)
 
 
 def is_output(source: Source) -> bool:
-    """Whether a field is made of what the tokenizer gives beside the tokens."""
+    """Return whether the field is made of a list that the tokenizer returns beside the tokens."""
     return isinstance(source, PerToken) and source.output is not None
 
 
 def column_of(name: str, source: Source) -> str:
-    """The column of the data set that a field is made of."""
+    """Return the name of the column that a field is made of."""
     if isinstance(source, str):
         return source
     return name if source is None or source.column is None else source.column
@@ -262,45 +265,49 @@ def pack_tokens(
     tokenizer: Any = None,
     shuffle_documents: bool = False,
 ) -> TokenPacking:
-    """Documents as samples of `sequence_length` tokens: pass it as `create_dataloader(..., pack=...)`.
+    """Return the options that pack documents into samples of `sequence_length` tokens, to pass as `pack=`.
 
-    Each row of a column of lists, or of text, is a document; empty and null rows give none. A row group is packed by
+    Each row of a column of lists, or of text, is a document; empty and null rows are not. Each row group is packed by
     itself:
 
         greedy      documents end to end, cut where a sample is full; the row group's last sample is padded
         best_fit    whole documents side by side while they fit, longest first; each sample is padded
 
     Args:
-        column: a list column of integers; with `tokenizer` one of text or of conversations.
-        eod: token appended to every document; None for none.
-        extra_token: samples of `sequence_length` + 1 tokens, so that inputs are `tokens[:, :-1]` and labels
+        column: Name of a list column of integers; with `tokenizer`, of a column of text or conversations.
+        sequence_length: Number of tokens of a sample.
+        eod: Token that is appended to every document; None appends nothing.
+        extra_token: Make samples of `sequence_length` + 1 tokens, so that inputs are `tokens[:, :-1]` and labels are
             `tokens[:, 1:]`. Greedy samples then overlap by one token.
-        pad_id: token that fills up samples.
-        over_long: with best_fit, what happens to documents longer than a sample: "cut" (full samples of their own, the
-            rest is placed like a document), "drop" or "error".
-        fields: what a batch of B samples holds, L = sequence_length. Its own fields:
+        fill: "greedy" or "best_fit", see above.
+        pad_id: Token for the padding.
+        over_long: Treatment of documents longer than a sample, with best_fit: "cut" (full samples, and the rest is
+            placed like a document), "drop" or "error".
+        fields: Names of the fields of a batch. For B samples and L = sequence_length, packing makes
             tokens [B, L or L + 1], the column's integer type;
-            positions [B, L], int32: place in the document, from 0 at each piece of one;
-            loss_mask [B, L], bool: whether position t, which predicts token t + 1, counts: that token is in the sample
-            and of the same document;
-            cu_seqlens, ragged int32: 0, where each next document (or the padding) begins in the sample, L.
-            One value for each document of a sample, ragged, if named: document_file, document_row_group, document_row
-            (the number of the live row in it), document_start (its token that comes first here), document_tokens (how
-            many come, without padding).
-            Any other name is a column of the data set: lists for each token, other types for each document. A dict
-            says more: {"tokens": None, "labels": PerToken(pad=-100), "weight": PerToken(), "mask": "loss_mask"}.
+            positions [B, L], int32: place in the document, from 0 at each piece of a document;
+            loss_mask [B, L], bool: whether token t + 1, which position t predicts, is in the sample and of the same
+            document;
+            cu_seqlens, ragged int32: 0, then the begin of each next document (or of the padding) in the sample, then L.
+            Ragged fields with one value for each document of a sample, if named: document_file, document_row_group,
+            document_row (number of the live row in the row group), document_start (number of the document's first token
+            in this sample), document_tokens (number of its tokens in this sample, without padding).
+            Any other name is a column of the data set: lists give a value for each token, other types a value for each
+            document. A dict chooses: {"tokens": None, "labels": PerToken(pad=-100), "weight": PerToken(),
+            "mask": "loss_mask"}.
         counts: "footers" plans greedy samples of Parquet files without reading data; "read" counts by reading once.
-        pad_to_multiple_of: fill each document up with `pad_id` to a multiple, which no mask counts: 2 × CP for context
-            parallelism as Transformer Engine divides it. Counts by reading once.
-        tokenizer: makes int32 tokens of text where it is read: one of Hugging Face (which takes conversations, lists of
-            messages, through its chat template), the path of a tokenizer.json, or a picklable function from a list of
-            values to their token lists, or to a mapping with these as "input_ids" and further lists. All text is
-            tokenized once before the plan, to count; the counts are kept on this host.
-        shuffle_documents: permute the documents of a row group by seed and epoch before they are packed, so that they
-            share samples with others in each epoch. With best_fit only documents of one length change places.
+        pad_to_multiple_of: Pad each document with `pad_id` to a multiple of this number of tokens; no mask counts the
+            padding. For context parallelism of Transformer Engine pass 2 × CP. Samples are counted by reading once.
+        tokenizer: Tokenizer that makes int32 tokens of the text while it is read: a Hugging Face tokenizer (which takes
+            conversations, lists of messages, through its chat template), the path of a tokenizer.json, or a picklable
+            function from a list of values to their token lists, or to a mapping with the token lists as "input_ids" and
+            further lists. All text is tokenized once before the plan, to count samples; this host keeps the counts.
+        shuffle_documents: Permute the documents of a row group by seed and epoch before they are packed, so that each
+            epoch puts other documents together. With best_fit only documents of equal length change places.
 
     Raises:
-        ConfigTypeError: a value of another type. ConfigError: one out of range.
+        ConfigTypeError: a value has the wrong type.
+        ConfigError: a value is out of range.
     """
     return TokenPacking(
         column=column,

@@ -1,4 +1,4 @@
-"""Tokenizers: the token lists of a column of text, checked; one from a file; and names to find finished parts by."""
+"""Calls tokenizers and checks their token lists, loads tokenizer files, and names tokenizers for kept results."""
 
 import operator
 import sys
@@ -22,15 +22,17 @@ from torch_dataloader_utils.errors import (
     of_type,
 )
 
-# Takes the texts of one batch; gives per text one flat list, or array, of whole numbers.
+# A function of the texts of one batch. It returns one flat list, or array, of whole numbers for each text.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
 
 
 def tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> Documents:
-    """The token lists of a text column without nulls.
+    """Return the token lists of a text column without nulls.
+
+    where: Name of the column, for messages.
 
     Raises:
-        SchemaError: another type of column, or the tokenizer did not give one flat list of integers per text.
+        SchemaError: the column is not text, or the tokenizer did not return one flat list of integers for each text.
     """
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise SchemaError(f"{where} has the type {column.type}; a tokenizer needs text.")
@@ -39,20 +41,22 @@ def tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> Documents:
     if isinstance(lists, Mapping):
         raise SchemaError(
             f"The tokenizer gave a mapping with {sorted(map(str, lists))} for the texts of {where}, not their token "
-            'lists. For one of Hugging Face pass a function that returns tokenizer(texts)["input_ids"].'
+            'lists. For a Hugging Face tokenizer pass a function that returns tokenizer(texts)["input_ids"].'
         )
     return check_token_lists(lists, len(texts), where)
 
 
 def check_token_lists(lists: Any, num_texts: int, where: str) -> Documents:
-    """What a tokenizer gave for so many texts.
+    """Return what a tokenizer gave for `num_texts` texts as documents.
 
     Raises:
-        SchemaError: not one flat list of integers a text.
+        SchemaError: `lists` is not one flat list of integers for each text.
     """
     if not hasattr(lists, "__len__") or len(lists) != num_texts:
         given = f"{len(lists)} token lists" if hasattr(lists, "__len__") else of_type(lists)
-        raise SchemaError(f"The tokenizer gave {given} for the {num_texts} texts of {where}; give one list a text.")
+        raise SchemaError(
+            f"The tokenizer gave {given} for the {num_texts} texts of {where}. Let it return one list for each text."
+        )
     lists_of_tokens = [_check_tokens(tokens, text, where) for text, tokens in enumerate(lists)]
     offsets = np.zeros(len(lists_of_tokens) + 1, dtype=np.int64)
     np.cumsum([tokens.size for tokens in lists_of_tokens], out=offsets[1:])
@@ -60,12 +64,12 @@ def check_token_lists(lists: Any, num_texts: int, where: str) -> Documents:
 
 
 def _check_tokens(tokens: Any, text: int, where: str) -> npt.NDArray[np.int64]:
-    """The tokens of text number `text` as an array; nothing is rounded, parsed or flattened."""
+    """Return the tokens of text number `text` as an array; nothing is rounded, parsed or flattened."""
     try:
         array = np.asarray(tokens)
-    except (ValueError, TypeError) as error:  # lists of several lengths, a tensor on a GPU
+    except (ValueError, TypeError) as error:  # lists of different lengths, or a tensor on a GPU
         raise SchemaError(_describe_tokens(type(tokens).__name__, text, where)) from error
-    # numpy makes an empty list one of floats.
+    # numpy gives an empty list the type of floats.
     is_integer = array.size == 0 or array.dtype.kind in "iu"
     if array.ndim != 1 or not is_integer:
         raise SchemaError(_describe_tokens(f"{array.dtype} array of shape {array.shape}", text, where))
@@ -76,19 +80,19 @@ def _check_tokens(tokens: Any, text: int, where: str) -> npt.NDArray[np.int64]:
 
 def _describe_tokens(given: str, text: int, where: str) -> str:
     return (
-        f"The tokenizer gave a {given} for text {text} (of those that are not null) of {where}. Let it give one flat "
-        "list of whole numbers a text."
+        f"The tokenizer gave a {given} for text {text} (counted without nulls) of {where}. Let it return one flat "
+        "list of whole numbers for each text."
     )
 
 
 class TokenizerFile:
-    """Calls `encode_batch` of the tokenizer saved at `path`; each process loads it once, this one now.
+    """Tokenizer of the file at `path` (a tokenizer.json), loaded once in each process and at once in this process.
 
-    Truncation and padding that the file asks for are left out: a document is all its tokens and nothing else.
+    Truncation and padding that the file asks for are switched off: a document is all its tokens and nothing else.
 
     Raises:
         MissingDependencyError: the `tokenizers` package is not installed.
-        ConfigError: that package cannot read the file.
+        ConfigError: the `tokenizers` package cannot read the file.
     """
 
     def __init__(self, path: str, *, add_special_tokens: bool = False) -> None:
@@ -98,11 +102,11 @@ class TokenizerFile:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the file does."""
+        """Text that changes when the file changes."""
         return f"{self.path} {LocalStore().stat(self.path).identity} {self.add_special_tokens}"
 
     def __call__(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """The token ids of each text."""
+        """Return the token ids of each text."""
         if self._loaded is None:
             self._loaded = _load(self.path)
         encodings = self._loaded.encode_batch(texts, add_special_tokens=self.add_special_tokens)
@@ -122,25 +126,26 @@ def _load(path: str) -> Any:
         raise MissingDependencyError("TokenizerFile needs the tokenizers package: pip install tokenizers") from error
     try:
         tokenizer = Tokenizer.from_file(path)
-    except Exception as error:  # it raises no narrower class
+    except Exception as error:  # from_file raises nothing narrower
         raise ConfigError(
-            f"{redact(path)} is not a tokenizer.json of the tokenizers package: {error}. Pass one on this machine."
+            f"{redact(path)} is not a tokenizer.json of the tokenizers package: {error}. Pass the path of a file that "
+            "Tokenizer.save wrote, on this machine."
         ) from error
-    # The file may hold settings from when it was saved, by which documents would be cut, or padded to the longest one.
+    # The file may hold settings that cut documents, or pad them to the longest document.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def name_tokenizer(tokenizer: Any) -> str | int | None:
-    """Its `fingerprint`, else the name under which its module has it; None if it has neither.
+    """Return the tokenizer's `fingerprint`, else its name in its module, else None.
 
         def tokenize(texts): ...              "my_module.tokenize"
-        lambda texts: ...                     None, and so are closures, partials, bound methods and instances:
-                                              others have the same name
+        lambda texts: ...                     None; also for closures, partials, bound methods and instances, because
+                                              other objects have the same name
 
     Raises:
-        ConfigTypeError: a fingerprint that is neither text nor a number.
+        ConfigTypeError: the fingerprint is neither a text nor a number.
     """
     fingerprint = getattr(tokenizer, "fingerprint", None)
     if isinstance(fingerprint, str | int):
@@ -161,10 +166,10 @@ def name_tokenizer(tokenizer: Any) -> str | int | None:
 
 
 def tokenizer_version(tokenizer: Any) -> str | None:
-    """What results of the tokenizer are kept under: its `fingerprint`, else its name and its module's file.
+    """Return the name under which a tokenizer's results are kept: its `fingerprint`, or its name and module's digest.
 
-    An edit of the file, where most of what a function calls is, makes it another one. None as for `name_tokenizer`, and
-    for functions without a file, as those of a notebook.
+    The digest of the module's file changes with every edit, because most of what a function calls is in its file.
+    Returns None where `name_tokenizer` does, and for functions without a file, for example in a notebook.
 
     Raises:
         ConfigTypeError: see name_tokenizer.
@@ -180,5 +185,5 @@ def tokenizer_version(tokenizer: Any) -> str | None:
 
 
 def digest_bytes(content: bytes) -> str:
-    """32 hex digits that only equal contents have."""
+    """Return a digest of the content, 32 hex digits."""
     return blake2b(content, digest_size=16).hexdigest()
