@@ -13,7 +13,6 @@ import pytest
 from tests.samples.corpora import EOD, number_tokens, pack_corpus, samples_of, write_corpus
 from tests.samples.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, TokenBatches, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
@@ -48,11 +47,6 @@ def test_planning_from_footers_reads_no_data(corpus):
     assert len(load(corpus, PACKING)) == -(-len(pack_corpus(TOKENS, PACKING)) // 3)
     with pytest.raises(DataError):
         load(corpus, replace(PACKING, counts="read"))
-
-
-def test_keys_of_a_packed_schema_are_those_of_released_states(corpus):
-    schema = decode_schema(load(corpus, PACKING).plan.inventory.schema)
-    assert set(schema.metadata) == {b"torch_dataloader_utils.packing", b"torch_dataloader_utils.stored_schema"}
 
 
 def test_without_null_counts_the_last_samples_may_be_all_padding(tmp_path):

@@ -23,9 +23,15 @@ class TaskSource:
 
     A small file is fetched whole, once, and kept as long as this object.
 
-    known: Names of all columns of the data set, if all are delivered; else None.
-    is_of_table: Whether a table names the file. Then times are microseconds, as tables have no finer times, and a task
-        of the first row group may stand for all row groups of the file.
+    Attributes:
+        task: Row group to read.
+        store: Store of the file.
+        page_checksums: Whether checksums of Parquet pages are verified.
+        max_row_group_bytes: Limit of the decoded bytes of one row group.
+        is_compiled: Whether the compiled decoder may be used.
+        known: Names of all columns of the data set, if all are delivered; else None.
+        is_of_table: Whether a table names the file. Then times are microseconds, as tables have no finer times, and a
+            task of the first row group may stand for all row groups of the file.
     """
 
     task: RowGroupTask
