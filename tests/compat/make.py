@@ -3,11 +3,14 @@
     1.0             states of version 2
     1.0-state-3     states of version 3
 
+chunks.json is a state from when shuffle=True permuted chunks only, which is shuffle="chunks" now.
+
 The table is made up of arrays alone, so that its fingerprint depends on no file system.
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -97,21 +100,40 @@ def make_state(name):
     return encode_state(identity, *STATES[name])
 
 
-def make_plan():
+DEFAULT_WINDOWS = PlanOptions(shuffle=True, seed=7, split_rows=20, interleave=2, default_windows=True)
+
+
+def make_default_state():
+    """A state of shuffle=True with windows of the default size."""
+    identity = Identity(fingerprint=planning_fingerprint(make_inventory()), options=DEFAULT_WINDOWS)
+    return encode_state(identity, *STATES["state"])
+
+
+def make_plan(inventory=None, **options):
     """The rows of each row group by rank and worker, windows and cuts included."""
     plan = plan_epoch(
-        make_inventory(),
+        make_inventory() if inventory is None else inventory,
         num_ranks=2,
         num_workers=2,
         batch_size=6,
-        shuffle=True,
         seed=7,
         epoch=2,
-        split_rows=20,
-        shuffle_rows=16,
-        interleave=2,
+        **options,
     )
     return {"fingerprint": plan.fingerprint, "rows": plan.to_arrow().to_pylist()}
+
+
+def make_plans():
+    """Plans by the name of their file."""
+    inventory = make_inventory()
+    large = replace(inventory, groups=replace(inventory.groups, projected_bytes=inventory.groups.projected_bytes << 14))
+    return {
+        "plan": make_plan(shuffle=True, split_rows=20, shuffle_rows=16, interleave=2),
+        # Rows of 363 KB: 5 of them in 2 MiB.
+        "default-windows": make_plan(large, shuffle=True, split_rows=20, interleave=2),
+        "chunks-plan": make_plan(shuffle="chunks", split_rows=20),
+        "stored-plan": make_plan(split_rows=20),
+    }
 
 
 if __name__ == "__main__":
@@ -119,4 +141,6 @@ if __name__ == "__main__":
     folder.mkdir(exist_ok=True)
     for name in STATES:
         (folder / f"{name}.json").write_text(json.dumps(make_state(name), indent=1) + "\n")
-    (folder / "plan.json").write_text(json.dumps(make_plan(), indent=1) + "\n")
+    (folder / "default-windows-state.json").write_text(json.dumps(make_default_state(), indent=1) + "\n")
+    for name, plan in make_plans().items():
+        (folder / f"{name}.json").write_text(json.dumps(plan, indent=1) + "\n")

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.make import OPTIONS, STATES, make_inventory, make_plan, make_state
-from torch_dataloader_utils._core.options import Topology
+from tests.compat.make import OPTIONS, STATES, make_default_state, make_inventory, make_plans, make_state
+from torch_dataloader_utils._core.options import PlanOptions, Topology
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.state import Identity, decode_state, merge_states
 from torch_dataloader_utils.errors import CheckpointMismatchError
 from torch_dataloader_utils.plan.planner import Planner
 
 VERSIONS = sorted(path.parent for path in Path(__file__).parent.glob("*/plan.json"))
+PLANS = make_plans()
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -30,8 +31,29 @@ def test_states_still_load_and_continue(version, name):
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-def test_plans_are_what_they_were(version):
-    assert make_plan() == json.loads((version / "plan.json").read_text())
+def test_states_of_shuffled_chunks_continue_in_their_order(version):
+    state = json.loads((version / "chunks.json").read_text())
+    assert dict(state["options"]) == {"seed": 7, "shuffle": True}
+    chunks, rows = (Planner(inventory=make_inventory(), options=passed(shuffle)) for shuffle in ("chunks", True))
+    position, _ = decode_state(state, chunks.identity, Topology())
+    assert position == STATES["state"][0]
+    assert all(lane.is_plain.all() for program in chunks.plan(position).programs(0) for lane in program.lanes)
+    with pytest.raises(CheckpointMismatchError, match="saved with shuffle='chunks', here True"):
+        decode_state(state, rows.identity, Topology())
+
+
+def passed(shuffle):
+    """The options of a user who passes `shuffle` and a seed."""
+    others = dict.fromkeys(("split_bytes", "shuffle_rows", "interleave", "lanes", "token_batches"))
+    return PlanOptions.of(shuffle=shuffle, seed=7, **others)
+
+
+KEPT_PLANS = [path for version in VERSIONS for path in sorted(version.glob("*.json")) if path.stem in PLANS]
+
+
+@pytest.mark.parametrize("path", KEPT_PLANS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_plans_are_what_they_were(path):
+    assert PLANS[path.stem] == json.loads(path.read_text())
 
 
 def test_a_state_from_before_plans_changed_is_refused_and_says_what_to_do():
@@ -45,9 +67,10 @@ def test_a_state_from_before_plans_changed_is_refused_and_says_what_to_do():
         decode_state(old, identity, Topology())
 
 
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", [*STATES, "default-windows-state"])
 def test_this_version_writes_what_is_kept(name):
-    assert make_state(name) == json.loads((VERSIONS[-1] / f"{name}.json").read_text())
+    made = make_state(name) if name in STATES else make_default_state()
+    assert made == json.loads((VERSIONS[-1] / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize(

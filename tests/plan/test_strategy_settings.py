@@ -135,9 +135,12 @@ class ByHand:
 
 @pytest.mark.parametrize("strategy", [RoundRobinSplitStrategy(), TargetSizeSplitStrategy(), ByHand()])
 def test_a_shuffle_that_nobody_does_is_told(files, strategy):
-    with pytest.warns(UserWarning, match=rf"shuffle=True does nothing.*{type(strategy).__name__} orders"):
+    name = type(strategy).__name__
+    with pytest.warns(UserWarning, match=rf'shuffle="chunks" does nothing.*{name} orders'):
+        load(files, strategy, shuffle="chunks")
+    with pytest.warns(UserWarning, match=rf"shuffle=True only permutes rows inside windows.*{name} orders"):
         loader = load(files, strategy, shuffle=True)
-    assert f"seed 42, strategy {type(strategy).__name__}" in loader.plan.explain()
+    assert f"seed 42, strategy {name}" in loader.plan.explain()
 
 
 @pytest.mark.parametrize("strategy", [RoundRobinSplitStrategy(shuffle=True), None])

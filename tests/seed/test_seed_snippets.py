@@ -120,6 +120,6 @@ def test_more_ranks_than_chunks_leave_ranks_with_an_empty_epoch(tmp_path: Path) 
 
 def test_shuffle_comes_before_the_slice_so_that_ranks_cover_everything(tmp_path: Path) -> None:
     path = write_chunks(tmp_path, 9)
-    ranks = [chunks_of_rank(path, 3, rank, shuffle=True, shuffle_seed=1) for rank in range(3)]
+    ranks = [chunks_of_rank(path, 3, rank, shuffle="chunks", shuffle_seed=1) for rank in range(3)]
     assert sorted(chunk for rank in ranks for chunk in rank) == list(range(9))
     assert ranks != [[0, 3, 6], [1, 4, 7], [2, 5, 8]]

@@ -62,7 +62,9 @@ def counted(dataset):
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_resume_reads_only_what_the_next_batch_needs(table, shuffle_rows, most, ranks):
     """With nothing decoded ahead, the first batch of a resume at 90 % opens one row group; a window, its chunks."""
-    options = {"shuffle_rows": shuffle_rows, "interleave": shuffle_rows and 4}
+    options = (
+        {"shuffle": True, "shuffle_rows": shuffle_rows, "interleave": 4} if shuffle_rows else {"shuffle": "chunks"}
+    )
     loader, _ = load(table, **options)
     batches = iter(loader)
     for _ in range(len(loader) * 9 // 10):

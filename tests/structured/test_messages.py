@@ -241,7 +241,8 @@ def test_what_is_printed_holds_no_secret(trips):
         ("num_workers", float("nan"), "num_workers=nan: pass a whole number"),
         ("batch_size", None, "batch_size=None: pass a whole number"),
         ("batch_size", np.array([1, 2]), r"batch_size=array\(\[1, 2\]\): pass a whole number"),
-        ("shuffle", "false", "shuffle='false': pass True or False"),  # was taken for True
+        ("shuffle", "false", "shuffle='false': pass True .*, \"chunks\" .* or False"),  # was taken for True
+        ("shuffle", "rows", "shuffle='rows': pass True .permute chunks, and rows in windows."),
         ("drop_last", "no", "drop_last='no': pass True or False"),
         ("drop_last", [], r"drop_last=\[\]: pass True or False"),
         ("progress_interval_sec", "10", "progress_interval_sec='10': pass a finite number of seconds"),
@@ -345,10 +346,25 @@ def test_a_plan_takes_none_for_the_defaults_that_loaders_have(trips):
 
 def test_chunks_of_a_window_need_windows(trips):
     for shuffle_rows in (None, 0):
-        with pytest.raises(ConfigError, match=r"interleave=2 .* pass shuffle_rows="):
-            load(trips, interleave=2, shuffle_rows=shuffle_rows)
-        with pytest.raises(ConfigError, match=r"interleave=2 .* pass shuffle_rows="):
-            plan_epoch(scan_files(trips), interleave=2, shuffle_rows=shuffle_rows)
+        for shuffle in (False, "chunks"):
+            options = {"interleave": 2, "shuffle": shuffle, "shuffle_rows": shuffle_rows}
+            with pytest.raises(ConfigError, match=r"interleave=2 .* pass shuffle=True, or shuffle_rows="):
+                load(trips, **options)
+            with pytest.raises(ConfigError, match=r"interleave=2 .* pass shuffle=True, or shuffle_rows="):
+                plan_epoch(scan_files(trips), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"shuffle": "chunks", "shuffle_rows": 50}, r'shuffle="chunks" keeps .* shuffle_rows=50 .* pass shuffle=True'),
+        ({"shuffle": True, "shuffle_rows": 0}, r'shuffle_rows=0 asks for no windows: pass shuffle="chunks"'),
+        ({"shuffle": True, "shuffle_buffer_size": 0}, r'asks for no windows: pass shuffle="chunks"'),
+    ],
+)
+def test_options_of_shuffles_that_contradict_each_other_are_refused(trips, options, says):
+    with pytest.raises(ConfigError, match=says):
+        load(trips, **options)
 
 
 def test_a_cache_of_less_than_nothing_is_refused(trips):
@@ -388,10 +404,11 @@ def test_lanes_are_said_in_short_by_a_number(trips):
         plan_epoch(inventory, lanes=0)
 
 
-@pytest.mark.parametrize("name", ["shuffle", "drop_last"])
-def test_a_plan_takes_no_text_for_a_flag(trips, name):
-    with pytest.raises(ConfigTypeError, match=f"{name}='False': pass True or False"):
-        plan_epoch(scan_files(trips), **{name: "False"})
+def test_a_plan_takes_no_text_for_a_flag(trips):
+    with pytest.raises(ConfigTypeError, match="drop_last='False': pass True or False"):
+        plan_epoch(scan_files(trips), drop_last="False")
+    with pytest.raises(ConfigError, match="shuffle='False': pass True"):
+        plan_epoch(scan_files(trips), shuffle="False")
 
 
 @pytest.mark.parametrize("value", ["x.parquet", {}, [], 5])

@@ -154,6 +154,7 @@ GROUPED = {
     "lanes": {"num_lanes", "lane_rows"},
     "token_batches": {"bucket_by", "max_tokens_per_batch", "pad_to_multiple_of", "padding_free"},
     "split_strategy": {"strategy"},
+    "shuffle": {"shuffle", "default_windows"},
 }
 
 

@@ -56,27 +56,27 @@ def test_a_state_between_small_chunks_resumes_on_other_ranks(path):
     [
         (
             {"num_ranks": 2},
-            r"10 chunks, .* for 2 workers \(of all ranks\)\. .*shuffle_rows=65_536, which permutes rows too, or write",
+            r"10 chunks, .* for 2 workers \(of all ranks\)\. .*Pass shuffle=True, which permutes rows too, or write",
         ),
         ({"split_rows": 20}, r"5 chunks.*smaller chunks \(10 row groups: leave out split_rows=\), or write"),
         ({"split_bytes": "128MiB"}, r"1 chunk, .* for 1 worker\. .*leave out split_bytes="),
     ],
 )
 def test_few_chunks_a_worker_are_warned_of_with_what_helps(path, options, cure):
-    with pytest.warns(UserWarning, match=f"shuffle=True mixes little: {cure}"):
-        load(path, **options)
+    with pytest.warns(UserWarning, match=f'shuffle="chunks" mixes little: {cure}'):
+        load(path, **options, shuffle="chunks")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(path, **options, shuffle_rows=50)
-        load(path, **{**options, "shuffle": False})
-        load(path)
+        load(path, **options)
+        load(path, **options, shuffle=False)
+        load(path, shuffle="chunks")
 
 
 def test_a_plan_says_how_well_its_shuffle_mixes(path):
     inventory = scan_files(path)
 
     def explained(**options):
-        lines = plan_epoch(inventory, **{"batch_size": 10, "shuffle": True, **options}).explain().splitlines()
+        lines = plan_epoch(inventory, **{"batch_size": 10, "shuffle": "chunks", **options}).explain().splitlines()
         return [line for line in lines if line.startswith("mixing")]
 
     assert explained() == ["mixing: 10 chunks, 10 per worker; a batch of 10 rows draws from about 1 chunk"]
@@ -84,8 +84,8 @@ def test_a_plan_says_how_well_its_shuffle_mixes(path):
     few = "mixing: 10 chunks, 2.5 per worker (few: 8 or more mix well); "
     few += "a batch of 20 rows draws from about 2 chunks"
     assert explained(num_ranks=2, num_workers=2, batch_size=20) == [few]
-    assert explained(shuffle_rows=40)[0].endswith("draws from about 4 chunks")
-    assert explained(shuffle_rows=100)[0].endswith("draws from about 7 chunks")
+    assert explained(shuffle=True, shuffle_rows=40, interleave=4)[0].endswith("draws from about 4 chunks")
+    assert explained(shuffle=True, shuffle_rows=100, interleave=4)[0].endswith("draws from about 7 chunks")
     assert explained(shuffle=False) == []
 
 

@@ -378,7 +378,7 @@ def test_an_iceberg_table_with_deletes(tmp_path, deletes):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"shuffle_rows": None}, "shuffle_rows="),
+        ({"shuffle": "chunks", "shuffle_rows": None}, "pass shuffle=True, or shuffle_rows="),
         ({"lanes": 4}, "lanes=4"),
         ({"rank_sharding": "chunks"}, "rank_sharding"),
         (

@@ -4,14 +4,39 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Literal
 
-from torch_dataloader_utils._core.arguments import check_seed, hold_flags, hold_integers, parse_bytes
+from torch_dataloader_utils._core.arguments import check_flag, check_seed, hold_flags, hold_integers, parse_bytes
 from torch_dataloader_utils._core.option_values import Lanes, TokenBatches
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError, plural
 
+# Of windows without shuffle=True. States leave it out, so it stays the default of `PlanOptions`.
 DEFAULT_INTERLEAVE = 4
 
+# With shuffle=True, a batch of this many rows draws from this many chunks.
+_MIXED_BATCH_ROWS = 256
+MIXED_CHUNKS = 16
+
 RankSharding = Literal["rows", "chunks"]
+
+Shuffle = Literal["chunks"] | bool
+"""Whether an epoch is shuffled: its chunks and the rows of windows (True), its chunks alone, or nothing (False)."""
+
+
+def check_shuffle(name: str, value: Any) -> Shuffle:
+    """Return True, False or "chunks".
+
+    Raises:
+        ConfigTypeError, ConfigError: anything else.
+    """
+    if isinstance(value, str):
+        if value != "chunks":
+            raise ConfigError(
+                f'{name}={value!r}: pass True (permute chunks, and rows in windows), "chunks" (permute chunks only) or '
+                "False."
+            )
+        return "chunks"
+    return check_flag(name, value)
+
 
 _COUNTS = (
     "split_bytes",
@@ -33,6 +58,7 @@ class PlanOptions:
         chunk; wins over bytes.
     shuffle: Permute chunks by (seed, epoch). shuffle_rows: Rows of a window, None for no row shuffle; 0 becomes None.
     interleave: Number of chunks open at once in a window.
+    default_windows: The planner sets `shuffle_rows` to the default for its data; see plan/windows.py.
     num_lanes, lane_rows: See plan/lanes.py; None for one lane a worker.
     strategy: Name of a custom split strategy, "" for the built-in steps.
     bucket_by: Column of the lengths that order the rows of a window, "" for none; see _core/token_budget.py.
@@ -61,12 +87,16 @@ class PlanOptions:
     stop_row: int | None = None
     # Not in the repr, so that fingerprints of plans without host_shares stay the same.
     host_shares: int | None = field(default=None, repr=False)
+    # Not in the repr either: there, the planner has set `shuffle_rows`.
+    default_windows: bool = field(default=False, repr=False)
 
     @classmethod
     def of(
         cls,
         *,
+        shuffle: Shuffle,
         split_bytes: int | str | None,
+        shuffle_rows: int | None,
         interleave: int | None,
         lanes: Lanes | None,
         token_batches: TokenBatches | None,
@@ -77,11 +107,10 @@ class PlanOptions:
         Raises:
             ConfigTypeError, ConfigError: a value of another type or out of range, or options that exclude each other.
         """
-        if interleave is not None and not others.get("shuffle_rows"):
-            raise ConfigError(
-                f"interleave={interleave} is the number of chunks that a shuffle window draws from, and no windows are "
-                "asked for: pass shuffle_rows=, the rows of a window, or leave interleave out."
-            )
+        shuffle = check_shuffle("shuffle", shuffle)
+        _check_windows(shuffle, shuffle_rows, interleave)
+        if interleave is None:
+            interleave = _default_interleave(lanes) if shuffle is True else DEFAULT_INTERLEAVE
         grouped: dict[str, Any] = {}
         if lanes is not None:
             grouped |= {"num_lanes": lanes.num_lanes, "lane_rows": lanes.rows}
@@ -94,7 +123,10 @@ class PlanOptions:
             }
         return cls(
             split_bytes=None if split_bytes is None else parse_bytes("split_bytes", split_bytes, least=1),
-            interleave=DEFAULT_INTERLEAVE if interleave is None else interleave,
+            shuffle=bool(shuffle),
+            shuffle_rows=shuffle_rows,
+            interleave=interleave,
+            default_windows=shuffle is True and shuffle_rows is None,
             **grouped,
             **others,
         )
@@ -115,10 +147,11 @@ class PlanOptions:
                 f"lanes={self.num_lanes} with the split strategy {self.strategy}: both assign chunks to workers. "
                 "Leave one out."
             )
-        if self.bucket_by and self.shuffle_rows is None:
+        if self.bucket_by and self.shuffle_rows is None and not self.default_windows:
             raise ConfigError(
                 f"token_batches=TokenBatches({self.bucket_by!r}) sorts the rows of shuffle windows, and no windows are "
-                "asked for: pass shuffle_rows=, the rows of a window (50 to 200 batches save most of the padding)."
+                "asked for: pass shuffle=True, or shuffle_rows=, the rows of a window (50 to 200 batches save most of "
+                "the padding)."
             )
         if self.max_tokens_per_batch is not None:
             self._check_token_batches()
@@ -188,6 +221,37 @@ class PlanOptions:
             pad_to_multiple_of=self.pad_to_multiple_of,
             padding_free=self.padding_free,
         )
+
+
+def _check_windows(shuffle: Shuffle, shuffle_rows: int | None, interleave: int | None) -> None:
+    """Raise ConfigError if the options of shuffle windows contradict each other."""
+    if shuffle == "chunks" and shuffle_rows:
+        raise ConfigError(
+            f'shuffle="chunks" keeps the rows of a chunk in stored order, and shuffle_rows={shuffle_rows} permutes '
+            "them: pass shuffle=True, or leave shuffle_rows out."
+        )
+    if shuffle is True and shuffle_rows == 0:
+        raise ConfigError(
+            'shuffle=True permutes rows in windows, and shuffle_rows=0 asks for no windows: pass shuffle="chunks" to '
+            "permute chunks only, or leave shuffle_rows out."
+        )
+    if interleave is not None and shuffle is not True and not shuffle_rows:
+        raise ConfigError(
+            f"interleave={interleave} is the number of chunks that a shuffle window draws from, and no windows are "
+            "asked for: pass shuffle=True, or shuffle_rows=, the rows of a window; or leave interleave out."
+        )
+
+
+def _default_interleave(lanes: Lanes | None) -> int:
+    """Return the chunks of a window with shuffle=True, so that 256 rows of a rank come from at least 16 chunks.
+
+    A batch takes micro-batches of several lanes, and each lane has windows of its own:
+
+        no lanes 16      lanes of 64 rows 4      lanes of 16 rows or fewer 1
+    """
+    if lanes is None or lanes.rows is None:
+        return MIXED_CHUNKS
+    return -(-MIXED_CHUNKS * min(lanes.rows, _MIXED_BATCH_ROWS) // _MIXED_BATCH_ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

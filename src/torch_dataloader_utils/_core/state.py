@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.options import MIXED_CHUNKS, PlanOptions, Topology
 from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.sealed_state import (
     check_seal,
@@ -286,11 +286,11 @@ def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
 def _compare_options(saved: Any, present: Any) -> None:
     """Raise unless both are the same options, lists of [name, value]; the message names options that differ.
 
-    [["seed", 42], ["shuffle", True]], [["seed", 42]]      It was saved with shuffle=True, here False.
+    [["seed", 42], ["shuffle", True]], [["seed", 42]]      It was saved with shuffle="chunks", here False.
     """
     if saved == present:
         return
-    was, here = ({**asdict(PlanOptions()), **dict(side)} for side in (saved, present))
+    was, here = (_as_passed({**asdict(PlanOptions()), **dict(side)}) for side in (saved, present))
     misfits = [
         f"{name}={was.get(name)!r}, here {here.get(name)!r}"
         for name in {**was, **here}
@@ -301,6 +301,16 @@ def _compare_options(saved: Any, present: Any) -> None:
             f"The state does not fit: its options differ. It was saved with {'; '.join(misfits)}. Resume with the "
             "options of the state, or start the epoch again without loading it."
         )
+
+
+def _as_passed(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with `shuffle`, `shuffle_rows` and `interleave` as a user passes them."""
+    has_windows = options.pop("default_windows") or options["shuffle_rows"] is not None
+    if options["shuffle"]:
+        options["shuffle"] = True if has_windows else "chunks"
+    if not has_windows or (options["shuffle"] and options["interleave"] == MIXED_CHUNKS):
+        options["interleave"] = None
+    return options
 
 
 def _compare(what: str, saved: Any, present: Any) -> None:

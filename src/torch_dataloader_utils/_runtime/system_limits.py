@@ -1,11 +1,12 @@
-"""Limits of the system that a process ran into, as errors that name the limit and its cure."""
+"""Limits of the system: the memory of the host, and limits that a process ran into, as errors that name the cure."""
 
 import errno
 import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from torch_dataloader_utils.errors import LoaderError, StoreError, causes
 
@@ -14,6 +15,22 @@ _LIMITS = {
     errno.EMFILE: ("RLIMIT_NOFILE", "open files of a process", "ulimit -n"),
     errno.EFBIG: ("RLIMIT_FSIZE", "bytes of a file, shared memory included", "ulimit -f"),
 }
+
+
+# Limits of control groups, which containers have: version 2, version 1. Without a limit the files are missing, or have
+# "max" or a number above any memory.
+_GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_bytes() -> int | None:
+    """Return the memory of this host, or of its container if that is less; None if the system does not say."""
+    found: list[int] = []
+    with suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in _GROUP_LIMITS:
+        with suppress(OSError, ValueError):
+            found.append(int(path.read_text()))
+    return min(found, default=None)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils.cli.options import data_options, json_option
+from torch_dataloader_utils.cli.options import SHUFFLE, data_options, json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError
@@ -38,7 +38,8 @@ def _above_zero(context: click.Context, parameter: click.Parameter, value: float
 @data_options
 @click.option("--batch-sizes", default="1024,8192", show_default=True, metavar="N,N", help="Rows per batch.")
 @click.option("--workers", default="0,2", show_default=True, metavar="N,N", help="0: threads; N: N worker processes.")
-@click.option("--shuffle", is_flag=True, help="Permute chunks.")
+@SHUFFLE[0]
+@SHUFFLE[1]
 @click.option("--shuffle-rows", type=int, metavar="N", help="Permute rows in windows of about N.")
 @click.option(
     "--output-format", type=click.Choice(["torch", "numpy", "arrow", "dict"]), default="torch", show_default=True

@@ -60,7 +60,7 @@ def _problems(inventory: Inventory) -> Iterator[tuple[str, str]]:
         yield (
             "few_row_groups",
             f"{format_bytes(total)} in {count} row groups: more than {count} workers cannot read different row groups, "
-            "and a shuffle has little to permute. Write smaller row groups (64 to 256 MiB), or use --shuffle-rows.",
+            "and a shuffle has little to permute. Write smaller row groups (64 to 256 MiB).",
         )
     if count >= _TINY_FROM_GROUPS and median < _TINY_GROUP_BYTES:
         yield (

@@ -67,6 +67,21 @@ _DATA = (
 # Ranges are checked here, so that errors name the options of the shell.
 _COUNT = click.IntRange(min=1)
 
+# Both give one parameter, `shuffle`.
+SHUFFLE = (
+    click.option(
+        "--shuffle",
+        "shuffle",
+        flag_value=True,
+        default=False,
+        type=click.UNPROCESSED,
+        help="Permute chunks, and rows in windows.",
+    ),
+    click.option(
+        "--shuffle-chunks", "shuffle", flag_value="chunks", type=click.UNPROCESSED, help="Permute chunks only."
+    ),
+)
+
 _PLAN = (
     click.option("--ranks", "num_ranks", type=_COUNT, default=1, show_default=True, help="Training processes."),
     click.option(
@@ -78,7 +93,7 @@ _PLAN = (
         help="Loader workers per rank.",
     ),
     click.option("--batch-size", type=_COUNT, default=1024, show_default=True, help="Rows per batch of one rank."),
-    click.option("--shuffle", is_flag=True, help="Permute chunks."),
+    *SHUFFLE,
     click.option("--shuffle-rows", type=click.IntRange(min=0), metavar="N", help="Permute rows in windows of about N."),
     click.option("--interleave", type=_COUNT, metavar="N", help="Chunks from which the rows of a window come."),
     click.option("--seed", default=42, show_default=True, help="Seed of the shuffles."),

@@ -151,7 +151,9 @@ def _load(path: Path) -> Any:
 def _in_words(report: dict[str, Any]) -> list[tuple[str, str]]:
     options = report["options"]
     order = "shuffled" if options.get("shuffle") else "stored order"
-    windows = f", rows in windows of {options['shuffle_rows']:,}" if options.get("shuffle_rows") else ""
+    windows = ", rows in windows of the default size" if options.get("default_windows") else ""
+    if options.get("shuffle_rows"):
+        windows = f", rows in windows of {options['shuffle_rows']:,}"
     facts = [
         *([("state", report["at"])] if report["at"] else []),
         ("epoch", str(report["epoch"])),

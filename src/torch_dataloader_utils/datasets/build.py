@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
 from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import FileFormat, Inventory
@@ -24,6 +25,7 @@ from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
+from torch_dataloader_utils._runtime.system_limits import memory_bytes
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import (
@@ -41,10 +43,12 @@ from torch_dataloader_utils.datasets.row_counts import (
     read_token_counts,
 )
 from torch_dataloader_utils.datasets.source import Source, find_inventory
+from torch_dataloader_utils.errors import ConfigError, plural
 from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
+from torch_dataloader_utils.plan.windows import held_bytes
 from torch_dataloader_utils.ranks.resolve import mesh_members
 from torch_dataloader_utils.samples.batch_fields import find_fields
 from torch_dataloader_utils.samples.packing_reader import PackingReader
@@ -159,6 +163,7 @@ def build_stages(
     planner = Planner(inventory=rows.inventory, options=plan_options, strategy=strategy, lengths=lengths)
     if rows.inventory.nulls or rows.inventory.files.partitions:
         _check_nulls(rows, options, planner, topology)
+    open_bytes = _window_bytes(planner, topology, _row_bytes(rows.delivered)) * topology.num_workers
 
     # 4. Stream: the data set. It plans a pass, and runs the pipeline on the row groups of its rank.
     return Stages(
@@ -168,7 +173,7 @@ def build_stages(
         rank=rank,
         num_processes=options.worker_processes,
         workers=options.workers,
-        decode=_decode_options(rows.inventory, options),
+        decode=_decode_options(rows.inventory, options, open_bytes),
         callbacks=(ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
         sent=_functions_of_readers(access, options),
         # Discovery has used obstore in this process already; see _store/obstore.py.
@@ -347,8 +352,31 @@ def _value_bits(data_type: pa.DataType) -> int:
     return int(data_type.bit_width) if pa.types.is_primitive(data_type) else 0
 
 
-def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOptions:
-    """Choose as many threads as processors for local files; more for remote files, since threads then mostly wait."""
+def _window_bytes(planner: Planner, topology: Topology, row_bytes: int) -> int:
+    """Return the decoded bytes of the row groups that the shuffle windows of one worker hold; 0 without windows.
+
+    Raises:
+        ConfigError: windows of the default size need more memory than this host has.
+    """
+    options = planner.sized_options
+    open_bytes, window_bytes = held_bytes(options, planner.space, topology, row_bytes)
+    needed, memory = (open_bytes + window_bytes) * topology.num_workers, memory_bytes()
+    if options.default_windows and memory is not None and needed > memory:
+        raise ConfigError(
+            f"shuffle=True needs about {format_bytes(needed)} on this rank, and this host has {format_bytes(memory)}: "
+            f"each of {plural(topology.num_workers, 'worker')} keeps row groups of {options.interleave} chunks "
+            f"decoded ({format_bytes(open_bytes)}), and three windows of {plural(options.shuffle_rows or 0, 'row')}. "
+            'Pass shuffle="chunks" (rows stay in stored order), a smaller interleave=, fewer workers or '
+            "columns=, or write smaller row groups. To have it tried anyway, pass shuffle_rows=."
+        )
+    return open_bytes
+
+
+def _decode_options(inventory: Inventory, options: TableOptions, open_bytes: int) -> DecodeOptions:
+    """Choose as many threads as processors for local files; more for remote files, since threads then mostly wait.
+
+    open_bytes: decoded bytes that the shuffle windows of all workers hold, beside the bytes that are decoded ahead.
+    """
     threads, worker_threads, small_bytes = options.threads, 1, _SMALL_BYTES
     if inventory.num_files and not open_store(inventory.files.paths[0]).is_local:
         worker_threads = options.decoding.threads or _REMOTE_THREADS
@@ -359,7 +387,7 @@ def _decode_options(inventory: Inventory, options: TableOptions) -> DecodeOption
         small_bytes = 0
     return DecodeOptions(
         threads=threads,
-        budget_bytes=options.decoding.budget_bytes,
+        budget_bytes=options.decoding.budget_bytes + open_bytes,
         worker_threads=worker_threads,
         small_bytes=small_bytes,
     )

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
-from torch_dataloader_utils._core.options import RankSharding
+from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -114,7 +114,7 @@ class DeltaDataset(BuiltDataset):
         on_error: OnError = "raise",
         identity: FileIdentity = "strict",
         batch_size: int = 1024,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         shuffle_rows: int | None = None,
         drop_last: bool = False,
@@ -157,7 +157,7 @@ class DeltaDataset(BuiltDataset):
         version: int | None = None,
         timestamp: int | datetime | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -180,7 +180,7 @@ class DeltaDataset(BuiltDataset):
         version: int | None = None,
         timestamp: int | datetime | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -203,7 +203,7 @@ class DeltaDataset(BuiltDataset):
         version: int | None = None,
         timestamp: int | datetime | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -226,7 +226,7 @@ class DeltaDataset(BuiltDataset):
         version: int | None = None,
         timestamp: int | datetime | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -249,7 +249,7 @@ class DeltaDataset(BuiltDataset):
         version: int | None = None,
         timestamp: int | datetime | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -272,7 +272,7 @@ class DeltaDataset(BuiltDataset):
         version: int | None = None,
         timestamp: int | datetime | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
-from torch_dataloader_utils._core.options import RankSharding
+from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -136,7 +136,7 @@ class IcebergDataset(BuiltDataset):
         on_error: OnError = "raise",
         identity: FileIdentity = "strict",
         batch_size: int = 1024,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         shuffle_rows: int | None = None,
         drop_last: bool = False,
@@ -179,7 +179,7 @@ class IcebergDataset(BuiltDataset):
         filters: pc.Expression | None = None,
         scan_filter: BooleanExpression | str | None = None,
         snapshot_id: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -202,7 +202,7 @@ class IcebergDataset(BuiltDataset):
         filters: pc.Expression | None = None,
         scan_filter: BooleanExpression | str | None = None,
         snapshot_id: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -225,7 +225,7 @@ class IcebergDataset(BuiltDataset):
         filters: pc.Expression | None = None,
         scan_filter: BooleanExpression | str | None = None,
         snapshot_id: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -248,7 +248,7 @@ class IcebergDataset(BuiltDataset):
         filters: pc.Expression | None = None,
         scan_filter: BooleanExpression | str | None = None,
         snapshot_id: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -271,7 +271,7 @@ class IcebergDataset(BuiltDataset):
         filters: pc.Expression | None = None,
         scan_filter: BooleanExpression | str | None = None,
         snapshot_id: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -294,7 +294,7 @@ class IcebergDataset(BuiltDataset):
         filters: pc.Expression | None = None,
         scan_filter: BooleanExpression | str | None = None,
         snapshot_id: int | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,

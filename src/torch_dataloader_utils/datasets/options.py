@@ -35,7 +35,7 @@ from torch_dataloader_utils._core.option_values import (
     check_lanes,
     check_token_batches,
 )
-from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
+from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Shuffle, Topology, check_shuffle
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._runtime.threads import available_cpus
@@ -155,11 +155,17 @@ class TableOptions(ScanOptions):
     """Options of every data set of tables. `FileSource`, `IcebergSource` and `DeltaSource` say where the data is."""
 
     batch_size: int = option(1024, "Rows of a batch on this rank.", _COUNT, tier="everyday")
-    shuffle: bool = option(False, "Permute chunks by (shuffle_seed, epoch).", check_flag, tier="everyday")
+    shuffle: Shuffle = option(
+        False,
+        'True permutes chunks, and rows in windows, by (shuffle_seed, epoch); "chunks" permutes chunks only.',
+        check_shuffle,
+        tier="everyday",
+    )
     shuffle_seed: int = option(42, "Any integer, taken modulo 2^64.", check_seed, tier="everyday")
     shuffle_rows: int | None = option(
         None,
-        "Permute rows in windows of about this many rows; 0 or None: do not shuffle rows.",
+        "Permute rows in windows of about this many rows. None with shuffle=True: windows of about 32 MiB, at most "
+        "262,144 rows. Otherwise 0 or None: do not shuffle rows.",
         _COUNT_OR_0,
         tier="everyday",
     )
@@ -223,7 +229,7 @@ class TableOptions(ScanOptions):
     token_batches: TokenBatches | None = option(
         None,
         "Batches of rows of similar length, optionally limited by tokens: TokenBatches(column, max_tokens). Needs "
-        "shuffle_rows.",
+        "shuffle=True or shuffle_rows.",
         check_token_batches,
     )
     pack: TokenPacking | None = option(
@@ -239,7 +245,11 @@ class TableOptions(ScanOptions):
         partial(parse_bytes, least=1),
     )
     split_rows: int | None = option(None, "Size of a chunk in rows; replaces split_bytes.", _COUNT)
-    interleave: int | None = option(None, "Number of chunks from which the rows of a window come; None for 4.", _COUNT)
+    interleave: int | None = option(
+        None,
+        "Number of chunks from which the rows of a window come; None for 16 with shuffle=True, otherwise 4.",
+        _COUNT,
+    )
     refresh: Literal["epoch"] | None = option(
         None,
         '"epoch" looks for newer data before every epoch but the first: the newest snapshot of the table or its '

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
-from torch_dataloader_utils._core.options import RankSharding
+from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
@@ -93,7 +93,7 @@ class StructuredDataset(BuiltDataset):
         on_error: OnError = "raise",
         identity: FileIdentity = "strict",
         batch_size: int = 1024,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         shuffle_rows: int | None = None,
         drop_last: bool = False,
@@ -134,7 +134,7 @@ class StructuredDataset(BuiltDataset):
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -155,7 +155,7 @@ class StructuredDataset(BuiltDataset):
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -176,7 +176,7 @@ class StructuredDataset(BuiltDataset):
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -197,7 +197,7 @@ class StructuredDataset(BuiltDataset):
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -218,7 +218,7 @@ class StructuredDataset(BuiltDataset):
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
@@ -239,7 +239,7 @@ class StructuredDataset(BuiltDataset):
         batch_size: int = 1024,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,

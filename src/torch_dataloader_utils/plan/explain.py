@@ -135,9 +135,10 @@ def host_reads(plan: "EpochPlan", ranks: int, most_epochs: int) -> list[Int64s]:
 def _order(options: PlanOptions) -> str:
     """Describe the options that decide the order of rows."""
     text = f"seed {options.seed}, "
-    text += f"strategy {options.strategy}" if options.strategy else f"shuffle {'on' if options.shuffle else 'off'}"
+    chunks = "chunks permuted" if options.shuffle else "stored order"
+    text += f"strategy {options.strategy}" if options.strategy else chunks
     if options.shuffle_rows:
-        text += f", windows of {plural(options.shuffle_rows, 'row')}"
+        text += f", windows of {plural(options.shuffle_rows, 'row')} of {plural(options.interleave, 'chunk')}"
     if options.bucket_by:
         text += f", buckets by {options.bucket_by}"
     if options.max_tokens_per_batch:

@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.arguments import check_epoch, check_integer
 from torch_dataloader_utils._core.division import even_span
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory, data_settings, planning_fingerprint
 from torch_dataloader_utils._core.option_values import Lanes, TokenBatches, check_lanes, check_token_batches
-from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Topology
+from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Shuffle, Topology
 from torch_dataloader_utils._core.position import Position, Segment
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._core.state import Identity
@@ -33,6 +33,7 @@ from torch_dataloader_utils.plan.strategy_call import (
 from torch_dataloader_utils.plan.token_batches import TokenAssignment, cut_batches
 from torch_dataloader_utils.plan.uncounted import UncountedAssignment
 from torch_dataloader_utils.plan.upcoming import EPOCHS_AHEAD, GroupReads
+from torch_dataloader_utils.plan.windows import size_windows
 
 
 def plan_epoch(
@@ -41,7 +42,7 @@ def plan_epoch(
     num_ranks: int = 1,
     num_workers: int = 1,
     batch_size: int = 1024,
-    shuffle: bool = False,
+    shuffle: Shuffle = False,
     seed: int = 42,
     epoch: int = 0,
     drop_last: bool = False,
@@ -61,15 +62,15 @@ def plan_epoch(
         inventory: inventory from `scan_files` or `scan_iceberg`.
         num_ranks: number of training processes. num_workers: number of workers of each rank's loader (0 counts as 1).
         batch_size: number of rows in a batch of one rank.
-        shuffle: permute chunks by (seed, epoch).
+        shuffle: True permutes chunks, and rows in windows, by (seed, epoch); "chunks" permutes chunks only.
         seed: any integer, taken modulo 2^64.
         epoch: number of the epoch.
         drop_last: give only full batches. The plan counts the rows that are left out.
         split_bytes: projected bytes of a chunk, an int or text; None for 128 MiB, with `shuffle` for a 1,024th of the
             data if that is less. split_rows: rows of a chunk; wins over `split_bytes`.
         rank_sharding: "rows" for equal steps, "chunks" to keep every chunk on one rank.
-        shuffle_rows: rows of a shuffle window; 0 or None for no windows. interleave: number of chunks that a window
-            draws from; None for 4.
+        shuffle_rows: rows of a shuffle window; None with shuffle=True for the default, otherwise 0 or None for no
+            windows. interleave: number of chunks that a window draws from; None for 16 with shuffle=True, otherwise 4.
         lanes: `Lanes`, or a number of lanes, for an order that survives a change of topology. See the docs page on
             lanes.
         token_batches: `TokenBatches`: the column of lengths by which windows are ordered. Windows then are whole
@@ -148,6 +149,11 @@ class Planner:
     def space(self) -> RowSpace:
         """Numbering of the inventory's rows."""
         return RowSpace.of(self.inventory.groups)
+
+    @cached_property
+    def sized_options(self) -> PlanOptions:
+        """The options, with the default size of shuffle windows for this data set where it is asked for."""
+        return size_windows(self.options, self.space)
 
     @cached_property
     def identity(self) -> Identity:
@@ -270,14 +276,15 @@ class Planner:
                 "dataset.plan or loader.plan of a data set that has read the lengths."
             )
         # Every epoch uses the chunks of epoch 0: windows, and so the number of batches, stay the same.
-        return cut_batches(self._recent_chunks.get((0, 1), self._chunks), self.lengths, budget, self.options, epoch)
+        chunks = self._recent_chunks.get((0, 1), self._chunks)
+        return cut_batches(chunks, self.lengths, budget, self.sized_options, epoch)
 
     def _plan(self, position: Position) -> EpochPlan:
         budget = self.options.token_budget(position.first_topology.batch_size) if self.space.exact else None
         batches = None if budget is None else self._recent_batches.get((position.epoch, budget), self._token_batches)
         inputs = EpochInputs(
             space=self.space,
-            options=self.options,
+            options=self.sized_options,
             chunks=self._recent_chunks.get((position.epoch, position.first_topology.num_ranks), self._chunks),
             position=position,
             strategy=self._strategy_call,

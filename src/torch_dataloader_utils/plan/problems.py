@@ -54,9 +54,12 @@ def _unused_shuffle(plan: EpochPlan) -> Iterator[str]:
     options = plan.inputs.options
     if options.shuffle and options.strategy and "shuffle=True" not in options.strategy:
         name = options.strategy.partition("(")[0]
+        does = 'shuffle="chunks" does nothing'
+        if options.shuffle_rows:
+            does = "shuffle=True only permutes rows inside windows"
         yield (
-            f"shuffle=True does nothing with a split_strategy: {name} orders files and chunks itself. Have it "
-            "shuffle (the built-in ones take shuffle=True, seed=...) and leave shuffle out here, or pass shuffle_rows."
+            f"{does} with a split_strategy: {name} orders files and chunks itself. Have it shuffle (the built-in ones "
+            "take shuffle=True, seed=...). If it does, leave shuffle out here, and pass shuffle_rows= for windows."
         )
 
 
@@ -72,9 +75,9 @@ def _weak_shuffle(plan: EpochPlan) -> Iterator[str]:
         smaller = f"smaller chunks ({plural(plan.inventory.num_groups, 'row group')}: {chosen}), "
     of_all = " (of all ranks)" if topology.num_ranks > 1 else ""
     yield (
-        f"shuffle=True mixes little: {plural(num_chunks, 'chunk')}, whose rows stay in stored order, for "
+        f'shuffle="chunks" mixes little: {plural(num_chunks, "chunk")}, whose rows stay in stored order, for '
         f"{plural(workers, 'worker')}{of_all}. With fewer than {FEW_CHUNKS} each, epochs and batches are much alike. "
-        f"Pass shuffle_rows=65_536, which permutes rows too, {smaller}or write smaller row groups."
+        f"Pass shuffle=True, which permutes rows too, {smaller}or write smaller row groups."
     )
 
 

@@ -1,16 +1,61 @@
-"""Cut lanes into windows: the rows of a window are permuted together."""
+"""Cut lanes into windows: the rows of a window are permuted together. The default size of windows, and their memory."""
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.options import PlanOptions
-from torch_dataloader_utils._core.units import Units, Windows
+from torch_dataloader_utils._core.options import PlanOptions, Topology
+from torch_dataloader_utils._core.units import RowSpace, Units, Windows
 
 Piece = tuple[int, int]
+
+# Rows that a default window takes of each open chunk: 2 MiB, so that a window of 16 chunks has 32 MiB. Smaller windows
+# take more processor time (many short copies), and the columns of larger ones do not fit into a core's cache.
+_BYTES_OF_CHUNK = 2 << 20
+_MOST_ROWS_OF_CHUNK = 1 << 14
+
+# Windows of a lane in memory: the trainer's window, and two that are gathered ahead (stream/lane.py).
+_WINDOWS_HELD = 3
+
+
+def size_windows(options: PlanOptions, space: RowSpace) -> PlanOptions:
+    """Return the options with the default size of windows, where it is asked for.
+
+    A window takes the same number of rows of each of `interleave` chunks: rows of 2 MiB, at most 16,384. Without row
+    counts a window has whole row groups: at least `interleave`. The size depends on data and options, never on ranks,
+    workers or the host.
+
+        interleave=16, rows of 200 bytes      10,485 rows of each chunk, windows of 167,760 rows
+    """
+    if not options.default_windows:
+        return options
+    if space.exact:
+        row_bytes = max(1, int(space.byte_start[-1]) // max(1, space.num_rows))
+        rows = min(max(1, _BYTES_OF_CHUNK // row_bytes), _MOST_ROWS_OF_CHUNK)
+    else:
+        rows = max(1, int(np.diff(space.group_start).max(initial=0)))
+    return replace(options, shuffle_rows=options.interleave * rows)
+
+
+def held_bytes(options: PlanOptions, space: RowSpace, topology: Topology, row_bytes: int) -> tuple[int, int]:
+    """Return the decoded bytes of a worker's open row groups, and of its windows; both 0 if rows are not shuffled.
+
+    options: with the size of windows. row_bytes: decoded bytes of a row, 0 if not known.
+    """
+    window_rows = options.window_rows(topology.batch_size)
+    if window_rows is None or space.num_rows == 0:
+        return 0, 0
+    group_rows, workers = np.diff(space.group_start), topology.num_ranks * topology.num_workers
+    group_bytes = np.maximum(np.diff(space.byte_start), group_rows * row_bytes)
+    largest, total = int(group_bytes.max()), int(group_bytes.sum())
+    lanes = -(-(options.num_lanes or 1) // workers)
+    window = window_rows * total // space.num_rows
+    share = total // workers + largest
+    return min(lanes * (options.interleave * largest + window), share), min(lanes * _WINDOWS_HELD * window, share)
 
 
 def shuffle_windows(lane: Units, options: PlanOptions, batch_rows: int) -> Units:
