@@ -51,7 +51,11 @@ def quality(order: np.ndarray) -> dict[str, float]:
 def main() -> None:
     inventory = make_inventory(np.full(FILES * GROUPS, ROWS, dtype=np.int64), GROUPS)
     rows = [{"shuffle": "none", **quality(delivered(inventory))}]
-    rows.append({"shuffle": "chunks", **quality(delivered(inventory, shuffle=True))})
+    rows.append({"shuffle": "chunks", **quality(delivered(inventory, shuffle="chunks"))})
+    default = plan_epoch(inventory, shuffle=True, split_rows=ROWS).inputs.options.shuffle_rows or 0
+    held_mb = (default + 16 * ROWS) * 241 / 1e6
+    name = f"True: {default:,} rows of 16 chunks"
+    rows.append({"shuffle": name, **quality(delivered(inventory, shuffle=True)), "held_mb": held_mb})
     for window in (4096, 16_384, 65_536, 262_144):
         for interleave in (1, 4, 16, 64):
             order = delivered(inventory, shuffle=True, shuffle_rows=window, interleave=interleave)

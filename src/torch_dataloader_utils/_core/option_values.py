@@ -39,7 +39,7 @@ class TokenBatches:
     """Batches of rows of similar length, with an optional limit of tokens: `token_batches=TokenBatches("tokens", ...)`.
 
     The rows of a shuffle window are sorted by length and cut into batches, and the batches come in random order.
-    `shuffle_rows`, the rows of a window, is therefore needed. Without `max_tokens` batches have `batch_size` rows; with
+    `shuffle=True` or `shuffle_rows` is therefore needed. Without `max_tokens` batches have `batch_size` rows; with
     `max_tokens` a batch has as many rows as fit, `batch_size` at most.
 
         lengths 9 2 3 8 2                                 max_tokens=9     {9}  {8}  {3 2 2}

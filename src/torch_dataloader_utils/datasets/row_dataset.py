@@ -33,7 +33,7 @@ class RowDataset(NumberedRows):
     A row costs its whole row group, so row groups are kept decoded, the last used ones, up to `cache_bytes` in each
     process. If rows that are read one after the other lie near each other (in stored order, or in the order of
     `BufferSortedDataset`), each row group is decoded once; a global random order over more data than the cache holds
-    decodes a row group for almost every row. For that, use `StructuredDataset` with `shuffle_rows`.
+    decodes a row group for almost every row. For that, use `StructuredDataset` with `shuffle=True`.
     """
 
     @ROWS.explains
