@@ -17,6 +17,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, StringCol
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._runtime.system_limits import memory_bytes
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
+from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.windows import size_windows
 
 GROUPS, ROWS = 64, 512
@@ -189,6 +190,12 @@ def test_states_of_both_shuffles_do_not_load_into_the_other_and_say_what_to_pass
     with pytest.raises(CheckpointMismatchError, match=r"saved with interleave=4, here None\. Resume with"):
         load(path).load_state_dict(load(path, interleave=4).state_dict())
     assert merge_states([rows.state_dict()]) == rows.state_dict()
+
+
+def test_a_table_that_grows_has_other_default_windows_and_states_of_equal_options():
+    small, large = (Planner(inventory=table(row_bytes=row_bytes), options=options_of()) for row_bytes in (400, 800))
+    assert small.sized_options.shuffle_rows > large.sized_options.shuffle_rows
+    assert small.identity.options == large.identity.options
 
 
 def test_shuffle_true_asks_for_windows_of_16_chunks():

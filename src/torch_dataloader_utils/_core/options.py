@@ -9,7 +9,7 @@ from torch_dataloader_utils._core.option_values import Lanes, TokenBatches
 from torch_dataloader_utils._core.token_budget import TokenBudget
 from torch_dataloader_utils.errors import ConfigError, plural
 
-# Of windows without shuffle=True. States leave it out, so it stays the default of `PlanOptions`.
+# Chunks of a window without shuffle=True. States leave this default out, so it never changes.
 DEFAULT_INTERLEAVE = 4
 
 # With shuffle=True, a batch of this many rows draws from this many chunks.
@@ -238,7 +238,7 @@ def _check_windows(shuffle: Shuffle, shuffle_rows: int | None, interleave: int |
     if interleave is not None and shuffle is not True and not shuffle_rows:
         raise ConfigError(
             f"interleave={interleave} is the number of chunks that a shuffle window draws from, and no windows are "
-            "asked for: pass shuffle=True, or shuffle_rows=, the rows of a window; or leave interleave out."
+            "asked for: pass shuffle=True, or shuffle_rows=, the rows of a window, or leave interleave out."
         )
 
 

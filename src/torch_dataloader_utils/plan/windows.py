@@ -1,4 +1,4 @@
-"""Cut lanes into windows: the rows of a window are permuted together. The default size of windows, and their memory."""
+"""Cut lanes into windows, whose rows are permuted together; the default size of windows, and the memory they need."""
 
 from collections import deque
 from collections.abc import Iterator
