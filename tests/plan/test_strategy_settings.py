@@ -143,6 +143,12 @@ def test_a_shuffle_that_nobody_does_is_told(files, strategy):
     assert f"seed 42, strategy {name}" in loader.plan.explain()
 
 
+def test_rows_are_shuffled_in_windows_of_a_strategys_order(files):
+    batches = [batch["row"].tolist() for batch in load(files, RoundRobinSplitStrategy(shuffle=True), shuffle=True)]
+    assert sorted(row for batch in batches for row in batch) == list(range(143))
+    assert min(len({row // 50 for row in batch}) for batch in batches[:-1]) > 1
+
+
 @pytest.mark.parametrize("strategy", [RoundRobinSplitStrategy(shuffle=True), None])
 def test_a_shuffle_that_somebody_does_is_not(files, strategy):
     with warnings.catch_warnings():
