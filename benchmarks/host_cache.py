@@ -51,7 +51,7 @@ def make_loader(path: str, port: int, rank: int, cache: HostCache | None, **opti
         path,
         columns=COLUMNS,
         batch_size=BATCH,
-        shuffle=True,
+        shuffle="chunks",
         split_rows=ROWS,
         rank=rank,
         num_ranks=options.pop("num_ranks", RANKS),

@@ -43,7 +43,11 @@ def main() -> None:
     for host_shares, part in product((None, given.hosts), PARTS):
         if part == PARTS[0]:
             plan = plan_epoch(
-                inventory, num_ranks=given.hosts * given.ranks, batch_size=1024, shuffle=True, host_shares=host_shares
+                inventory,
+                num_ranks=given.hosts * given.ranks,
+                batch_size=1024,
+                shuffle="chunks",
+                host_shares=host_shares,
             )
             reads = host_reads(plan, given.ranks, given.epochs + EPOCHS_AHEAD)
             print("every chunk on any host:" if host_shares is None else f"host_shares={host_shares}:")

@@ -20,7 +20,7 @@ def main() -> None:
     gib = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     runs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     folder = tabular(gib)
-    options = {"batch_size": BATCH, "num_workers": 0, "shuffle": True}
+    options = {"batch_size": BATCH, "num_workers": 0, "shuffle": "chunks"}
     limit = "no lanes"
     cases = {limit: passes(folder, **options)}
     for num_lanes, lane_rows in [(8, BATCH), (8, 256), (16, 128)]:

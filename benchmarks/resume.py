@@ -28,7 +28,7 @@ def main() -> None:
     folder = tabular(gib)
     inventory = scan_files(str(folder))
     for name, options in {
-        "resume": {"shuffle": True},
+        "resume": {"shuffle": "chunks"},
         "resume_shuffled_rows": {"shuffle": True, "shuffle_rows": 65_536},
     }.items():
         loader, _ = StructuredDataset.create_dataloader(str(folder), inventory=inventory, num_workers=0, **options)
