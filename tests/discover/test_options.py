@@ -25,7 +25,7 @@ def one(tmp_path):
         ({"columns": ["zzzzz"]}, ConfigError, "columns are 'file', 'row'"),
         ({"columns": "row"}, ConfigTypeError, r"Write columns=\['row'\]"),
         ({"filters": [("row", ">", 1)]}, ConfigTypeError, "pyarrow expression"),
-        ({"filters": pc.field("nope") > 1}, ConfigError, "does not fit the data.*Columns are 'file'"),
+        ({"filters": pc.field("nope") > 1}, ConfigError, "does not fit the data.*the columns are 'file'"),
         ({"filters": pc.field("s") > 1}, ConfigError, "does not fit the data"),
         ({"filters": pc.field(0) > 1}, ConfigError, "by position; name them"),
         ({"filters": pc.field("row") + 1}, ConfigError, "not true or false"),
