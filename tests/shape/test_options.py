@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
         ({"nulls": {"i": {"fill": 0, "mask": True}}}, "a policy is"),
         ({"nulls": {"nope": "mask"}}, "nulls= names nope, which is not read; the columns are"),
         ({"nulls": {"I": "mask"}}, "nulls= names I, which is not read; did you mean 'i'"),
-        ({"nulls": {"i": ("fill",)}}, "a policy is .*\"fill\""),
+        ({"nulls": {"i": ("fill",)}}, 'a policy is .*"fill"'),
         ({"nulls": {"i": ("fill", 0.5)}}, "column 'i' of type int32 with 0.5, which it cannot hold"),
         ({"nulls": {"u": ("fill", -1)}}, "column 'u' of type uint8 with -1"),
         ({"nulls": {"u": ("fill", 256)}}, "column 'u' of type uint8 with 256"),

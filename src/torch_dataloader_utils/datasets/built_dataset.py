@@ -182,7 +182,9 @@ class BuiltDataset(TableDataset):
         else:
             check_continues(found.inventory, inventory, self._columns)
             newer = Found(inventory=inventory, access=access, source=source)
-            stages = build_stages(newer, replace(asked, columns=self._columns), self.topology.num_ranks, self.rank, peers)
+            stages = build_stages(
+                newer, replace(asked, columns=self._columns), self.topology.num_ranks, self.rank, peers
+            )
             change = DataChange.between(present, stages.planner.inventory)
             noted = replace(stages.planner.inventory, notes=(*stages.planner.inventory.notes, str(change)))
             planner = replace(stages.planner, inventory=noted)

@@ -212,7 +212,10 @@ def counted_nulls_error(
     seen = "; ".join(
         f"column {spec.name!r} ({spec.data_type}) has {plural(counts[spec.name], 'null')}" for spec in refused
     )
-    whole = {**(nulls if isinstance(nulls, Mapping) else {}), **{spec.name: _harmless(spec) for spec in (*refused, *lists)}}
+    whole = {
+        **(nulls if isinstance(nulls, Mapping) else {}),
+        **{spec.name: _harmless(spec) for spec in (*refused, *lists)},
+    }
     to_be_safe = " (lists too: metadata does not count their nulls)" if lists else ""
     return NullValueError(
         f"{where}: {seen}. Tensors cannot hold nulls. Pass nulls={whole!r} with values of your choice{to_be_safe}, "

@@ -110,9 +110,11 @@ def _zero(kind: ColumnType) -> Any:
         return Decimal(0)
     if pt.is_fixed_size_binary(data_type):
         return bytes(data_type.byte_width)
-    zeros = ((pt.is_string, ""), (pt.is_large_string, ""), (pt.is_binary, b""), (pt.is_large_binary, b""))
-    of_items = ((is_kind, []) for is_kind in (pt.is_list, pt.is_large_list, pt.is_map))
-    return next((zero for is_kind, zero in (*zeros, *of_items) if is_kind(data_type)), None)
+    if pt.is_string(data_type) or pt.is_large_string(data_type):
+        return ""
+    if pt.is_binary(data_type) or pt.is_large_binary(data_type):
+        return b""
+    return [] if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_map(data_type) else None
 
 
 def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
@@ -200,9 +202,7 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
     names = list(there.elements() if columns is None else columns)
     for name in names:
         if name not in there:
-            raise ConfigError(
-                f"columns= names {name!r}, which the data set does not have; {which_column(name, there)}"
-            )
+            raise ConfigError(f"columns= names {name!r}, which the data set does not have; {which_column(name, there)}")
     for name, count in Counter(names).items():
         if count > 1 or there[name] > 1:
             where = "columns=" if count > 1 and columns is not None else "the data set"
