@@ -248,7 +248,7 @@ def _stored_ids(each: pa.Field) -> tuple[int, ...]:
 def _children(data_type: pa.DataType, names: _Names | None, path: tuple[str, ...]) -> dict[_Key, FileColumn]:
     types = pa.types
     if types.is_struct(data_type):
-        parts = {
+        parts: dict[_Key, FileColumn] = {
             number: FileColumn(name=each.name, index=index, type=each.type)
             for index, each in enumerate(data_type)
             if (number := _PARTS_OF_VARIANT.get(each.name)) is not None
