@@ -111,10 +111,12 @@ def plural(number: int, unit: str) -> str:
 
 
 def which_column(name: object, known: "Iterable[str]") -> str:
-    """Return the columns that are meant by a name that no column has, for messages: near names, or all of them.
+    """Return text about the columns that a wrong name may mean, for messages.
 
-    prise or PRICE, columns price, rows      did you mean 'price'?
-    tax, columns price, rows                 the columns are 'price', 'rows'.
+    The text has names that are near, or else all names.
+
+        prise or PRICE, columns price, rows      did you mean 'price'?
+        tax, columns price, rows                 the columns are 'price', 'rows'.
     """
     names = list(known)
     by_case = {each.casefold(): each for each in names}

@@ -134,7 +134,7 @@ def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
 def type_hint(columns: Sequence[PartitionColumn], fields: Sequence[pa.Field], filter_text: str) -> str:
     """Return advice if a filter compares a partition column of integers with text; else "".
 
-    (code == "01001"), code int64      ... pass partitioning=Hive(types={'code': 'string'}) ...
+    The text of such a filter is `(code == "01001")`. pyarrow takes `isin` of texts for integers, so it is no error.
     """
     for column, of_column in zip(columns, fields, strict=True):
         name = re.escape(column.name)
