@@ -75,7 +75,7 @@ class DataChange:
         if self.added_rows is not None and self.removed_rows is not None:
             rows = f"{plural(self.added_rows, 'row')} added, {self.removed_rows:,} removed"
         move = "" if self.before == self.after else f" after {self.before}"
-        new = f"; not read, since they are new: {', '.join(self.new_columns)}" if self.new_columns else ""
+        new = f"; new columns, which are not read: {', '.join(self.new_columns)}" if self.new_columns else ""
         return f"refreshed: {self.after}{move}: {files}; {rows}{new}"
 
 

@@ -278,7 +278,10 @@ def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
     if isinstance(spec.nulls, Refuse):
         advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ("fill", value)}}{or_mask}'
     elif isinstance(spec.nulls, Mask):
-        advice = 'A mask says which lists are null, not which items. Use ("fill", value)'
+        advice = (
+            "A mask says which lists are null, not which items. Pass a dict as nulls=, with "
+            f'"{spec.name}": ("fill", value)'
+        )
     else:
         emptied = ", which makes null lists empty" if what == "null lists" else ""
         advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}{or_mask}'
