@@ -17,7 +17,7 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from torch_dataloader_utils.datasets import delta, iceberg, row_dataset, structured
 from torch_dataloader_utils.datasets.delta_source import DeltaSource
@@ -71,6 +71,8 @@ Only `create_dataloader` and `TableDataLoader` accept these. All but `callbacks`
 ::: torch_dataloader_utils.Decoding
 
 ::: torch_dataloader_utils.RayWorkers
+
+::: torch_dataloader_utils.Hive
 """
 
 
@@ -95,10 +97,10 @@ def _items(kind: type) -> Iterator[str]:
 
 def _type_text(annotation: Any) -> str:
     """Return the type as it is written, without the modules of its parts."""
+    if get_origin(annotation) is Union:
+        return " | ".join(map(_type_text, get_args(annotation)))
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    text = re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
-    text = re.sub(r"Optional\[(.*)\]$", r"\1 | None", text)
-    return re.sub(r"Union\[(.*), (\w+)\]$", r"\1 | \2", text)
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text).replace("NoneType", "None")
 
 
 # The stubs.

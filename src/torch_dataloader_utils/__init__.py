@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.datasets.row_dataset import RowDataset as RowDataset
     from torch_dataloader_utils.datasets.structured import StructuredDataset as StructuredDataset
     from torch_dataloader_utils.discover import (
+        Hive as Hive,
         TextOptions as TextOptions,
         load_inventory as load_inventory,
         save_inventory as save_inventory,
@@ -100,7 +101,7 @@ _HOMES = {
     "datasets.iceberg": "IcebergDataset scan_iceberg",
     "datasets.row_dataset": "RowDataset",
     "datasets.structured": "StructuredDataset",
-    "discover": "TextOptions load_inventory save_inventory scan_files",
+    "discover": "Hive TextOptions load_inventory save_inventory scan_files",
     "errors": "CheckpointMismatchError ConfigError DataError LoaderError NoDataError "
     "StoreError TransformError WorkerDiedError",
     "plan.epoch_plan": "EpochPlan",

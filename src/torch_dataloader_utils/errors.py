@@ -24,10 +24,11 @@ other processes call the `__new__` of the first base.
 A message says what, where (file, row group, rows), seen and wanted, and what to do.
 """
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class LoaderError(Exception):
@@ -107,6 +108,23 @@ def of_type(value: object) -> str:
 def plural(number: int, unit: str) -> str:
     """Return a number with its unit, for messages: "1 file", "1,200 files"."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"
+
+
+def which_column(name: object, known: "Iterable[str]") -> str:
+    """Return text about the columns that a wrong name may mean, for messages.
+
+    The text has names that are near, or else all names.
+
+        prise or PRICE, columns price, rows      did you mean 'price'?
+        tax, columns price, rows                 the columns are 'price', 'rows'.
+    """
+    names = list(known)
+    by_case = {each.casefold(): each for each in names}
+    near = get_close_matches(str(name).casefold(), by_case, n=3, cutoff=0.6)
+    if near:
+        return f"did you mean {', '.join(repr(by_case[each]) for each in near)}?"
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"the columns are {', '.join(map(repr, names[:20]))}{more}."
 
 
 def causes(error: BaseException, handled: BaseException | None = None) -> "Iterator[BaseException]":

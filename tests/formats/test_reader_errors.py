@@ -417,7 +417,7 @@ def test_two_columns_of_one_name_are_refused_where_they_are_asked_for(tmp_path: 
 
 
 def test_names_that_are_not_there_are_refused_when_the_reader_is_made() -> None:
-    with pytest.raises(ConfigError, match="no column is named wrod; did you mean word"):
+    with pytest.raises(ConfigError, match="no column is named wrod; did you mean 'word'"):
         make_reader(make_spec(TABLE.schema, columns=("wrod",)))
     with pytest.raises(ConfigError, match="row more than once"):
         make_reader(make_spec(TABLE.schema, columns=("row", "row")))

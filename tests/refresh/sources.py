@@ -121,7 +121,7 @@ class DeltaSource:
 
     def append(self, rows: Sequence[int]) -> None:
         """One version with these rows more."""
-        write_deltalake(str(self.root), numbered(rows), mode="append")
+        write_deltalake(str(self.root), numbered(rows), mode="append", schema_mode="merge")
 
     def compact(self) -> None:
         """All rows in one file."""

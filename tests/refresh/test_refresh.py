@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -311,23 +312,49 @@ def test_a_file_of_an_expired_snapshot_is_an_error_that_says_so(kind: str, tmp_p
     assert sorted(rows_of(loader)) == list(range(20))
 
 
+def gain_a_column(source: Any) -> None:
+    """Append rows 10 and 11, in files that begin with a column `more`."""
+    rows = pa.table({"more": [b"a", None], "id": pa.array([10, 11])})
+    match source:
+        case IcebergSource():
+            catalog, table = source._table()
+            with table.update_schema() as update:
+                update.union_by_name(rows.schema)
+            table.append(rows)
+            catalog.close()
+        case DeltaSource():
+            write_deltalake(source.root, rows, mode="append", schema_mode="merge")
+        case DirectorySource():
+            pq.write_table(rows, source.root / "more.parquet")
+
+
 @pytest.mark.slow
-def test_other_columns_are_refused_unless_they_are_not_read(tmp_path: Path) -> None:
-    source = IcebergSource(tmp_path / "data")
+@pytest.mark.parametrize("columns", [None, ["id"]])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_gains_a_column_keeps_the_columns_of_the_loader(kind: str, columns: Any, tmp_path: Path) -> None:
+    source = KINDS[kind](tmp_path / "data")
     source.create()
     source.append(range(10))
-    everything, all_columns = source.open(**OPTIONS)
-    ids, one_column = source.open(columns=["id"], **OPTIONS)
-    catalog, table = source._table()
-    with table.update_schema() as update:
-        update.union_by_name(pa.schema([("id", pa.int64()), ("more", pa.string())]))
-    table.append(pa.table({"id": pa.array([10, 11]), "more": ["a", "b"]}))
-    catalog.close()
-    with pytest.raises(SchemaError, match="column 'more' is string now, and was not there"):
-        all_columns.refresh()
-    assert len(rows_of(everything)) == 10
-    one_column.refresh()
-    assert sorted(rows_of(ids)) == list(range(12))
+    options = {**OPTIONS, "batch_size": 8, "columns": columns, "refresh": "epoch", "nulls": {"id": "error"}}
+    options |= {"missing": "null"} if kind == "directory" else {}
+    loader, dataset = source.open(**options)
+    assert len(rows_of(loader)) == 10
+    gain_a_column(source)
+    loader.set_epoch(1)
+    assert "new columns, which are not read: more" in loader.plan.explain()
+    batches = iter(loader)
+    assert list(next(batches)) == ["id"]
+    # The same call in a new process reads the new column too. It is the same data, so the state loads.
+    again, _ = source.open(**options)
+    again.load_state_dict(loader.state_dict())
+    rest, theirs = list(batches), list(again)
+    assert [batch["id"].tolist() for batch in rest] == [batch["id"].tolist() for batch in theirs]
+    assert sorted(theirs[0]) == (columns or ["id", "more"])
+    source.append(range(12, 20))
+    loader.set_epoch(2)
+    assert "new columns" not in loader.plan.explain()
+    assert sorted(rows_of(loader)) == list(range(20))
+    assert dataset.refresh().new_columns == ()
 
 
 def test_an_increment_of_a_table_that_replaced_another_one_is_refused(tmp_path: Path) -> None:

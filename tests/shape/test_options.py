@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": ["a", "nope"]}, "columns= names 'nope'.*Name some of a, b, i"),
+        ({"columns": ["a", "nope"]}, "columns= names 'nope'.*the columns are 'a', 'b', 'i'"),
         ({"columns": ["a", "a"]}, "columns= has column 'a' more than once"),
         ({"stack": {"x": ["a", "nope"]}}, "stack.*names column 'nope', which is not read"),
         ({"stack": {"x": ["a", "b"]}, "columns": ["a"]}, "'b', which is not read"),
@@ -43,7 +43,9 @@ SCHEMA = pa.schema(
         ({"nulls": "drop"}, 'is \'drop\'; a policy is "error", "mask"'),
         ({"nulls": {"i": "drop"}}, "column 'i' is 'drop'"),
         ({"nulls": {"i": {"fill": 0, "mask": True}}}, "a policy is"),
-        ({"nulls": {"nope": "mask"}}, "nulls= names nope, but the columns read are"),
+        ({"nulls": {"nope": "mask"}}, "nulls= names nope, which is not read; the columns are"),
+        ({"nulls": {"I": "mask"}}, "nulls= names I, which is not read; did you mean 'i'"),
+        ({"nulls": {"i": ("fill",)}}, 'a policy is .*"fill"'),
         ({"nulls": {"i": ("fill", 0.5)}}, "column 'i' of type int32 with 0.5, which it cannot hold"),
         ({"nulls": {"u": ("fill", -1)}}, "column 'u' of type uint8 with -1"),
         ({"nulls": {"u": ("fill", 256)}}, "column 'u' of type uint8 with 256"),
@@ -131,6 +133,44 @@ def test_dates_fill_with_dates_and_strings_with_strings() -> None:
     assert filled["t"].tolist() == [86_400_000_000]
     assert filled["s"] == ["?"]
     assert make_shaper("numpy", batch.schema, nulls=nulls).block([batch]).to_batch()["t"] == np.datetime64("1970-01-02")
+
+
+ZEROS = {
+    pa.int16(): 0,
+    pa.bool_(): False,
+    pa.float32(): 0.0,
+    pa.timestamp("us", "UTC"): 0,
+    pa.date32(): 0,
+    pa.duration("s"): 0,
+    pa.list_(pa.int8()): [],
+    pa.list_(pa.float32(), 2): [0.0, 0.0],
+    pa.string(): "",
+    pa.dictionary(pa.int8(), pa.large_string()): "",
+    pa.binary(): b"",
+    pa.binary(3): bytes(3),
+    pa.list_(pa.string()): [],
+    pa.map_(pa.string(), pa.int8()): [],
+    pa.struct([("x", pa.int8())]): None,
+    pa.null(): None,
+}
+
+
+@pytest.mark.parametrize("data_type", ZEROS, ids=str)
+@pytest.mark.parametrize("nulls", ["fill", {"x": "fill"}])
+def test_fill_without_a_value_is_the_zero_of_each_type(data_type: pa.DataType, nulls: Any) -> None:
+    batch = pa.record_batch({"x": pa.nulls(2, data_type)})
+    filled = make_shaper("torch", batch.schema, nulls=nulls).block([batch]).to_batch()["x"]
+    rows = filled if isinstance(filled, list) else [row.tolist() for row in filled]
+    assert rows == [ZEROS[data_type]] * 2
+
+
+def test_fill_without_a_value_fills_items_of_lists_and_one_entry_of_a_dict_leaves_other_columns_as_they_are() -> None:
+    lists = pa.record_batch({"l": pa.array([[1, None], None], pa.list_(pa.int8()))})
+    filled = make_shaper("torch", lists.schema, nulls="fill").block([lists]).to_batch().ragged("l")
+    assert (filled.values.tolist(), filled.offsets.tolist()) == ([1, 0], [0, 2, 2])
+    two = pa.record_batch({"a": pa.array([None], pa.int8()), "b": pa.array([None], pa.int8())})
+    with pytest.raises(NullValueError, match="column 'b'"):
+        make_shaper("torch", two.schema, nulls={"a": "fill"}).block([two])
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])

@@ -30,6 +30,18 @@ def test_it_is_a_dict_that_knows_its_rows(batch: TensorBatch) -> None:
     assert TensorBatch().num_rows == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("token", "did you mean 'tokens'"), ("X", "did you mean 'x'"), (0, "the columns are 'x', 'tokens', 'name'")],
+)
+def test_a_column_that_is_not_there_is_a_key_error_with_near_names(batch: TensorBatch, name: Any, says: str) -> None:
+    for clone in (batch, batch.copy(), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
+        with pytest.raises(KeyError, match=f"a batch has no column {name!r}; {says}"):
+            clone[name]
+    assert name not in batch
+    assert batch.get(name) is None
+
+
 def test_rows_follow_a_transform_that_drops_some(batch: TensorBatch) -> None:
     batch["x"] = batch["x"][:2]
     assert batch.num_rows == 2

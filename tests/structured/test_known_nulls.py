@@ -99,7 +99,9 @@ def test_an_error_at_build_is_one_that_reading_would_have_been(
         if when == "build":
             with patch("torch_dataloader_utils.datasets.build._check_nulls"):
                 assert outcome(folder, options)[0] == "read"
+            assert outcome(folder, {**options, "nulls": "fill"})[0] == ""
             when, error = outcome(folder, {**options, "nulls": nulls_to_pass(error)})
+            assert "column 'l'" not in str(error)
         # What is left to the read: lists, of which writers count empty ones too, and rows that may be left out.
         may_be_left_out = filters is not None or drop_last
         assert when == "" or (when == "read" and ("column 'l'" in str(error) or may_be_left_out))

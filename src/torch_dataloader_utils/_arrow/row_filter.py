@@ -5,7 +5,6 @@ Shared by discovery and reading, because stages do not import each other.
 
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import acero
 
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type, which_column
 
 # Text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
 _NO_TEXT = "condition(binary values)"
@@ -189,11 +188,7 @@ def _no_column(path: Sequence[str], schema: pa.Schema) -> str:
         return f"column {first!r} is {schema.field(first).type}, which has no field {'.'.join(path[1:])!r}."
     if _is_there(inside, schema):
         return f"{first!r} is a field inside a column; write pc.field({', '.join(map(repr, inside))})."
-    near = get_close_matches(first, schema.names, n=3, cutoff=0.6)
-    if near:
-        return f"no column is called {first!r}; did you mean {', '.join(map(repr, near))}?"
-    more = f" and {len(schema) - 20} more" if len(schema) > 20 else ""
-    return f"no column is called {first!r}. Columns are {', '.join(map(repr, schema.names[:20]))}{more}."
+    return f"no column is called {first!r}; {which_column(first, schema.names)}"
 
 
 def _is_there(path: Sequence[str], schema: pa.Schema) -> bool:

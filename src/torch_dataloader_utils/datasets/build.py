@@ -55,6 +55,7 @@ from torch_dataloader_utils.samples.packing_reader import PackingReader
 from torch_dataloader_utils.samples.sample_counts import count_packed, stored_inventory
 from torch_dataloader_utils.samples.text import tokenized
 from torch_dataloader_utils.samples.token_packing import TokenPacking
+from torch_dataloader_utils.shape.arrow_types import ListType
 from torch_dataloader_utils.shape.convert import counted_nulls_error, refuses_nulls
 from torch_dataloader_utils.shape.encode import EncodingShaper, encoded_schema
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
@@ -301,15 +302,15 @@ def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topol
     if options.pack is not None or options.output_format in ("arrow", "dict"):
         return
     counts = null_counts(rows.inventory)
-    refused = [
-        spec for spec in column_specs(rows.delivered, options.nulls) if counts[spec.name] and refuses_nulls(spec)
-    ]
+    refusing = [spec for spec in column_specs(rows.delivered, options.nulls) if refuses_nulls(spec)]
+    refused = [spec for spec in refusing if counts[spec.name]]
     if refused and topology.drop_last:
         plan = planner.plan(Position(epoch=0, segment=Segment(topology=topology)))
         most = plan.dropped_rows if rows.inventory.rows_are_known else max(counts.values())
         refused = [spec for spec in refused if counts[spec.name] > most]
     if refused:
-        raise counted_nulls_error(rows.inventory.source, refused, counts, options.nulls)
+        lists = [spec for spec in refusing if isinstance(spec.kind, ListType) and spec not in refused]
+        raise counted_nulls_error(rows.inventory.source, refused, lists, counts, options.nulls)
 
 
 def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, columns: tuple[str, ...]) -> ReadSpec:

@@ -34,6 +34,7 @@ class DataChange:
         added_files, removed_files: Numbers of files. A file that was replaced counts as both.
         added_rows, removed_rows: Numbers of live rows, including rows of unchanged files that deletes removed (or gave
             back). None if rows are not counted.
+        new_columns: Columns that the data has now and did not have before. They are not read.
     """
 
     before: str
@@ -43,6 +44,7 @@ class DataChange:
     removed_files: int = 0
     added_rows: int | None = 0
     removed_rows: int | None = 0
+    new_columns: tuple[str, ...] = ()
 
     @classmethod
     def between(cls, before: Inventory, after: Inventory) -> "DataChange":
@@ -59,6 +61,7 @@ class DataChange:
             removed_files=len(removed),
             added_rows=sum(map(new.__getitem__, added)) + sum(n for n in more if n > 0) if is_counted else None,
             removed_rows=sum(map(old.__getitem__, removed)) - sum(n for n in more if n < 0) if is_counted else None,
+            new_columns=_new_columns(before, after),
         )
 
     def __bool__(self) -> bool:
@@ -72,14 +75,20 @@ class DataChange:
         if self.added_rows is not None and self.removed_rows is not None:
             rows = f"{plural(self.added_rows, 'row')} added, {self.removed_rows:,} removed"
         move = "" if self.before == self.after else f" after {self.before}"
-        return f"refreshed: {self.after}{move}: {files}; {rows}"
+        new = f"; new columns, which are not read: {', '.join(self.new_columns)}" if self.new_columns else ""
+        return f"refreshed: {self.after}{move}: {files}; {rows}{new}"
 
 
-def check_continues(before: Inventory, after: Inventory, columns: Sequence[str] | None) -> None:
-    """Check that an epoch over `after` may follow one over `before`.
+def _new_columns(before: Inventory, after: Inventory) -> tuple[str, ...]:
+    known = frozenset(decode_schema(before.schema).names)
+    return tuple(name for name in decode_schema(after.schema).names if name not in known)
+
+
+def check_continues(before: Inventory, after: Inventory, columns: Sequence[str]) -> None:
+    """Check that an epoch over `after` may follow one over `before`, with these columns.
 
     Raises:
-        SchemaError: the columns to deliver (None: all) have other names or types.
+        SchemaError: a column is gone, or has another type.
         FileChangedError: an increment of another table. Its earlier versions may have unread rows.
     """
     read, newest = before.snapshot, after.snapshot
@@ -89,7 +98,7 @@ def check_continues(before: Inventory, after: Inventory, columns: Sequence[str] 
             "follow. Make a new loader of what is to be read of it."
         )
     old, new = decode_schema(before.schema), decode_schema(after.schema)
-    for name in columns or tuple(dict.fromkeys([*old.names, *new.names])):
+    for name in columns:
         was, is_now = (schema.field(name).type if name in schema.names else None for schema in (old, new))
         if was != is_now:
             raise SchemaError(
@@ -111,6 +120,8 @@ class BuiltDataset(TableDataset):
     """Data set that `build` made, and that can be built again: with packed samples, or of newer data."""
 
     _built_from: tuple[Found, TableOptions] | None = None
+    # Delivered also if the data gains columns.
+    _columns: tuple[str, ...] = ()
     # With refresh="epoch", the epoch that the present data are for; None for the next one that is asked for.
     _epoch_of_data: int | None = None
 
@@ -118,6 +129,8 @@ class BuiltDataset(TableDataset):
         """Make this data set; see `make` of `build`."""
         TableDataset.__init__(self, stages)
         self._built_from = found, options
+        names = decode_schema(found.inventory.schema).names if options.columns is None else options.columns
+        self._columns = tuple(names)
         self.progress.files_may_change = options.refresh is not None
         return self
 
@@ -132,6 +145,7 @@ class BuiltDataset(TableDataset):
 
         Newer data is the newest snapshot of the table or its branch, the next increment, or the present files of the
         path. In a process group, all ranks get the data that rank 0 finds. After an error the data stays the same.
+        Columns that the data gains are not read: batches keep their columns.
 
         Returns:
             The change; false if nothing changed. The change is logged, and `plan.explain()` shows it.
@@ -139,7 +153,7 @@ class BuiltDataset(TableDataset):
         Raises:
             ConfigError: inside an epoch; in a blend, or in a copy in another process; several ranks without a process
                 group; a rank that goes on without it. A column of `columns` or `filters` is gone.
-            SchemaError: the columns to deliver have other names or types now.
+            SchemaError: a column that is delivered is gone, or has another type now.
             FileChangedError: another table has replaced this table before the next increment.
             NoDataError, DataError, StoreError: see `create_dataloader`.
         """
@@ -166,9 +180,11 @@ class BuiltDataset(TableDataset):
         if inventory.fingerprint() == found.inventory.fingerprint():
             change = DataChange(before=present.source, after=present.source, is_changed=False)
         else:
-            check_continues(found.inventory, inventory, options.columns)
+            check_continues(found.inventory, inventory, self._columns)
             newer = Found(inventory=inventory, access=access, source=source)
-            stages = build_stages(newer, asked, self.topology.num_ranks, self.rank, peers)
+            stages = build_stages(
+                newer, replace(asked, columns=self._columns), self.topology.num_ranks, self.rank, peers
+            )
             change = DataChange.between(present, stages.planner.inventory)
             noted = replace(stages.planner.inventory, notes=(*stages.planner.inventory.notes, str(change)))
             planner = replace(stages.planner, inventory=noted)

@@ -14,6 +14,7 @@ from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local, redact
 from torch_dataloader_utils.datasets.options import CREDENTIALS_TEXT, REMOTE_TEXT, ScanOptions
+from torch_dataloader_utils.discover.hive import Hive, check_partitioning
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.formats.bad_files import lies_in
@@ -45,8 +46,11 @@ class FileSource(Checked):
     storage_options: Mapping[str, Any] | None = option(
         None, "Options of the storage client; never logged, saved or put into a state.", tier="everyday", is_secret=True
     )
-    partitioning: Literal["hive"] | None = option(
-        None, '"hive" reads typed columns from directory names such as year=2024.'
+    partitioning: Literal["hive"] | Hive | None = option(
+        None,
+        '"hive" reads columns from directory names such as year=2024: integers if all values of a column are, else '
+        'text. Hive(types={"code": "string"}) sets types.',
+        check_partitioning,
     )
     remote: RemoteOptions | None = option(None, REMOTE_TEXT)
     inventory: Inventory | None = option(

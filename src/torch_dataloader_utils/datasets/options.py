@@ -210,8 +210,8 @@ class TableOptions(ScanOptions):
     )
     nulls: Any = option(
         None,
-        'Replacement of nulls in columns without NaN: "error", "mask" or ("fill", value), for all columns or by '
-        "column.",
+        'Replacement of nulls in columns without NaN, for all columns or by column: "fill" (zeros, False, the epoch, '
+        '"" in text), ("fill", value), "mask" (a bool column `<column>_mask` beside the column) or "error".',
         is_of_rank=True,
     )
     stack: Mapping[str, Sequence[str]] | None = option(

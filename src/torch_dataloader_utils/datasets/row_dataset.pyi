@@ -11,6 +11,7 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.door import Door
 from torch_dataloader_utils.datasets.files import Files
 from torch_dataloader_utils.datasets.numbered_rows import NumberedRows
+from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.formats.file_scan import Missing
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.shapers import OutputFormat
@@ -24,7 +25,7 @@ class RowDataset(NumberedRows):
         format: str = "parquet",
         *,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: Literal["hive"] | None = None,
+        partitioning: Literal["hive"] | Hive | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         missing: Missing = "error",

@@ -19,6 +19,7 @@ from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.door import Door
 from torch_dataloader_utils.datasets.files import Files
+from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.formats.file_scan import Missing
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.encode import Encoder
@@ -33,7 +34,7 @@ LOADER: Door
 
 class _Options(TypedDict, total=False):
     storage_options: Mapping[str, Any] | None
-    partitioning: Literal["hive"] | None
+    partitioning: Literal["hive"] | Hive | None
     remote: RemoteOptions | None
     inventory: Inventory | None
     missing: Missing
@@ -81,7 +82,7 @@ class StructuredDataset(BuiltDataset):
         format: str = "parquet",
         *,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: Literal["hive"] | None = None,
+        partitioning: Literal["hive"] | Hive | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         missing: Missing = "error",

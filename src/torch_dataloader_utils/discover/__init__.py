@@ -12,8 +12,9 @@ Not for: ranks, workers or order; that is `plan`.
 """
 
 from torch_dataloader_utils.discover.group_table import with_live_rows
+from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.discover.saved_inventory import load_inventory, save_inventory
 from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.formats.file_scan import TextOptions
 
-__all__ = ["TextOptions", "load_inventory", "save_inventory", "scan_files", "with_live_rows"]
+__all__ = ["Hive", "TextOptions", "load_inventory", "save_inventory", "scan_files", "with_live_rows"]

@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.inventory import PartitionColumn
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Store
-from torch_dataloader_utils.discover.hive import hive_hint, parse_partitions, type_partitions
+from torch_dataloader_utils.discover.hive import Hive, hive_hint, parse_partitions, type_hint, type_partitions
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 from torch_dataloader_utils.formats.bad_files import BadFile, none_left
@@ -65,7 +65,7 @@ def scan_first(
     store: Store,
     files: DataFiles,
     request: ScanRequest,
-    partitioning: str | None,
+    partitioning: Hive | None,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> FirstScan:
@@ -95,7 +95,7 @@ def scan_first(
 
 
 def _learn(
-    scans: Sequence[FileScan | BadFile], files: DataFiles, request: ScanRequest, partitioning: str | None
+    scans: Sequence[FileScan | BadFile], files: DataFiles, request: ScanRequest, partitioning: Hive | None
 ) -> FirstScan:
     good = [(entry.path, scan.schema) for entry, scan in zip(files.entries, scans, strict=False) if _is_good(scan)]
     if not good:
@@ -108,9 +108,9 @@ def _learn(
     fields: tuple[pa.Field, ...] = ()
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
-        partitions, fields = type_partitions(texts, file_schema, path)
+        partitions, fields = type_partitions(texts, file_schema, partitioning, path)
     schema = dataset_schema(file_schema, fields, keeps_required=request.schema is not None)
-    hint = partial(hive_hint, [path] if partitioning is None else [], files.root)
+    hint = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
     if not request.finds_keys:
         check_columns(request.columns or (), schema, hint)
     return FirstScan(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,12 +11,63 @@ import pyarrow as pa
 
 from torch_dataloader_utils._core.inventory import PartitionColumn
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    ConfigTypeError,
+    SchemaError,
+    UnsupportedFeatureError,
+    which_column,
+)
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _INT64_LIMIT = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Hive:
+    """Columns from names of directories, such as `code=01001`, in types of your choice.
+
+    Attributes:
+        types: {column: type of its values}, a pyarrow type or its name ("string", "int32", "date32"). A column without
+            a type here has the type of the files' own column of that name; if the files have none, it is int64 if all
+            values are integers (leading zeros are allowed), else string.
+    """
+
+    types: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.types, Mapping):
+            raise ConfigTypeError(f'Hive(types={self.types!r}): pass a dict, such as {{"code": "string"}}.')
+        types = {name: _checked_type(name, given) for name, given in self.types.items()}
+        object.__setattr__(self, "types", types)
+
+
+def _checked_type(name: str, given: Any) -> pa.DataType:
+    """Return the type, if texts can be converted to it."""
+    try:
+        data_type = pa.type_for_alias(given) if isinstance(given, str) else given
+        pa.array([], pa.string()).cast(data_type)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"Hive(types={{{name!r}: {given!r}}}): directories hold no values of this type ({error}). Pass a pyarrow "
+            'type or its name, such as "string", "int32" or "date32".'
+        ) from error
+    return data_type
+
+
+def check_partitioning(name: str, value: Any) -> Hive | None:
+    """Return the value of an option `partitioning`.
+
+    Raises:
+        ConfigError: neither "hive", a Hive, nor None.
+    """
+    if value == "hive":
+        return Hive()
+    if value is not None and not isinstance(value, Hive):
+        raise ConfigError(f'{name}={value!r} is unknown; use "hive", Hive(types={{"code": "string"}}) or None.')
+    return value
 
 
 def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | None]]:
@@ -79,28 +131,50 @@ def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
     return ""
 
 
+def type_hint(columns: Sequence[PartitionColumn], fields: Sequence[pa.Field], filter_text: str) -> str:
+    """Return advice if a filter compares a partition column of integers with text; else "".
+
+    The text of such a filter is `(code == "01001")`. pyarrow takes `isin` of texts for integers, so it is no error.
+    """
+    for column, of_column in zip(columns, fields, strict=True):
+        name = re.escape(column.name)
+        with_text = rf'(?<!\w){name} [=!<>]=? "|" [=!<>]=? {name}(?!\w)'
+        if pa.types.is_integer(of_column.type) and re.search(with_text, filter_text):
+            return (
+                f" Directories {column.name}=... give integers, of which leading zeros are no part. To have them as "
+                f"text, pass partitioning=Hive(types={{{column.name!r}: 'string'}})."
+            )
+    return ""
+
+
 def type_partitions(
-    texts: Mapping[str, Sequence[str | None]], file_schema: pa.Schema, example_path: str
+    texts: Mapping[str, Sequence[str | None]], file_schema: pa.Schema, hive: Hive, example_path: str
 ) -> tuple[tuple[PartitionColumn, ...], tuple[pa.Field, ...]]:
     """Return the typed columns and their Arrow fields.
 
-    A column that the files hold too gets the files' type, and the value in the path is delivered. Otherwise the type is
-    int64 if every value is an integer, else string, as pyarrow.dataset infers it (int32 in pyarrow.dataset).
+    The value in the path is delivered, also if the files hold the column too. Types are inferred as by pyarrow.dataset,
+    which makes int32 of integers. See `Hive`.
 
     Raises:
-        SchemaError: a path's value does not have the type of the files' own column of that name.
+        SchemaError: a path's value does not have the type of the files' own column of that name, or the type of `hive`.
+        ConfigError: `hive` has the type of a column that no path has.
     """
+    for name in hive.types:
+        if name not in texts:
+            which = which_column(name, texts) if texts else "no directory is called name=value."
+            raise ConfigError(f"Hive(types=...) names {name!r}, which is no column of the paths; {which}")
     columns, fields = [], []
     for name, values in texts.items():
         index = file_schema.get_field_index(name)
-        wanted = _inferred(values) if index < 0 else file_schema.field(index).type
+        wanted = hive.types.get(name, _inferred(values) if index < 0 else file_schema.field(index).type)
+        origin = f"type of the column {name!r} in the files" if name not in hive.types else "type in Hive(types=...)"
         distinct = list(dict.fromkeys(values))
         try:
             typed = pa.array(distinct, pa.string()).cast(wanted).to_pylist()
         except pa.ArrowException as error:
             raise SchemaError(
-                f"{redact(example_path)}: partition values of {name!r} in the paths are not {wanted}, the type of the "
-                f"column {name!r} in the files ({error}). Rename one of the two, or read without partitioning."
+                f"{redact(example_path)}: partition values of {name!r} in the paths are not {wanted}, the {origin} "
+                f"({error}). Give the column a type in partitioning=Hive(types=...), or read without partitioning."
             ) from error
         columns.append(PartitionColumn(name=name, values=tuple(typed), codes=_codes(values, distinct)))
         fields.append(pa.field(name, wanted))

@@ -33,7 +33,7 @@ from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, Remo
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.group_table import assemble_groups
-from torch_dataloader_utils.discover.hive import partition_values
+from torch_dataloader_utils.discover.hive import Hive, check_partitioning, partition_values
 from torch_dataloader_utils.discover.known_nulls import known_nulls
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
@@ -64,7 +64,7 @@ def scan_files(
     *,
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
-    partitioning: Literal["hive"] | None = None,
+    partitioning: Literal["hive"] | Hive | None = None,
     storage_options: Mapping[str, Any] | None = None,
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
@@ -87,7 +87,7 @@ def scan_files(
         columns: Names of the projection that `projected_bytes` counts; None for all.
         filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
             row groups proven fully in keep their rows; other row groups have UNKNOWN live rows until someone counts.
-        partitioning: "hive" reads columns from directory names.
+        partitioning: "hive" reads columns from directory names; Hive(types) also sets their types.
         storage_options: Options for the storage client; kept out of the inventory.
         credentials, remote: See `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
@@ -149,13 +149,13 @@ def scan_paths(
     access: StoreAccess,
     request: ScanRequest,
     *,
-    partitioning: Literal["hive"] | None = None,
+    partitioning: Literal["hive"] | Hive | None = None,
     allow_bare_files: bool = False,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
     """Return the inventory as `scan_files`, with an access that readers of the files share, and with it a client."""
-    _check_partitioning(partitioning)
+    hive = check_partitioning("partitioning", partitioning)
     if (
         request.missing == "null"
         and request.format.is_text
@@ -167,7 +167,7 @@ def scan_paths(
             'schema=..., missing="null").'
         )
     store, files = find_files(path, access, empty_has_no_rows=request.format.is_text, allow_bare_files=allow_bare_files)
-    return scan_listed(store, files, request, partitioning=partitioning, executor=executor, on_progress=on_progress)
+    return scan_listed(store, files, request, partitioning=hive, executor=executor, on_progress=on_progress)
 
 
 def scan_listed(
@@ -175,7 +175,7 @@ def scan_listed(
     files: DataFiles,
     request: ScanRequest,
     *,
-    partitioning: Literal["hive"] | None = None,
+    partitioning: Hive | None = None,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
@@ -359,8 +359,3 @@ def _checked_unit(unit: Int96Unit) -> Int96Unit:
     if unit not in ("ns", "us"):
         raise ConfigError(f'int96_unit={unit!r} is unknown; use "ns" or "us".')
     return unit
-
-
-def _check_partitioning(partitioning: str | None) -> None:
-    if partitioning not in (None, "hive"):
-        raise ConfigError(f'partitioning={partitioning!r} is unknown; use "hive" or None.')

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import combinations
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._arrow.schema import all_nullable, with_change
 from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils._store import redact
-from torch_dataloader_utils.errors import ConfigError, SchemaError
+from torch_dataloader_utils.errors import ConfigError, SchemaError, which_column
 
 _log = logging.getLogger(__name__)
 
@@ -183,10 +182,9 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
     known = {*schema.names, *METADATA_COLUMNS}
     for name in names:
         if name not in known:
-            near = get_close_matches(name, schema.names, n=3, cutoff=0.6)
-            which = f"did you mean {', '.join(map(repr, near))}?" if near else f"columns are {_shown(schema.names)}."
             raise ConfigError(
-                f"columns names {name!r}, which is not a column of the data; {which}{hint(name) if hint else ''}"
+                f"columns names {name!r}, which is not a column of the data; {which_column(name, schema.names)}"
+                f"{hint(name) if hint else ''}"
             )
 
 
@@ -234,7 +232,3 @@ def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> Schem
         'one of them again, scan them as two data sets, or pass missing="null" to read columns that a file lacks as '
         "nulls, and narrower types as wider ones."
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

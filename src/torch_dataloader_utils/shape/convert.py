@@ -202,19 +202,25 @@ def refuses_nulls(spec: ColumnSpec) -> bool:
 
 
 def counted_nulls_error(
-    where: str, refused: Sequence[ColumnSpec], counts: Mapping[str, int], nulls: Any
+    where: str, refused: Sequence[ColumnSpec], lists: Sequence[ColumnSpec], counts: Mapping[str, int], nulls: Any
 ) -> NullValueError:
     """Return the error about columns that have nulls and refuse them.
 
-    where: name of the data. counts: number of nulls of each column. nulls: `nulls=` of the caller.
+    where: name of the data. lists: columns of lists that refuse nulls, which metadata does not count. counts: number of
+    nulls of each column. nulls: `nulls=` of the caller.
     """
     seen = "; ".join(
         f"column {spec.name!r} ({spec.data_type}) has {plural(counts[spec.name], 'null')}" for spec in refused
     )
-    whole = {**(nulls if isinstance(nulls, Mapping) else {}), **{spec.name: _harmless(spec) for spec in refused}}
+    whole = {
+        **(nulls if isinstance(nulls, Mapping) else {}),
+        **{spec.name: _harmless(spec) for spec in (*refused, *lists)},
+    }
+    to_be_safe = " (lists too: metadata does not count their nulls)" if lists else ""
     return NullValueError(
-        f"{where}: {seen}. Tensors cannot hold nulls. Pass nulls={whole!r} with values of your choice, or "
-        '"mask" for a bool tensor beside the column; or leave rows with nulls out with filters=.'
+        f"{where}: {seen}. Tensors cannot hold nulls. Pass nulls={whole!r} with values of your choice{to_be_safe}, "
+        'or "mask" for a bool tensor beside the column; or nulls="fill" for zeros in all columns; or leave rows with '
+        "nulls out with filters=."
     )
 
 
@@ -272,7 +278,10 @@ def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
     if isinstance(spec.nulls, Refuse):
         advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ("fill", value)}}{or_mask}'
     elif isinstance(spec.nulls, Mask):
-        advice = 'A mask says which lists are null, not which items. Use ("fill", value)'
+        advice = (
+            "A mask says which lists are null, not which items. Pass a dict as nulls=, with "
+            f'"{spec.name}": ("fill", value)'
+        )
     else:
         emptied = ", which makes null lists empty" if what == "null lists" else ""
         advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}{or_mask}'

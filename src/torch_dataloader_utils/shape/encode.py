@@ -26,7 +26,7 @@ from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type, which_column
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.raw_numbers import plain, validity
@@ -200,8 +200,8 @@ def encoded_schema(delivered: pa.Schema, encode: Mapping[str, Encoder] | None) -
         index = delivered.get_field_index(name)
         if index < 0:
             raise ConfigError(
-                f"encode= names column {name!r}, which batches do not have. They have {', '.join(delivered.names)}; "
-                "correct the name, or name it in columns= too."
+                f"encode= names column {name!r}, which batches do not have; {which_column(name, delivered.names)} "
+                "Correct the name, or name it in columns= too."
             )
         column = delivered.field(index)
         delivered = delivered.set(index, column.with_type(_encoded_type(column, encoder)))

@@ -5,13 +5,14 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError, which_column
 from torch_dataloader_utils.shape.arrow_types import (
     ColumnType,
     NumberType,
@@ -23,7 +24,7 @@ from torch_dataloader_utils.shape.arrow_types import (
 )
 
 MASK_SUFFIX = "_mask"
-_FORMS = '"error", "mask", ("fill", value) or {"fill": value}'
+_FORMS = '"error", "mask", "fill" (with zeros), ("fill", value) or {"fill": value}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ def parse_nulls(nulls: Any, columns: Mapping[str, ColumnType]) -> dict[str, Null
 
     nulls: None, one policy for all columns, or a dict of column -> policy. One fill value for all columns is for
         columns that become tensors; Python lists keep None. {"fill": x} is a policy for all columns unless a column is
-        called "fill".
+        called "fill". "fill" without a value is `_zero` of each column.
 
     Raises:
         ConfigError: the policy or the column does not exist, or the column's type cannot hold the fill value.
@@ -67,7 +68,7 @@ def parse_nulls(nulls: Any, columns: Mapping[str, ColumnType]) -> dict[str, Null
         missing = sorted(map(str, set(nulls) - set(columns)))
         if missing:
             raise ConfigError(
-                f"nulls= names {', '.join(missing)}, but the columns read are {', '.join(columns)}. "
+                f"nulls= names {', '.join(missing)}, which is not read; {which_column(missing[0], columns)} "
                 "Correct the name, or name it in columns= too."
             )
         return {
@@ -87,12 +88,33 @@ def _parse_policy(policy: Any, name: str, kind: ColumnType) -> NullPolicy:
             return Refuse()
         case "mask":
             return Mask()
+        case "fill":
+            return Fill(value=_zero(kind))
         case ("fill", value):
             return Fill(value=_fill_value(value, name, kind))
         case {"fill": value} if len(policy) == 1:
             return Fill(value=_fill_value(value, name, kind))
         case _:
             raise ConfigError(f"nulls= for column {name!r} is {policy!r}; a policy is {_FORMS}.")
+
+
+def _zero(kind: ColumnType) -> Any:
+    """Return what the policy "fill" makes of a null: 0, False or the epoch; in Python lists "", b"", [] or None.
+
+    Lists and maps become empty, bytes of a fixed length zeros. Other objects (structs, UUIDs, ...) have no zero.
+    """
+    if not isinstance(kind, ObjectType):
+        return 0
+    data_type = kind.data_type
+    if pt.is_decimal(data_type):
+        return Decimal(0)
+    if pt.is_fixed_size_binary(data_type):
+        return bytes(data_type.byte_width)
+    if pt.is_string(data_type) or pt.is_large_string(data_type):
+        return ""
+    if pt.is_binary(data_type) or pt.is_large_binary(data_type):
+        return b""
+    return [] if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_map(data_type) else None
 
 
 def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
@@ -180,9 +202,7 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
     names = list(there.elements() if columns is None else columns)
     for name in names:
         if name not in there:
-            raise ConfigError(
-                f"columns= names {name!r}, which the data set does not have. Name some of {', '.join(schema.names)}."
-            )
+            raise ConfigError(f"columns= names {name!r}, which the data set does not have; {which_column(name, there)}")
     for name, count in Counter(names).items():
         if count > 1 or there[name] > 1:
             where = "columns=" if count > 1 and columns is not None else "the data set"
@@ -230,8 +250,8 @@ def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[Col
         for member in members:
             if not isinstance(member, str) or member not in by_name:
                 raise ConfigError(
-                    f"stack={{{name!r}: ...}} names column {member!r}, which is not read. "
-                    f"Columns read: {', '.join(by_name)}; correct the name or name it in columns= too."
+                    f"stack={{{name!r}: ...}} names column {member!r}, which is not read; "
+                    f"{which_column(member, by_name)} Correct the name, or name it in columns= too."
                 )
             if member in seen:
                 raise ConfigError(f"column {member!r} is in stack {seen[member]!r} and again in {name!r}; keep one.")

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigTypeError, of_type, which_column
 from torch_dataloader_utils.shape.batch_tree import BatchTree, container
 from torch_dataloader_utils.shape.gather import in_groups
 from torch_dataloader_utils.shape.one_buffer import is_plain, move_as_one
@@ -46,6 +46,9 @@ class TensorBatch(dict[str, Tensor]):
     if TYPE_CHECKING:  # at run time dict's own method, which costs no Python call
 
         def __setitem__(self, name: str, column: BatchColumn) -> None: ...
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise KeyError(f"a batch has no column {name!r}; {which_column(name, self)}")
 
     def ragged(self, name: str) -> Ragged:
         """Return a ragged column, typed as `Ragged`.

@@ -1,6 +1,5 @@
 """Columns to decode, to filter on and to deliver, from a ReadSpec."""
 
-import difflib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from torch_dataloader_utils._arrow.row_filter import filter_columns
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
 from torch_dataloader_utils._store import StoreAccess
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.formats.checks import repeated_names
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 
@@ -110,6 +109,4 @@ def _unknown(name: str, schema: pa.Schema) -> ConfigError:
             f"the schema has {seen} columns named {name}; it is not clear which one is meant. Rename them in the "
             "files, or do not ask for them."
         )
-    near = difflib.get_close_matches(name, schema.names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(schema.names[:50])}."
-    return ConfigError(f"no column is named {name}; {hint}")
+    return ConfigError(f"no column is named {name}; {which_column(name, schema.names)}")

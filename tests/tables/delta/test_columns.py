@@ -71,16 +71,65 @@ def test_values_in_a_void_column_are_no_nulls(tmp_path: Path) -> None:
 
 
 def test_types_that_are_not_read_are_refused_with_the_columns_to_pass(tmp_path: Path) -> None:
-    kinds = {"v": "variant", "g": array("geometry"), "s": struct(column("n", "interval"))}
+    kinds = {"v": "quaternion", "g": array("geometry"), "s": struct(column("n", "interval"))}
     columns = [column("x"), column("y"), *(column(name, kind) for name, kind in kinds.items())]
     table_of(tmp_path, columns, pa.table({"x": [1], "y": [2]}))
     with pytest.raises(
-        UnsupportedFeatureError, match=r"column v .* variant, g .* geometry, s .*columns=\['x', 'y'\]\."
+        UnsupportedFeatureError, match=r"column v .* quaternion, g .* geometry, s .*columns=\['x', 'y'\]\."
     ):
         read_rows(tmp_path)
     with pytest.raises(UnsupportedFeatureError, match=r"column v holds .* Leave it out: columns=\['y'\]\."):
         read_rows(tmp_path, columns=["y", "v"])
     assert read_rows(tmp_path, columns=["x", "y"]) == [{"x": 1, "y": 2}]
+
+
+PLAIN = pa.struct([("value", pa.binary()), ("metadata", pa.binary())])
+SHREDDED = pa.struct([("metadata", pa.binary()), ("value", pa.binary()), ("typed_value", pa.int64())])
+VALUE = {"metadata": b"\1\0\0", "value": b"\x0c\7"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_type", "of_value"),
+    [
+        ("variant", lambda each: each, lambda each: each),
+        (array("variant"), pa.list_, lambda each: [each, each]),
+        (struct(column("a"), column("v", "variant")), lambda each: pa.struct([("a", pa.int64()), ("v", each)]), None),
+    ],
+    ids=["top", "list", "struct"],
+)
+def test_variants_are_metadata_and_value(kind: Any, of_type: Any, of_value: Any, tmp_path: Path) -> None:
+    of_value = of_value or (lambda each: {"a": 1, "v": each})
+    values = [of_value(VALUE), of_value(None), None]
+    files = [
+        pa.table({"x": [1, 2, 3], "v": pa.array(values, of_type(PLAIN))}),
+        pa.table({"x": [1, 2, 3], "v": pa.array(values, of_type(pa.struct(list(reversed(PLAIN)))))}),
+        pa.table({"x": [1, 2, 3]}),
+    ]
+    table_of(tmp_path, [column("x"), column("v", kind)], *files)
+    wanted = [{"v": value} for value in (*values, *values, None, None, None)]
+    assert in_order(read_rows(tmp_path, columns=["v"])) == in_order(wanted)
+    found = read_rows(tmp_path, columns=["v"], filters=pc.field("x") == 1)
+    assert in_order(found) == in_order([wanted[0], wanted[0], {"v": None}])
+    rows = pa.table({"x": [1, 2, 3], "v": pa.array(values, of_type(SHREDDED))})
+    shredded = table_of(tmp_path / "shredded", [column("x"), column("v", kind)], rows)
+    with pytest.raises(UnsupportedFeatureError, match=r"row group 0: variant \w+ is shredded.*columns=\[\.\.\.\]"):
+        read_rows(shredded.root)
+    assert len(read_rows(shredded.root, columns=["x"])) == 3
+
+
+def test_a_variant_that_is_none_in_the_file_is_an_error(tmp_path: Path) -> None:
+    rows = pa.table({"v": [{"value": b"", "other": b""}]})
+    table_of(tmp_path, [column("v", "variant")], rows)
+    with pytest.raises(SchemaError, match="variant v is a struct of value, other, and a variant has"):
+        read_rows(tmp_path)
+
+
+def test_a_struct_with_the_fields_of_a_variant_is_a_struct(tmp_path: Path) -> None:
+    kind = struct(column("metadata", "binary"), column("value", "binary"))
+    rows = [pa.table({"v": [{"value": b"1", "typed_value": 2}]}), pa.table({"v": [{"metadata": b"3"}]})]
+    table_of(tmp_path, [column("v", kind)], *rows)
+    wanted = [{"metadata": None, "value": b"1"}, {"metadata": b"3", "value": None}]
+    assert in_order(read_rows(tmp_path)) == in_order({"v": value} for value in wanted)
 
 
 @pytest.mark.parametrize("nested", [False, True])

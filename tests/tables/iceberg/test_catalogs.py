@@ -424,19 +424,19 @@ def test_a_catalog_in_dynamodb(tmp_path: Path, aws: str, monkeypatch: pytest.Mon
     table.delete_positions([(data, row) for row in range(5)])
     path.write_text(Path(table.metadata).read_text())
     assert sorted(row["v"] for row in read_rows("db.events", config, num_ranks=2)) == list(range(5, 200))
-    add_variant(path)
+    add_geometry(path)
     assert len(read_rows("db.events", config, columns=["v"])) == 195
-    with pytest.raises(UnsupportedFeatureError, match="column extra holds values of Iceberg type variant"):
+    with pytest.raises(UnsupportedFeatureError, match="column extra holds values of Iceberg type geometry"):
         scan_iceberg("db.events", config)
     with pytest.raises(NoDataError, match=r"no table db\.none"):
         scan_iceberg("db.none", config)
 
 
-def add_variant(path: Path) -> None:
+def add_geometry(path: Path) -> None:
     """Give the table of a metadata file a column that pyiceberg refuses."""
     metadata = json.loads(path.read_text())
     for schema in metadata["schemas"]:
-        schema["fields"].append({"id": 99, "name": "extra", "type": "variant", "required": False})
+        schema["fields"].append({"id": 99, "name": "extra", "type": "geometry(x)", "required": False})
     path.write_text(json.dumps(metadata))
 
 
@@ -450,9 +450,9 @@ def test_a_hive_metastore(tmp_path: Path) -> None:
         config = {"type": "hive", "uri": uri}
         rows = read_rows("db.t", config, num_ranks=2, batch_size=2)
         assert sorted(row["id"] for row in rows) == [0, 1, 3, 4, 5, 6, 7]
-        add_variant(Path(table.metadata))
+        add_geometry(Path(table.metadata))
         assert len(read_rows("db.t", config, columns=["id"])) == 7
-        with pytest.raises(UnsupportedFeatureError, match="column extra holds values of Iceberg type variant"):
+        with pytest.raises(UnsupportedFeatureError, match="column extra holds values of Iceberg type geometry"):
             scan_iceberg("db.t", config)
         with pytest.raises(NoDataError, match=r"no table db\.none"):
             scan_iceberg("db.none", config)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,16 +76,15 @@ def as_struct(kind: Any, **more: Any) -> Metadata:
 
 # As pyiceberg 0.12 does not parse them, and the text that names them.
 UNKNOWN_TYPES = [
-    ("variant", "variant"),
     ("geometry(srid:4326)", r"geometry\(srid:4326\)"),
     ("geography(srid:4326, vincenty)", r"geography\(srid:4326, vincenty\)"),
     ("geometry", "geometry"),  # which it parses
     ("quaternion", "quaternion"),
     ("decimal(5)", r"decimal\(5\)"),
     ({"type": "quaternion", "parts": 4}, "quaternion"),
-    (as_list("variant"), "variant"),
+    (as_list("quaternion"), "quaternion"),
     (as_map("geometry(OGC:CRS84)"), r"geometry\(OGC:CRS84\)"),
-    (as_struct("variant"), "variant"),
+    (as_struct("quaternion"), "quaternion"),
     (as_list(as_struct(as_map("quaternion"))), "quaternion"),
 ]
 
@@ -120,12 +120,12 @@ def test_catalogs_that_read_metadata_files_give_such_tables_too(tmp_path: Path, 
     with closing(load_catalog("default", **config)) as catalog:
         catalog.create_namespace("db")
         catalog.register_table("db.t", str(path))
-    text = Path(rewritten(table, with_field(type="variant"))).read_bytes()
+    text = Path(rewritten(table, with_field(type="geometry(x)"))).read_bytes()
     path.write_bytes(gzip.compress(text) if is_packed else text)
     for impl in (None, "pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"):
         chosen = config if impl is None else {**config, "py-io-impl": impl}
         assert read_rows("db.t", chosen, columns=["id"]) == ids(1, 3)
-        with pytest.raises(UnsupportedFeatureError, match="column n holds values of Iceberg type variant"):
+        with pytest.raises(UnsupportedFeatureError, match="column n holds values of Iceberg type geometry"):
             scan_iceberg("db.t", chosen)
 
 
@@ -135,14 +135,14 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(tmp_path: Path) -> No
     table.append(ids(0, 1))
 
     def change(metadata: Metadata) -> None:
-        for index, kind in ((1, "variant"), (3, "geometry(x)")):
+        for index, kind in ((1, "quaternion"), (3, "geometry(x)")):
             metadata["schemas"][-1]["fields"][index]["type"] = kind
 
     path = rewritten(table, change)
     with pytest.raises(
         UnsupportedFeatureError,
-        match=r"column c0 holds values of Iceberg type variant, c2 holds values of Iceberg type geometry\(x\), which "
-        r"are not supported\. Leave them out: columns=\['id', 'c1'\]",
+        match=r"column c0 holds values of Iceberg type quaternion, c2 holds values of Iceberg type geometry\(x\), "
+        r"which are not supported\. Leave them out: columns=\['id', 'c1'\]",
     ):
         scan_iceberg(path)
 
@@ -163,6 +163,28 @@ def test_columns_beside_a_shredded_variant_and_a_geometry_are_read(tmp_path: Pat
     for options in ({}, {"num_workers": 1}, {"filters": pc.field("id") > 0}):
         rows = read_rows(table.metadata, columns=["_row_id", "id"], **options)
         assert rows == [{"_row_id": 0, "id": 1}, {"_row_id": 1, "id": 2}]
+    with pytest.raises(UnsupportedFeatureError, match="variant n is shredded"):
+        read_rows(table.metadata, columns=["n"])
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_a_variant_is_its_two_binaries(tmp_path: Path, has_ids: bool) -> None:
+    table = numbered(tmp_path, format_version=3)
+    table.append(ids(0, 1))
+    path = table.append(ids(1, 3))
+    value = {"value": b"\x0c\7", "metadata": b"\1\0\0"}
+    stored = pa.array([value, None], pa.struct([(name, pa.binary()) for name in value]))
+    fields = [pa.field("id", pa.int64()), pa.field("n", stored.type)]
+    if has_ids:
+        fields = [each.with_metadata({"PARQUET:field_id": str(key)}) for key, each in enumerate(fields, start=1)]
+    pq.write_table(pa.table([pa.array([1, 2]), stored], schema=pa.schema(fields)), path)
+    rewritten(table, with_field(type="variant"))
+    rows = read_rows(table.metadata)
+    assert sorted(rows, key=lambda row: row["id"]) == [
+        {"id": 0, "n": None},
+        {"id": 1, "n": value},
+        {"id": 2, "n": None},
+    ]
 
 
 PARTS = [

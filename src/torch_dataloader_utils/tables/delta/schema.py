@@ -19,6 +19,7 @@ from torch_dataloader_utils._core.table_file import FIELD_ID
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.schemas import refused_types
+from torch_dataloader_utils.tables.iceberg.stored_fields import VARIANT
 
 _PLAIN = {
     "string": pa.string(),
@@ -36,6 +37,7 @@ _PLAIN = {
     # Not in the protocol, but written for columns of nulls alone, by Spark 2 as "null".
     "void": pa.null(),
     "null": pa.null(),
+    "variant": VARIANT,
 }
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _MODES = ("none", "name", "id")

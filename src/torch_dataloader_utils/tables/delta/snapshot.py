@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 _WIDENING = frozenset(["typeWidening", "typeWidening-preview"])
 
-# Features that readers have to know. Columns of variants are refused when they are read.
+# Features that readers have to know. Shredded variants are refused when they are read.
 _SUPPORTED = _WIDENING | {
     "columnMapping",
     "deletionVectors",

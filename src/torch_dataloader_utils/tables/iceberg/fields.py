@@ -11,6 +11,7 @@ from torch_dataloader_utils._core.table_file import FIELD_ID
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.schemas import refused_types
 from torch_dataloader_utils.tables.iceberg.defaults import initial_defaults
+from torch_dataloader_utils.tables.iceberg.stored_fields import VARIANT
 from torch_dataloader_utils.tables.iceberg.table_metadata import Beside
 
 if TYPE_CHECKING:
@@ -76,10 +77,11 @@ def metadata_column_hint(name: str) -> str:
 
 
 def _arrow_field(field: "NestedField", unread: Mapping[int, str], *, nullable: bool = True) -> pa.Field:
-    if field.field_id in unread:
-        raise _UnreadTypeError(unread[field.field_id])
-    metadata = {FIELD_ID: str(field.field_id).encode()}
-    return pa.field(field.name, _arrow_type(field.field_type, unread), nullable=nullable, metadata=metadata)
+    kind, metadata = unread.get(field.field_id), {FIELD_ID: str(field.field_id).encode()}
+    if kind not in (None, "variant"):
+        raise _UnreadTypeError(kind)
+    arrow_type = _arrow_type(field.field_type, unread) if kind is None else VARIANT
+    return pa.field(field.name, arrow_type, nullable=nullable, metadata=metadata)
 
 
 def _arrow_type(iceberg_type: "IcebergType", unread: Mapping[int, str]) -> pa.DataType:

@@ -17,14 +17,23 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._core.table_file import IcebergFile, TableFields, field_id, stored_field_id
-from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils._core.table_file import FIELD_ID, IcebergFile, TableFields, field_id, stored_field_id
+from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.conform import constant, is_harmless
 
 _ELEMENT, _KEY, _VALUE = "element", "key", "value"
 
 # A field id, or one of the three names.
 _Key = int | str
+
+# The parts of a variant have no field ids; these numbers are no ids of fields. Parquet, "Variant Shredding".
+_PARTS_OF_VARIANT = {"metadata": -1, "value": -2}
+_SHREDDED = "typed_value"
+VARIANT = pa.struct(
+    [pa.field(name, pa.binary(), metadata={FIELD_ID: str(number)}) for name, number in _PARTS_OF_VARIANT.items()]
+)
+"""Arrow type of a variant in the schemas of tables: its two binaries, as the Parquet files have them."""
+
 _Names = Mapping[tuple[str, ...], tuple[int, ...]]
 
 
@@ -128,6 +137,8 @@ class _Converter:
 
     def _struct(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
         children = []
+        if any(field_id(child) in _PARTS_OF_VARIANT.values() for child in wanted.type):
+            self._check_variant(array.type, wanted)
         for child in wanted.type:
             found = column.children.get(field_id(child))
             if found is None:
@@ -139,6 +150,20 @@ class _Converter:
             return pa.array([None if null else {} for null in array.is_null().to_pylist()], wanted.type)
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+
+    def _check_variant(self, stored: pa.StructType, wanted: pa.Field) -> None:
+        names = [each.name for each in stored]
+        if _SHREDDED in names:
+            raise UnsupportedFeatureError(
+                f"{self.task.where}: variant {wanted.name} is shredded: parts of its values are columns of their own, "
+                "which are not put together again. Leave the column out with columns=[...], or write the table without "
+                "shredding."
+            )
+        if not _PARTS_OF_VARIANT.keys() <= set(names):
+            raise SchemaError(
+                f"{self.task.where}: variant {wanted.name} is a struct of {', '.join(names)}, and a variant has the "
+                "binaries metadata and value. Leave the column out with columns=[...], or rewrite the file."
+            )
 
     def _list(self, array: pa.Array, column: FileColumn, wanted: pa.Field) -> pa.Array:
         if not pa.types.is_list(array.type):
@@ -223,7 +248,12 @@ def _stored_ids(each: pa.Field) -> tuple[int, ...]:
 def _children(data_type: pa.DataType, names: _Names | None, path: tuple[str, ...]) -> dict[_Key, FileColumn]:
     types = pa.types
     if types.is_struct(data_type):
-        return _struct_children(data_type, names, path)
+        parts: dict[_Key, FileColumn] = {
+            number: FileColumn(name=each.name, index=index, type=each.type)
+            for index, each in enumerate(data_type)
+            if (number := _PARTS_OF_VARIANT.get(each.name)) is not None
+        }
+        return {**parts, **_struct_children(data_type, names, path)}
     if is_list(data_type):
         return {_ELEMENT: _part(data_type.value_field, _ELEMENT, names, path)}
     if types.is_map(data_type):
