@@ -24,7 +24,7 @@ class RowDataset(NumberedRows):
         format: str = "parquet",
         *,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: Literal["hive"] | None = None,
+        partitioning: Literal["hive", "auto"] | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         missing: Missing = "error",

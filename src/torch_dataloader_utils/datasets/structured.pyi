@@ -33,7 +33,7 @@ LOADER: Door
 
 class _Options(TypedDict, total=False):
     storage_options: Mapping[str, Any] | None
-    partitioning: Literal["hive"] | None
+    partitioning: Literal["hive", "auto"] | None
     remote: RemoteOptions | None
     inventory: Inventory | None
     missing: Missing
@@ -81,7 +81,7 @@ class StructuredDataset(BuiltDataset):
         format: str = "parquet",
         *,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: Literal["hive"] | None = None,
+        partitioning: Literal["hive", "auto"] | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         missing: Missing = "error",

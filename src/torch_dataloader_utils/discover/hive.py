@@ -1,7 +1,7 @@
 """Partition values from paths: .../year=2024/country=de/part-0.parquet."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,6 +34,11 @@ def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | No
         for name, value in _values_in(path, root).items():
             columns.setdefault(name, [None] * len(paths))[index] = value
     return columns
+
+
+def has_partitions(paths: Iterable[str], root: str) -> bool:
+    """Return whether a path has a directory "name=value" below `root`, the directory that the user named."""
+    return bool(root) and any(True for path in paths for _ in _named_directories(path, root))
 
 
 def _values_in(path: str, root: str) -> dict[str, str | None]:
