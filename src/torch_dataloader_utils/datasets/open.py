@@ -32,7 +32,8 @@ OPEN = Door(
     left_out=("table",),
     defaults={"format": "auto", "partitioning": "auto"},
 )
-_DATASETS = {
+# The data set of each kind of place, and its door, whose first class of options is the source.
+DATASETS = {
     "files": (structured.StructuredDataset, structured.LOADER),
     "iceberg": (iceberg.IcebergDataset, iceberg.LOADER),
     "delta": (delta.DeltaDataset, delta.LOADER),
@@ -62,11 +63,11 @@ def open_loader(*args: Any, **options: Any) -> TableDataLoader:
     """
     given = OPEN.given(args, options)
     kind, place = find_place(given)
-    make, door = _DATASETS[kind]
+    make, door = DATASETS[kind]
     rest = {name: value for name, value in given.items() if name not in ("path", "format")}
     for name in rest:
         if name not in door.options:
-            owners = [each.__name__ for each, other in _DATASETS.values() if name in other.options]
+            owners = [each.__name__ for each, other in DATASETS.values() if name in other.options]
             raise ConfigError(
                 f"{name}= is an option of {' and '.join(owners)}, and {redact(str(given['path']))} is read by "
                 f"{make.__name__}. Leave it out."
