@@ -117,7 +117,7 @@ def _raise_terminated(*_: Any) -> NoReturn:
 
 COMMANDS = {
     "scan": "Show the data: files, row groups, schema, sizes, warnings.",
-    "doctor": "Show what to know before training, and the call to paste.",
+    "doctor": "Show what to know of a table before training, and the call that reads it.",
     "plan": "Show what each rank and worker reads, the steps and the imbalance.",
     "verify": "Read everything once; check counts, checksums and the plan.",
     "bench": "Measure throughput on your data, and recommend settings.",

@@ -132,13 +132,13 @@ def examine(given: Mapping[str, Any]) -> Examination:
 def _scanned(given: Mapping[str, Any]) -> "tuple[str, Inventory, StoreAccess, dict[str, Any]]":
     """Return a name for the kind of table, its inventory, its access, and the options that a loader needs for it."""
     from torch_dataloader_utils._observe.work_bar import work_bar
-    from torch_dataloader_utils.datasets.open import DATASETS, find_place
     from torch_dataloader_utils.datasets.options import ScanOptions
+    from torch_dataloader_utils.datasets.places import SOURCES, find_place
     from torch_dataloader_utils.datasets.source import scan_alone
     from torch_dataloader_utils.formats.registry import format_of
 
     kind, place = find_place(given)
-    make = DATASETS[kind][1].kinds[0]
+    make = SOURCES[kind]
     if kind == "iceberg":
         place = {"catalog_config": given["catalog_config"], **place}
     # Equality deletes would be read to count rows; lines of text have to be.
