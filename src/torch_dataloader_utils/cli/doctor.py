@@ -97,25 +97,12 @@ def examine(given: Mapping[str, Any]) -> Examination:
     from torch_dataloader_utils._core.division import Share
     from torch_dataloader_utils.datasets.build import build_rows
     from torch_dataloader_utils.datasets.options import TableOptions
-    from torch_dataloader_utils.plan.explain import describe_mixing
-    from torch_dataloader_utils.plan.planner import plan_epoch
     from torch_dataloader_utils.shape.specs import column_specs
 
     kind, inventory, access, options = _scanned(given)
     rows = build_rows(inventory, TableOptions(count_rows=False), access, Share())
     columns = column_specs(rows.delivered, None)
     nulls = _nulls(inventory, columns)
-    mixing = describe_mixing(plan_epoch(inventory, batch_size=_BATCH_SIZE, shuffle=True, num_workers=1))
-    facts = {
-        "table": f"{inventory.source}, {kind}",
-        "files": f"{inventory.num_files:,}, {format_bytes(int(inventory.files.sizes.sum()))}",
-        "rows": f"{format_rows(inventory.num_rows if inventory.rows_are_known else None)}, in "
-        f"{plural(inventory.num_groups, 'row group')} of {format_bytes(_median_bytes(inventory))} (median)",
-        "partitions": _partitions(inventory),
-        "decoder": _compiled(inventory, access),
-        "mixing": f"with shuffle=True, {mixing}" if mixing else "",
-        "note": " ".join(inventory.notes),
-    }
     findings = (
         *_missing(options),
         *_column_findings(decode_schema(inventory.schema), columns, nulls),
@@ -123,10 +110,28 @@ def examine(given: Mapping[str, Any]) -> Examination:
         *find_layout_problems(inventory),
     )
     return Examination(
-        facts={name: text for name, text in facts.items() if text},
+        facts={name: text for name, text in _facts(kind, inventory, access).items() if text},
         findings=findings,
         call=_call(given, options if not nulls else {**options, "nulls": nulls}),
     )
+
+
+def _facts(kind: str, inventory: "Inventory", access: "StoreAccess") -> dict[str, str]:
+    from torch_dataloader_utils.plan.explain import describe_mixing
+    from torch_dataloader_utils.plan.planner import plan_epoch
+
+    mixing = describe_mixing(plan_epoch(inventory, batch_size=_BATCH_SIZE, shuffle=True, num_workers=1))
+    rows = format_rows(inventory.num_rows if inventory.rows_are_known else None)
+    groups = f"{plural(inventory.num_groups, 'row group')} of {format_bytes(_median_bytes(inventory))} (median)"
+    return {
+        "table": f"{inventory.source}, {kind}",
+        "files": f"{inventory.num_files:,}, {format_bytes(int(inventory.files.sizes.sum()))}",
+        "rows": f"{rows}, in {groups}",
+        "partitions": _partitions(inventory),
+        "decoder": _compiled(inventory, access),
+        "mixing": f"with shuffle=True, {mixing}" if mixing else "",
+        "note": " ".join(inventory.notes),
+    }
 
 
 def _scanned(given: Mapping[str, Any]) -> "tuple[str, Inventory, StoreAccess, dict[str, Any]]":

@@ -96,14 +96,7 @@ def find_files(
     if len(places) > 1:
         raise ConfigError(f"{source}: the list mixes stores ({', '.join(places)}). Scan each alone.")
     store = open_store(named[0], access)
-    try:
-        listings = _listings(store, named)
-    except NoDataError as error:
-        if len(named) > 1 or not is_table_name(named[0]):
-            raise
-        raise NoDataError(
-            f"{error} If it is a table of an Iceberg catalog, call open_loader with catalog_config=."
-        ) from error
+    listings = _listings(store, named)
     if not check_flag("allow_bare_files", allow_bare_files):
         check_plain(store, listings)
     found: dict[str, FileEntry] = {}
@@ -132,7 +125,13 @@ def find_files(
 
 def _listings(store: Store, named: Sequence[str]) -> list[Listing]:
     if store.is_local or len(named) == 1:
-        return [store.list_files(each) for each in named]
+        try:
+            return [store.list_files(each) for each in named]
+        except NoDataError as error:
+            if len(named) > 1 or not is_table_name(named[0]):
+                raise
+            hint = "If it is a table of an Iceberg catalog, call open_loader with catalog_config=."
+            raise NoDataError(f"{error} {hint}") from error
     return map_watched(store.list_files, named, threads=min(REMOTE_THREADS, len(named)), name="tdu-list")
 
 
