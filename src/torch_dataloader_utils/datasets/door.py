@@ -156,6 +156,7 @@ _GROUPED = {
 # Names of other libraries for our options, where they are too different to be recognised as similar.
 _ELSEWHERE = {
     "files": "path",
+    "table": "path",
     "file_format": "format",
     "seed": "shuffle_seed",
     "random_seed": "shuffle_seed",
