@@ -1,7 +1,7 @@
 """Writes all that is made of the definitions of options: the page of options, and the stubs that type checkers read.
 
     docs/reference/options.md
-    src/torch_dataloader_utils/datasets/{structured,iceberg,delta,row_dataset}.pyi
+    src/torch_dataloader_utils/datasets/{open,structured,iceberg,delta,row_dataset}.pyi
 
 A test holds these files equal to the definitions.
 """
@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, Union, get_args, get_origin
 
 from torch_dataloader_utils.datasets import delta, iceberg, row_dataset, structured
+from torch_dataloader_utils.datasets import open as opening
 from torch_dataloader_utils.datasets.delta_source import DeltaSource
 from torch_dataloader_utils.datasets.door import TIERS, Door
 from torch_dataloader_utils.datasets.files import FileSource
@@ -35,6 +36,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 TEXT = """# Options
 
 These are the options of `StructuredDataset`, `IcebergDataset` and `DeltaDataset`, with and without `create_dataloader`.
+`open_loader` has them all, and looks what the path holds: `format` and `partitioning` are "auto" there.
 `RowDataset`, `scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is called `seed`) accept
 those that apply to them. Pass them by keyword; only the first twenty of `create_dataloader` can be positional.
 `help(StructuredDataset.create_dataloader)` shows the same texts. Each list has everyday options first, then options for
@@ -132,6 +134,7 @@ from torch_dataloader_utils.stream.loader import TableDataLoader
 def stubs() -> dict[Path, str]:
     """Return the text of each stub."""
     texts = {
+        opening: _open_loader(),
         structured: _dataset("StructuredDataset", structured),
         iceberg: _scan("scan_iceberg", iceberg.SCAN) + _dataset("IcebergDataset", iceberg),
         delta: _scan("scan_delta", delta.SCAN) + _dataset("DeltaDataset", delta),
@@ -155,10 +158,34 @@ def _scan(name: str, door: Door) -> list[str]:
 
 
 def _dataset(name: str, module: ModuleType) -> list[str]:
-    """Return the class with an overload for each type of batches."""
-    door = module.LOADER
-    positional = list(takewhile(lambda option: option not in _DECIDING, door.positional))
-    rest = [option for option in door.options if option not in (*positional, *_DECIDING)]
+    """Return the class of a data set."""
+    result = f"tuple[TableDataLoader[{{}}], {name}]"
+    return [
+        *_rest(module.LOADER),
+        f"class {name}(BuiltDataset):",
+        *_function("__init__", "self", module.DATASET, "None"),
+        *_overloads("create_dataloader", "cls", module.LOADER, result),
+    ]
+
+
+def _open_loader() -> list[str]:
+    return [*_rest(opening.OPEN), *_overloads("open_loader", "", opening.OPEN, "TableDataLoader[{}]", indent="")]
+
+
+def _rest(door: Door) -> list[str]:
+    """Return the class of the options that do not decide the type of batches."""
+    rest = [option for option in door.options if option not in (*_before(door), *_DECIDING)]
+    options = (f"    {option}: {_annotation(door.options[option])}" for option in rest)
+    return ["class _Options(TypedDict, total=False):", *options, ""]
+
+
+def _before(door: Door) -> list[str]:
+    """Return the positional options before the first one that decides the type of batches."""
+    return list(takewhile(lambda option: option not in _DECIDING, door.positional))
+
+
+def _overloads(name: str, first: str, door: Door, result: str, indent: str = "    ") -> list[str]:
+    """Return an overload for each type of batches, which stands for {} in the result. first: "cls", or ""."""
     given = {option: _parameter(door.options[option]) for option in _DECIDING}
     none = {option: f"{option}: None = None" for option in ("transform", "collate_fn")}
     cases = [
@@ -168,20 +195,14 @@ def _dataset(name: str, module: ModuleType) -> list[str]:
     for output_format, batch in _BATCHES.items():
         default = ' = "torch"' if output_format == "torch" else ""
         cases.append((batch, {"output_format": f'output_format: Literal["{output_format}"]{default}', **none}))
+    positional = map(_parameter, map(door.options.__getitem__, _before(door)))
+    before = [*filter(None, [first]), *positional, "*"]
     overloads = []
     for batch, parameters in cases:
-        own = [*map(_parameter, map(door.options.get, positional)), "*", *parameters.values()]
-        result = f"tuple[TableDataLoader[{batch}], {name}]"
-        overloads += ["    @overload", "    @classmethod"]
-        overloads += _signature("create_dataloader", ["cls", *own, "**options: Unpack[_Options]"], result)
-    return [
-        "class _Options(TypedDict, total=False):",
-        *(f"    {option}: {_annotation(door.options[option])}" for option in rest),
-        "",
-        f"class {name}(BuiltDataset):",
-        *_function("__init__", "self", module.DATASET, "None"),
-        *overloads,
-    ]
+        overloads += [f"{indent}@overload", *([f"{indent}@classmethod"] if first else [])]
+        own = [*before, *parameters.values(), "**options: Unpack[_Options]"]
+        overloads += _signature(name, own, result.format(batch), indent)
+    return overloads
 
 
 def _function(

@@ -2,7 +2,7 @@
 
 Files (Parquet, ORC, Arrow, CSV, JSON lines), Iceberg tables or Delta tables in, equal batches on every rank out. An
 epoch is a pure function of inventory, seed, epoch and topology. From that follow exact row counts, equal steps, resume
-in constant time on any topology, and plans to look at. Start with `StructuredDataset.create_dataloader`.
+in constant time on any topology, and plans to look at. Start with `open_loader`.
 
 Names load on first use, so that importing this package imports neither torch nor pyarrow.
 """
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from torch_dataloader_utils.datasets.delta import DeltaDataset as DeltaDataset, scan_delta as scan_delta
     from torch_dataloader_utils.datasets.iceberg import IcebergDataset as IcebergDataset, scan_iceberg as scan_iceberg
+    from torch_dataloader_utils.datasets.open import open_loader as open_loader
     from torch_dataloader_utils.datasets.row_dataset import RowDataset as RowDataset
     from torch_dataloader_utils.datasets.structured import StructuredDataset as StructuredDataset
     from torch_dataloader_utils.discover import (
@@ -99,6 +100,7 @@ _HOMES = {
     "blending": "BlendedLoader WeightSchedule blend",
     "datasets.delta": "DeltaDataset scan_delta",
     "datasets.iceberg": "IcebergDataset scan_iceberg",
+    "datasets.open": "open_loader",
     "datasets.row_dataset": "RowDataset",
     "datasets.structured": "StructuredDataset",
     "discover": "Hive TextOptions load_inventory save_inventory scan_files",

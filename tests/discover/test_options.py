@@ -29,7 +29,7 @@ def one(tmp_path):
         ({"filters": pc.field("s") > 1}, ConfigError, "does not fit the data"),
         ({"filters": pc.field(0) > 1}, ConfigError, "by position; name them"),
         ({"filters": pc.field("row") + 1}, ConfigError, "not true or false"),
-        ({"partitioning": "directory"}, ConfigError, 'use "hive", Hive'),
+        ({"partitioning": "directory"}, ConfigError, 'use "hive", "auto", Hive'),
         ({"count_rows": "always"}, ConfigError, "count_rows='always': pass \"auto\", True or False"),
         ({"count_rows": 2}, ConfigTypeError, 'count_rows=2: pass "auto", True or False'),
         ({"schema": pa.schema([("row", pa.int64())])}, ConfigError, "schema= is for text files"),

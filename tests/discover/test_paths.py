@@ -94,7 +94,7 @@ def test_names_with_wildcard_characters_are_files_if_they_exist(tmp_path):
     [
         ("{root}/nope", NoDataError, "does not exist"),
         ("{root}/*.nope", NoDataError, "matches no file"),
-        ("{root}/none", NoDataError, "no data file here; 0 hidden or empty"),
+        ("{root}/none", NoDataError, "none: this directory is empty"),
         ("{root}/hidden", NoDataError, "no data file here; 2 hidden or empty"),
         ([], NoDataError, "list of paths is empty"),
         ("", ConfigError, "a path is empty"),

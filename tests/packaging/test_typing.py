@@ -29,6 +29,7 @@ from torch_dataloader_utils import (
     TableDataset,
     TensorBatch,
     blend,
+    open_loader,
     plan_epoch,
     scan_files,
 )
@@ -65,6 +66,9 @@ def with_number(half: Tensor) -> tuple[Tensor, int]:
 halves, _ = StructuredDataset.create_dataloader("data", transform=halve)
 for half in halves:
     assert_type(half, Tensor)
+
+assert_type(open_loader("data"), TableDataLoader[TensorBatch])
+assert_type(open_loader("db.t", catalog_config={"name": "c"}, transform=halve), TableDataLoader[Tensor])
 
 pairs, _ = StructuredDataset.create_dataloader("data", transform=halve, collate_fn=with_number)
 for pair in pairs:
@@ -105,6 +109,7 @@ import torch_dataloader_utils
 
 torch_dataloader_utils.nothing
 StructuredDataset.create_dataloader("data", batchsize=3)
+open_loader("data", batchsize=3)
 StructuredDataset.create_dataloader("data", shuffle_rows="many")
 number: int = next(iter(loader))
 text: str = TensorBatch()["x"]
@@ -127,7 +132,7 @@ def test_mypy_knows_the_types_of_a_program_and_finds_only_what_is_wrong(tmp_path
     done = mypy(PROGRAM + WRONG, tmp_path)
     first = len(PROGRAM.splitlines()) + 4
     lines = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
-    assert lines == set(range(first, first + 5)), done.stdout
+    assert lines == set(range(first, first + 6)), done.stdout
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="pyright runs on node")

@@ -35,6 +35,7 @@ from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.sparse_file import SparseFile
 from torch_dataloader_utils._store.store_errors import dead_link
+from torch_dataloader_utils._store.wildcards import is_pattern
 from torch_dataloader_utils.cache.host_cache import HostCache
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "file_stat",
     "has_credentials",
     "is_local",
+    "is_pattern",
     "is_refusal",
     "open_store",
     "open_to_read",

@@ -117,6 +117,7 @@ def _raise_terminated(*_: Any) -> NoReturn:
 
 COMMANDS = {
     "scan": "Show the data: files, row groups, schema, sizes, warnings.",
+    "doctor": "Show what to know of a table before training, and the call that reads it.",
     "plan": "Show what each rank and worker reads, the steps and the imbalance.",
     "verify": "Read everything once; check counts, checksums and the plan.",
     "bench": "Measure throughput on your data, and recommend settings.",
@@ -130,6 +131,7 @@ COMMANDS = {
 EXAMPLES = """\b
 Examples:
   tdu scan s3://bucket/trips --option anon=true --save trips.inventory.parquet
+  tdu doctor data/
   tdu plan data/ --ranks 8 --workers 4 --batch-size 1024 --shuffle --draw plan.html
   tdu verify data/ --ranks 8 --workers 4
   tdu bench data/ --columns x,y,label

@@ -3,6 +3,7 @@
 import inspect
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from functools import partial
@@ -26,15 +27,26 @@ class Door:
             source, table_options = DATASET.bind(args, options)
 
     Attributes:
-        kinds: The classes, subclasses of `Checked`.
+        kinds: The classes, subclasses of `Checked`. If several have an option, the first one explains it.
         positional: Names of the options that may come by position, in order.
         options: Field of each option by name, in the order of definition.
     """
 
-    def __init__(self, *kinds: type, positional: str, left_out: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        *kinds: type,
+        positional: str,
+        left_out: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.kinds = kinds
         self.positional = tuple(positional.split())
-        self.options = {each.name: each for kind in kinds for each in _fields(kind) if each.name not in left_out}
+        self.options: dict[str, Field[Any]] = {}
+        for each in (each for kind in kinds for each in _fields(kind) if each.name not in left_out):
+            self.options.setdefault(each.name, each)
+        for name, default in (defaults or {}).items():
+            self.options[name] = copy(self.options[name])
+            self.options[name].default = default
 
     def bind(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return one checked value for each class of options.
@@ -43,6 +55,17 @@ class Door:
             ConfigTypeError: too many positional arguments, an option that is passed twice, or a missing option.
             ConfigError: an unknown option, or a value that its check refuses.
         """
+        given = self.given(args, keywords)
+        return tuple(
+            kind(**{each.name: given[each.name] for each in _fields(kind) if each.name in given}) for kind in self.kinds
+        )
+
+    def given(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call by name; their values are not checked.
+
+        Raises:
+            ConfigTypeError, ConfigError: see `bind`.
+        """
         given = {**self._by_position(args, keywords), **keywords}
         for name in keywords:
             if name not in self.options:
@@ -50,9 +73,7 @@ class Door:
         for name, each in self.options.items():
             if each.default is MISSING and name not in given:
                 raise ConfigTypeError(f"{name} is missing: pass it as the first argument, or as {name}=.")
-        return tuple(
-            kind(**{each.name: given[each.name] for each in _fields(kind) if each.name in given}) for kind in self.kinds
-        )
+        return given
 
     def _by_position(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self.positional):
@@ -135,6 +156,7 @@ _GROUPED = {
 # Names of other libraries for our options, where they are too different to be recognised as similar.
 _ELSEWHERE = {
     "files": "path",
+    "table": "path",
     "file_format": "format",
     "seed": "shuffle_seed",
     "random_seed": "shuffle_seed",

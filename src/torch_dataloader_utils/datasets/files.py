@@ -19,7 +19,7 @@ from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
 from torch_dataloader_utils.formats.bad_files import lies_in
 from torch_dataloader_utils.formats.file_scan import Missing, ScanRequest, check_missing
-from torch_dataloader_utils.formats.registry import format_named
+from torch_dataloader_utils.formats.registry import AUTO, format_wanted
 
 Files = Sequence[DataFileInfo | PathLike] | PathLike
 
@@ -38,18 +38,18 @@ class FileSource(Checked):
     )
     format: str = option(
         "parquet",
-        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow". For CSV and JSON '
-        "lines, `scan_files` sets the types (schema=) and the size of row groups (text=); pass its result as "
-        "inventory.",
+        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow"; "auto": by the names '
+        "of the files, or their first bytes. For CSV and JSON lines, `scan_files` sets the types (schema=) and the "
+        "size of row groups (text=); pass its result as inventory.",
         tier="everyday",
     )
     storage_options: Mapping[str, Any] | None = option(
         None, "Options of the storage client; never logged, saved or put into a state.", tier="everyday", is_secret=True
     )
-    partitioning: Literal["hive"] | Hive | None = option(
+    partitioning: Literal["hive", "auto"] | Hive | None = option(
         None,
         '"hive" reads columns from directory names such as year=2024: integers if all values of a column are, else '
-        'text. Hive(types={"code": "string"}) sets types.',
+        'text. Hive(types={"code": "string"}) sets types. "auto": "hive" if there are such directories.',
         check_partitioning,
     )
     remote: RemoteOptions | None = option(None, REMOTE_TEXT)
@@ -93,7 +93,7 @@ class FileSource(Checked):
         access, path = self.access(), self.path
         paths = path if isinstance(path, str) or not isinstance(path, Sequence) else [_path(file) for file in path]
         request = ScanRequest(
-            format=format_named(self.format),
+            format=format_wanted(self.format),
             columns=None if options.columns is None else tuple(options.columns),
             row_filter=options.filters,
             count_rows=bool(options.count_rows),
@@ -106,6 +106,7 @@ class FileSource(Checked):
                 paths,
                 access,
                 request,
+                finds_format=self.format == AUTO,
                 partitioning=self.partitioning,
                 allow_bare_files=self.allow_bare_files,
                 on_progress=on_progress,

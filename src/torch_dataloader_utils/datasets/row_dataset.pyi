@@ -25,7 +25,7 @@ class RowDataset(NumberedRows):
         format: str = "parquet",
         *,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: Literal["hive"] | Hive | None = None,
+        partitioning: Literal["hive", "auto"] | Hive | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         missing: Missing = "error",

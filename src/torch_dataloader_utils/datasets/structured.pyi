@@ -34,7 +34,7 @@ LOADER: Door
 
 class _Options(TypedDict, total=False):
     storage_options: Mapping[str, Any] | None
-    partitioning: Literal["hive"] | Hive | None
+    partitioning: Literal["hive", "auto"] | Hive | None
     remote: RemoteOptions | None
     inventory: Inventory | None
     missing: Missing
@@ -82,7 +82,7 @@ class StructuredDataset(BuiltDataset):
         format: str = "parquet",
         *,
         storage_options: Mapping[str, Any] | None = None,
-        partitioning: Literal["hive"] | Hive | None = None,
+        partitioning: Literal["hive", "auto"] | Hive | None = None,
         remote: RemoteOptions | None = None,
         inventory: Inventory | None = None,
         missing: Missing = "error",

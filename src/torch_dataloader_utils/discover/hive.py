@@ -1,9 +1,9 @@
 """Partition values from paths: .../year=2024/country=de/part-0.parquet."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import numpy as np
@@ -57,17 +57,17 @@ def _checked_type(name: str, given: Any) -> pa.DataType:
     return data_type
 
 
-def check_partitioning(name: str, value: Any) -> Hive | None:
+def check_partitioning(name: str, value: Any) -> Hive | Literal["auto"] | None:
     """Return the value of an option `partitioning`.
 
     Raises:
-        ConfigError: neither "hive", a Hive, nor None.
+        ConfigError: neither "hive", "auto", a Hive, nor None.
     """
     if value == "hive":
         return Hive()
-    if value is not None and not isinstance(value, Hive):
-        raise ConfigError(f'{name}={value!r} is unknown; use "hive", Hive(types={{"code": "string"}}) or None.')
-    return value
+    if value not in (None, "auto") and not isinstance(value, Hive):
+        raise ConfigError(f'{name}={value!r} is unknown; use "hive", "auto", Hive(types={{"code": "string"}}) or None.')
+    return value  # type: ignore[no-any-return]  # one of these
 
 
 def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | None]]:
@@ -86,6 +86,11 @@ def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | No
         for name, value in _values_in(path, root).items():
             columns.setdefault(name, [None] * len(paths))[index] = value
     return columns
+
+
+def has_partitions(paths: Iterable[str], root: str) -> bool:
+    """Return whether a path has a directory "name=value" below `root`, the directory that the user named."""
+    return bool(root) and any(True for path in paths for _ in _named_directories(path, root))
 
 
 def _values_in(path: str, root: str) -> dict[str, str | None]:

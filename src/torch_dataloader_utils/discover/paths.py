@@ -2,8 +2,9 @@
 
 import logging
 import os
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,13 +29,28 @@ from torch_dataloader_utils.errors import (
     NoDataError,
     SchemaError,
     UnsupportedFeatureError,
+    of_type,
 )
 from torch_dataloader_utils.formats.file_format import Format
-from torch_dataloader_utils.formats.registry import REMOTE_THREADS, named_format
+from torch_dataloader_utils.formats.registry import REMOTE_THREADS, format_begun, named_format
 
 _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
+
+# More bytes than any format begins with.
+_BEGIN_BYTES = 16
+
+_TABLE_NAME = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)+")
+
+# How data in memory becomes a file, by the package of its type.
+_WRITERS = {
+    "datasets": "dataset.to_parquet({})",
+    "pandas": "frame.to_parquet({})",
+    "polars": "frame.write_parquet({})",
+    "pyarrow": "pyarrow.parquet.write_table(table, {})",
+}
+_FRAMES = ("DataFrame", "LazyFrame", "Table", "RecordBatch", "Dataset", "DatasetDict", "IterableDataset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +112,8 @@ def find_files(
     if not found:
         if not any(each.directory for each in listings):
             raise NoDataError(f"{source}: empty (0 bytes), so there are no rows here. Check the path.")
-        left_out = sum(len(each.entries) + len(each.dead_links) for each in listings)
+        if not (left_out := sum(len(each.entries) + len(each.dead_links) for each in listings)):
+            raise NoDataError(f"{source}: this directory is empty. Check the path.")
         raise NoDataError(
             f"{source}: no data file here; {left_out} hidden or empty files were left out. Check the path; the debug "
             f"log of {__name__} names them."
@@ -108,7 +125,13 @@ def find_files(
 
 def _listings(store: Store, named: Sequence[str]) -> list[Listing]:
     if store.is_local or len(named) == 1:
-        return [store.list_files(each) for each in named]
+        try:
+            return [store.list_files(each) for each in named]
+        except NoDataError as error:
+            if len(named) > 1 or not is_table_name(named[0]):
+                raise
+            hint = "If it is a table of an Iceberg catalog, call open_loader with catalog_config=."
+            raise NoDataError(f"{error} {hint}") from error
     return map_watched(store.list_files, named, threads=min(REMOTE_THREADS, len(named)), name="tdu-list")
 
 
@@ -120,12 +143,60 @@ def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:
     return directory, next(sidecar, None)
 
 
+def find_format(store: Store, files: DataFiles) -> Format:
+    """Return the format of the files: the format that their names end in, or else by which the first one begins.
+
+    Files with other endings do not count here; they are scanned like all others.
+
+    Raises:
+        ConfigError: names of several formats, or a first file that does not show its format. StoreError: see `Store`.
+    """
+    firsts: dict[Format, str] = {}
+    for entry in files.entries:
+        if (named := named_format(entry.path)) is not None:
+            firsts.setdefault(named, entry.path)
+    if len(firsts) > 1:
+        seen = ", ".join(f"{each} ({redact(path)})" for each, path in firsts.items())
+        raise ConfigError(
+            f"{files.source} has files of {len(firsts)} formats: {seen}. A loader reads one format: choose files by a "
+            f'pattern, such as "{_pattern(files, next(iter(firsts.values())))}".'
+        )
+    if firsts:
+        return next(iter(firsts))
+    first = files.entries[0]
+    (begin,) = store.ranges(first.path, [(0, min(first.stat.size, _BEGIN_BYTES))])
+    if (found := format_begun(bytes(begin))) is None:
+        raise ConfigError(
+            f"{redact(first.path)} does not show its format, neither by the ending of its name nor by its first bytes. "
+            'Pass format=, such as format="csv".'
+        )
+    return found
+
+
+def is_table_name(path: str) -> bool:
+    """Return whether the text looks like the name of a table in a catalog, rather than like a file: "db.events"."""
+    return _TABLE_NAME.fullmatch(path) is not None and named_format(path) is None
+
+
+def _check_no_data(value: object) -> None:
+    """Raise ConfigTypeError for data in memory where a path is wanted."""
+    package, name = type(value).__module__.partition(".")[0], type(value).__name__
+    if isinstance(value, Mapping) or (package in _WRITERS and name in _FRAMES):
+        kind = of_type(value) if package == "builtins" else f"a {package} {name}"
+        how = _WRITERS.get(package, "pyarrow.parquet.write_table(pyarrow.table(...), {})").format('"data.parquet"')
+        raise ConfigTypeError(
+            f"path is {kind}, and a loader reads files. Write it to a file, as by {how}, and pass the path of the file."
+        )
+
+
 def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
+    _check_no_data(path)
     many = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, bytes, os.PathLike)) else [path]
     if not many:
         raise NoDataError("the list of paths is empty; name at least one file, directory or pattern.")
     texts = [os.fspath(each) if isinstance(each, (str, os.PathLike)) else each for each in many]
     for text in texts:
+        _check_no_data(text)
         if not isinstance(text, str):
             raise ConfigTypeError(f"a path is a str or os.PathLike, or a list of those; got {type(text).__name__}.")
         if not text:
@@ -199,11 +270,16 @@ def _pattern_hint(files: DataFiles, file_format: Format) -> str:
     other = next((path for path in paths if named_format(path) != file_format), None)
     if other is None or not fitting:
         return ""
-    pattern = "*" + _ending(fitting[0])
+    return f'If {redact(other)} is not data, choose the files by a pattern, such as "{_pattern(files, fitting[0])}".'
+
+
+def _pattern(files: DataFiles, path: str) -> str:
+    """Return a pattern for the files with the ending of this one."""
+    pattern = "*" + _ending(path)
     if files.root:
-        below = fitting[0].removeprefix(files.root).strip("/")
+        below = path.removeprefix(files.root).strip("/")
         pattern = f"{files.source.rstrip('/')}/{'**/' if '/' in below else ''}{pattern}"
-    return f'If {redact(other)} is not data, choose the files by a pattern, such as "{pattern}".'
+    return pattern
 
 
 def _ending(path: str) -> str:

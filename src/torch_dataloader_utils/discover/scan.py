@@ -33,9 +33,9 @@ from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, Remo
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.group_table import assemble_groups
-from torch_dataloader_utils.discover.hive import Hive, check_partitioning, partition_values
+from torch_dataloader_utils.discover.hive import Hive, check_partitioning, has_partitions, partition_values
 from torch_dataloader_utils.discover.known_nulls import known_nulls
-from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, other_files_named
+from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, find_format, other_files_named
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
 from torch_dataloader_utils.formats.bad_files import BadFile, report_bad_files
 from torch_dataloader_utils.formats.file_format import Format
@@ -49,7 +49,7 @@ from torch_dataloader_utils.formats.file_scan import (
     Verdict,
     check_missing,
 )
-from torch_dataloader_utils.formats.registry import format_named, scanned
+from torch_dataloader_utils.formats.registry import AUTO, format_wanted, scanned
 from torch_dataloader_utils.formats.schemas import check_columns, check_same_schema
 from torch_dataloader_utils.formats.statistics import judge_partitions
 
@@ -64,7 +64,7 @@ def scan_files(
     *,
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
-    partitioning: Literal["hive"] | Hive | None = None,
+    partitioning: Literal["hive", "auto"] | Hive | None = None,
     storage_options: Mapping[str, Any] | None = None,
     credentials: Credentials | None = None,
     remote: RemoteOptions | None = None,
@@ -83,11 +83,13 @@ def scan_files(
 
     Args:
         path: File, directory (recursive), pattern, or a list of them; local or any fsspec URL.
-        format: parquet, orc, csv, json, jsonl or arrow. File names need no extension.
+        format: parquet, orc, csv, json, jsonl or arrow; file names need no extension. "auto": the format that the names
+            end in, or else by which the first file begins.
         columns: Names of the projection that `projected_bytes` counts; None for all.
         filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
             row groups proven fully in keep their rows; other row groups have UNKNOWN live rows until someone counts.
-        partitioning: "hive" reads columns from directory names; Hive(types) also sets their types.
+        partitioning: "hive" reads columns from directory names, "auto" does if there are such directories; Hive(types)
+            also sets their types.
         storage_options: Options for the storage client; kept out of the inventory.
         credentials, remote: See `StructuredDataset.create_dataloader`.
         count_rows: False leaves text files whole and uncounted. True and "auto" count their lines.
@@ -120,7 +122,7 @@ def scan_files(
     check_executor(executor)
     check_function("on_progress", on_progress)
     request = ScanRequest(
-        format=format_named(format),
+        format=format_wanted(format),
         columns=columns,
         row_filter=filters,
         count_rows=check_count_rows("count_rows", count_rows),
@@ -136,6 +138,7 @@ def scan_files(
         path,
         access,
         request,
+        finds_format=format == AUTO,
         partitioning=partitioning,
         allow_bare_files=allow_bare_files,
         executor=executor,
@@ -149,13 +152,23 @@ def scan_paths(
     access: StoreAccess,
     request: ScanRequest,
     *,
-    partitioning: Literal["hive"] | Hive | None = None,
+    finds_format: bool = False,
+    partitioning: Literal["hive", "auto"] | Hive | None = None,
     allow_bare_files: bool = False,
     executor: Executor | None = None,
     on_progress: OnProgress | None = None,
 ) -> Inventory:
-    """Return the inventory as `scan_files`, with an access that readers of the files share, and with it a client."""
+    """Return the inventory as `scan_files`, with an access that readers of the files share, and with it a client.
+
+    finds_format: Whether the files decide the format, instead of the request; see `find_format`.
+    """
     hive = check_partitioning("partitioning", partitioning)
+    has_blanks = request.format.is_text and not finds_format
+    store, files = find_files(path, access, empty_has_no_rows=has_blanks, allow_bare_files=allow_bare_files)
+    if finds_format:
+        request = replace(request, format=find_format(store, files))
+    if hive == "auto":
+        hive = Hive() if has_partitions((entry.path for entry in files.entries), files.root) else None
     if (
         request.missing == "null"
         and request.format.is_text
@@ -166,7 +179,6 @@ def scan_paths(
             'missing="null" needs a schema for CSV, which carries none: pass inventory=scan_files(path, format, '
             'schema=..., missing="null").'
         )
-    store, files = find_files(path, access, empty_has_no_rows=request.format.is_text, allow_bare_files=allow_bare_files)
     return scan_listed(store, files, request, partitioning=hive, executor=executor, on_progress=on_progress)
 
 
@@ -335,7 +347,9 @@ def _check_text_options(file_format: str, schema: Any, text: Any) -> None:
         raise ConfigTypeError(f"schema is {of_type(schema)}: pass a pyarrow.schema([...]).")
     if text is not None and not isinstance(text, TextOptions):
         raise ConfigTypeError(f"text is {of_type(text)}: pass TextOptions(...).")
-    if format_named(file_format).is_text:
+    if file_format == AUTO and not (schema is None and text is None):
+        raise ConfigError('schema= and text= are for text files. With them, pass format="csv" or format="json".')
+    if format_wanted(file_format).is_text:
         return
     if schema is not None:
         raise ConfigError(

@@ -7,7 +7,16 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 
-from torch_dataloader_utils._store import FileEntry, Listing, Store, is_refusal, redact
+from torch_dataloader_utils._store import (
+    FileEntry,
+    Listing,
+    Store,
+    StoreAccess,
+    is_pattern,
+    is_refusal,
+    open_store,
+    redact,
+)
 from torch_dataloader_utils.errors import LoaderError, UnsupportedFeatureError
 
 _log = logging.getLogger(__name__)
@@ -24,10 +33,24 @@ _MOST_LEVELS = 4
 _MOST_LISTINGS = 16
 
 _ADVICE = {
-    _DELTA: "a Delta table. Read it with DeltaDataset or scan_delta, or --format delta in the shell",
+    _DELTA: "a Delta table. Read it with open_loader, DeltaDataset or scan_delta, or --format delta in the shell",
     _HUDI: "a Hudi table. Export a snapshot of it as Parquet files, or as an Iceberg table",
-    _ICEBERG: "an Iceberg table. Read it with IcebergDataset or scan_iceberg, or --format iceberg in the shell",
+    _ICEBERG: "an Iceberg table. Read it with open_loader, IcebergDataset or scan_iceberg, or --format iceberg in the "
+    "shell",
 }
+
+
+def table_format(path: str, access: StoreAccess) -> str | None:
+    """Return "delta" or "iceberg" if the path is the directory of such a table or an Iceberg metadata file, else None.
+
+    One listing of a remote directory, one stat for each kind of a local directory. A web server is not asked.
+    """
+    if path.endswith((".metadata.json", ".metadata.json.gz")):
+        return "iceberg"
+    store, directory = open_store(path, access), path.rstrip("/")
+    if not store.is_local and (is_pattern(path) or not _may_be_root(directory)):
+        return None
+    return {_DELTA: "delta", _ICEBERG: "iceberg"}.get(_kind_at(store, directory, "") or "")
 
 
 def check_plain(store: Store, listings: Iterable[Listing]) -> None:

@@ -42,6 +42,7 @@ class Format:
         decode: Returns the rows of one row group, in the file's types. Wanted columns that the file lacks are left out.
             The caller turns errors of the decoder into a `DataError` with file and row group.
         endings: More endings of files, without the dot.
+        first_bytes: Bytes that every file begins with; b"" if there are none, or a file may begin otherwise.
         decode_rows: Returns some rows of the row group; None if only whole row groups decode.
         decode_parts: Yields some rows of the row group, a few columns at a time; None if all columns come at once.
         decode_together: Decodes several row groups by one call of the compiled decoder, if it can.
@@ -60,6 +61,7 @@ class Format:
     scan: "Scan"
     decode: "Decode"
     endings: tuple[str, ...] = ()
+    first_bytes: bytes = b""
     decode_rows: "DecodeRows | None" = None
     decode_parts: "DecodeParts | None" = None
     decode_together: "DecodeTogether | None" = None

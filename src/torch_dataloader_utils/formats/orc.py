@@ -210,6 +210,7 @@ def as_number(value: int | Message) -> int:
 ORC = Format(
     number=FileFormat.ORC,
     names=("orc",),
+    first_bytes=b"ORC",
     scan=scan_orc,
     decode=decode_orc,
     read_schema=orc_schema,

@@ -26,6 +26,9 @@ from torch_dataloader_utils.formats.text.format import CSV, JSON
 FORMATS = (PARQUET, ORC, CSV, JSON, ARROW)
 """Formats of this package. A new format is one module and its name here."""
 
+AUTO = "auto"
+"""Name for `format=` where the files decide."""
+
 OTHER_NUMBERS = frozenset(range(64, 256))
 """Numbers for formats of other packages. An inventory holds a number in a byte."""
 
@@ -78,9 +81,15 @@ def format_named(name: str) -> Format:
         raise ConfigTypeError(f"format={given}: pass one of the texts {', '.join(by_name)}.")
     if name not in by_name:
         raise ConfigError(
-            f"format={redact(name)!r} is unknown; choose one of {', '.join(by_name)}. Several paths are one list."
+            f"format={redact(name)!r} is unknown; choose one of {', '.join([*by_name, AUTO])}. Several paths are one "
+            "list."
         )
     return by_name[name]
+
+
+def format_wanted(name: str) -> Format:
+    """Return the format of this name, and Parquet for "auto", until `find_format` (discover/paths.py) knows better."""
+    return PARQUET if name == AUTO else format_named(name)
 
 
 @cache
@@ -108,6 +117,11 @@ def format_hint(path: str, file_format: Format) -> str:
         return ""
     ending = _ending(path)
     return f'pass format="{ending if ending in named.names else named}"'
+
+
+def format_begun(data: bytes) -> Format | None:
+    """Return the format of a file that begins with these bytes; None if they are of no format."""
+    return next((each for each in all_formats() if each.first_bytes and data.startswith(each.first_bytes)), None)
 
 
 def named_format(path: str) -> Format | None:

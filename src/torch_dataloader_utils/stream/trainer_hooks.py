@@ -100,7 +100,16 @@ class Placement:
 
 
 def refuse_number(loader: object, index: object) -> NoReturn:
-    """Raise ConfigTypeError for `loader[index]`, always. Python would only say "not subscriptable"."""
+    """Raise ConfigTypeError for `loader[index]`, always. Python would only say "not subscriptable".
+
+    A text is the name of a column: the caller iterates (loader, dataset) and takes the loader for a batch.
+    """
+    if isinstance(index, str):
+        raise ConfigTypeError(
+            f"{type(loader).__name__}[{index!r}]: this is a loader, not a batch. create_dataloader returns two values: "
+            "write loader, dataset = ...create_dataloader(...), and then for batch in loader. open_loader returns the "
+            "loader alone."
+        )
     raise ConfigTypeError(
         f"{type(loader).__name__}[{index!r}]: its batches come in an order of their own and have no numbers. Iterate "
         "the loader, without a DataLoader around it. A RowDataset gives rows by number."

@@ -236,7 +236,7 @@ def test_partitions_and_statistics_leave_files_out_unread(table: HandTable, tmp_
 
 
 def test_a_directory_of_a_table_says_what_reads_it(table: HandTable) -> None:
-    with pytest.raises(UnsupportedFeatureError, match="Read it with DeltaDataset"):
+    with pytest.raises(UnsupportedFeatureError, match="Read it with open_loader, DeltaDataset"):
         StructuredDataset.create_dataloader(table.root)
 
 

@@ -5,4 +5,11 @@ from torch_dataloader_utils.formats.arrow.decode import decode_arrow
 from torch_dataloader_utils.formats.arrow.scan import scan_arrow
 from torch_dataloader_utils.formats.file_format import Format
 
-ARROW = Format(number=FileFormat.ARROW, names=("arrow",), endings=("feather",), scan=scan_arrow, decode=decode_arrow)
+ARROW = Format(
+    number=FileFormat.ARROW,
+    names=("arrow",),
+    endings=("feather",),
+    first_bytes=b"ARROW1",  # of files; streams have none
+    scan=scan_arrow,
+    decode=decode_arrow,
+)

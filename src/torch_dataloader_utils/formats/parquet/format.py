@@ -12,6 +12,7 @@ PARQUET = Format(
     number=FileFormat.PARQUET,
     names=("parquet",),
     endings=("pq",),
+    first_bytes=b"PAR1",
     scan=scan_parquet,
     decode=decode_parquet,
     decode_rows=decode_parquet,

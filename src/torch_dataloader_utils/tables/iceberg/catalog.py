@@ -93,6 +93,15 @@ def _ask(properties: Mapping[str, Any], name: str) -> Any:
             catalog.close()
 
 
+def catalog_names() -> tuple[str, ...]:
+    """Return the names, in lower case, of the catalogs in pyiceberg's configuration; none without pyiceberg."""
+    try:
+        from pyiceberg.utils.config import Config
+    except ImportError:
+        return ()
+    return tuple(Config().get_known_catalogs())
+
+
 def _catalog(properties: Mapping[str, Any]) -> Any:
     from pyiceberg.catalog import load_catalog
 

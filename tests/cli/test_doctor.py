@@ -1,0 +1,130 @@
+"""`tdu doctor`: what it says of a table, and that the call it prints reads the table."""
+
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog import load_catalog
+
+from tests.cli.shell import one_line, tdu, tdu_json
+
+
+def pasted(report):
+    """The rows that the printed program reads in two epochs; counted in its loop."""
+    program = report["call"].replace("        ...", "        rows.append(batch.num_rows)")
+    assert "rows.append" in program
+    rows = []
+    exec(program, {"rows": rows})
+    return sum(rows)
+
+
+def kinds(report):
+    return {found["kind"]: found["message"] for found in report["findings"]}
+
+
+def messy(num_rows):
+    """Rows with all that people have: nulls, text, decimals, structs, mixed numbers."""
+    count = np.arange(num_rows)
+    return pa.table(
+        {
+            "id": pa.array([None if n % 7 == 0 else n for n in range(num_rows)], pa.int64()),
+            "x": count.astype(np.float32),
+            "y": count / 3,
+            "flag": pa.array([None] * num_rows, pa.bool_()),
+            "price": pa.array([Decimal("1.25")] * num_rows, pa.decimal128(10, 2)),
+            "city": ["a"] * num_rows,
+            "tags": pa.array([None if n % 3 == 0 else [n] for n in range(num_rows)], pa.list_(pa.int32())),
+            "when": pa.array([None if n == 5 else n for n in range(num_rows)], pa.timestamp("us")),
+        }
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*chunk")
+def test_a_messy_table_in_hive_directories(tmp_path):
+    for code, rows in (("01001", 900), ("01003", 60), ("02001", 40)):
+        folder = tmp_path / "t" / f"code={code}"
+        folder.mkdir(parents=True)
+        pq.write_table(messy(rows), folder / "part.parquet", row_group_size=100)
+    report = tdu_json("doctor", tmp_path / "t")
+    assert report["facts"]["rows"].startswith("1,000, in 11 row groups")
+    assert report["facts"]["partitions"] == "code (3 values)"
+    assert "compiled code reads 6 of 8 columns; pyarrow reads price, city" in report["facts"]["decoder"]
+    assert "11 chunks" in report["facts"]["mixing"]
+    found = kinds(report)
+    assert "city (string)" in found["objects"]
+    assert "price (decimal128(10, 2))" in found.get("decimals", "") + found["objects"]
+    assert "float" in found["mixed_types"]
+    assert "nulls of id, flag, when." in found["nulls"]
+    assert "code=01001 becomes the number 1001" in found["leading_zeros"]
+    assert "code=1001 has 90% of the rows, of 3 values" in found["skew"]
+    assert pasted(report) == 2000
+    text = tdu("doctor", tmp_path / "t").stdout
+    assert report["call"].strip() in text
+    assert all(message in text for message in found.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*chunk")
+def test_the_call_reads_every_kind_of_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = pa.table({"x": [1, 2, None], "s": ["a", None, "b"]})
+    write_deltalake("delta", rows)
+    write_deltalake("delta", rows, mode="append")
+    (tmp_path / "grown").mkdir()
+    pq.write_table(pa.table({"a": [1]}), "grown/1.parquet")
+    pq.write_table(pa.table({"a": [1], "b": [2]}), "grown/2.parquet")
+    (tmp_path / "rows.csv").write_text("x,y\n1,a\n2,b\n")
+    for path, kind, count, seen in [
+        ("delta", "a Delta table", 6, "nulls"),
+        ("grown", "parquet files", 2, "missing"),
+        ("rows.csv", "csv files", 2, "objects"),
+    ]:
+        report = tdu_json("doctor", path)
+        assert report["facts"]["table"].endswith(kind)
+        assert seen in kinds(report)
+        assert pasted(report) == 2 * count
+
+
+@pytest.mark.filterwarnings("ignore:.*chunk")
+def test_an_iceberg_table_of_a_catalog(tmp_path):
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    catalog = load_catalog("default", **properties)
+    try:
+        catalog.create_namespace("db")
+        rows = pa.table({"id": pa.array(range(30), pa.int64())})
+        catalog.create_table("db.events", rows.schema).append(rows)
+        by_catalog = [part for key, value in properties.items() for part in ("--catalog-option", f"{key}={value}")]
+        report = tdu_json("doctor", "db.events", *by_catalog)
+        assert report["facts"]["table"].endswith("an Iceberg table")
+        assert "open_loader('db.events', catalog_config=catalog_config, " in report["call"]
+        assert "sqlite" not in str(report)
+        assert pasted(tdu_json("doctor", tmp_path / "warehouse" / "db" / "events")) == 60
+    finally:
+        catalog.close()
+
+
+def test_no_row_is_read(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": list(range(100))}), path)
+    broken = bytearray(path.read_bytes())
+    footer = int.from_bytes(broken[-8:-4], "little") + 8
+    broken[4:-footer] = bytes(len(broken) - footer - 4)
+    path.write_bytes(broken)
+    assert tdu_json("doctor", path)["facts"]["rows"].startswith("100, in 1 row group")
+
+
+@pytest.mark.filterwarnings("ignore:.*chunk")
+def test_layouts_that_cost_time_are_named(tmp_path):
+    pq.write_table(pa.table({"x": list(range(1000))}), tmp_path / "a.parquet", row_group_size=10)
+    report = tdu_json("doctor", tmp_path / "a.parquet")
+    assert list(kinds(report)) == ["tiny_row_groups"]
+    assert pasted(report) == 2000
+
+
+def test_a_wrong_path_is_one_line(tmp_path):
+    assert "does not exist" in one_line(tdu("doctor", tmp_path / "nothing", code=2))
+    assert "catalog_config=" in one_line(tdu("doctor", "db.events", code=2))
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in one_line(tdu("doctor", tmp_path / "empty", code=2))
