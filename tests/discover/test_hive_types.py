@@ -123,7 +123,7 @@ def test_types_are_pyarrow_types_or_their_names(given: Any, text: str, value: An
     [
         (
             lambda: "hvie",
-            r"partitioning='hvie' is unknown; use \"hive\", Hive\(types=\{\"code\": \"string\"\}\) or None",
+            r"partitioning='hvie' is unknown; use \"hive\", \"auto\", Hive\(types=\{\"code\": \"string\"\}\) or None",
         ),
         (lambda: {"code": "string"}, "is unknown; use"),
         (lambda: Hive, "is unknown; use"),

@@ -26,6 +26,7 @@ def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str)
     """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
     command = [sys.executable, "-m"]
     fixed = {"PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
+    fixed["RAY_ADDRESS"] = "local"  # not the cluster of another test
     if num_processes is not None:
         command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes), "-m"]
     done = subprocess.run(

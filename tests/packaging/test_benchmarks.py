@@ -59,5 +59,6 @@ def test_all_scripts_that_make_bench_runs_are_known_here() -> None:
 def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "BENCH_DATA": str(tmp_path / "data"), "BENCH_RESULTS": str(tmp_path / "results")}
     command = [sys.executable, str(FOLDER / f"{name}.py"), *SMALL[name]]
+    environment["RAY_ADDRESS"] = "local"  # not the cluster of another test
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -66,7 +66,8 @@ class TableDataLoader(DataLoader[BatchT]):
         Args:
             dataset: data set of this package.
             num_workers: number of workers that the data set was made for; None for this number.
-            options: fields of `LoaderOptions`: callbacks, and options of torch's DataLoader.
+            options: fields of `LoaderOptions`. Other options of torch's DataLoader, which a trainer passes that makes the
+                loader again (`batch_sampler=None`), go to DataLoader as they are.
 
         Raises:
             ConfigTypeError: `dataset` is not a data set of this package, or an option has another type.
@@ -74,8 +75,9 @@ class TableDataLoader(DataLoader[BatchT]):
                 workers.
         """
         num_workers = _check_workers(dataset, num_workers)
-        checked, stages = LoaderOptions(**options), dataset.stages
-        options = checked.for_torch()
+        own = {name: options.pop(name) for name in LoaderOptions.names() if name in options}
+        checked, stages = LoaderOptions(**own), dataset.stages
+        options |= checked.for_torch()
         check_has_workers(num_workers, stages.workers, options)
         processes = num_workers if stages.workers is None else 0
         if processes > 0 and options["multiprocessing_context"] is None:

@@ -109,6 +109,11 @@ class LoaderOptions(Checked):
     )
     generator: torch.Generator | None = option(None, "See DataLoader.", _generator, tier="rare")
 
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all fields."""
+        return tuple(each.name for each in fields(cls))
+
     def for_torch(self) -> dict[str, Any]:
         """Return the options of torch's DataLoader by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "callbacks"}
