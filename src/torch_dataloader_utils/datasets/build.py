@@ -58,7 +58,7 @@ from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.arrow_types import ListType
 from torch_dataloader_utils.shape.convert import counted_nulls_error, refuses_nulls
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
-from torch_dataloader_utils.shape.prepare import objects_note, prepared_shaper
+from torch_dataloader_utils.shape.prepare import log_objects, prepared_shaper
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.shape.specs import column_specs, select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
@@ -245,8 +245,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         columns = columns if column in columns else (*columns, column)
     if options.stack is not None:
         # If the columns of a stack are read one after the other, their memory may be the matrix already.
-        stacked = column_names(schema, itertools.chain(*options.stack.values()))
-        columns = tuple(dict.fromkeys((*stacked, *columns)))
+        columns = column_names(schema, itertools.chain(*options.stack.values(), columns))
     reader = make_reader(read_spec(inventory, options, access, columns))
     if options.on_error == "skip" or (options.count_rows and not inventory.rows_are_known):
         inventory = _counted(inventory, reader, options, share)
@@ -295,16 +294,9 @@ def _shaper(selected: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shap
         encode=options.encode,
         dtypes=options.dtypes,
     )
-    is_chosen = options.columns is not None or options.output_format in ("arrow", "dict")
-    note = "" if is_chosen or options.rank else objects_note(selected, prepared)
-    if note:
-        _log_once(note)
+    if options.columns is None and options.output_format in ("torch", "numpy") and options.rank == 0:
+        log_objects(selected, prepared)
     return prepared, shaper
-
-
-@cache
-def _log_once(note: str) -> None:
-    _log.warning(note)
 
 
 def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topology: Topology) -> None:

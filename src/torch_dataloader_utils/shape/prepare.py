@@ -7,10 +7,11 @@
 Begin with `prepared_shaper`. Nulls, stacks, masks and slabs work with the prepared columns as if the files stored them.
 """
 
+import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -28,6 +29,8 @@ from torch_dataloader_utils.shape.reused_memory import new_tensor
 from torch_dataloader_utils.shape.shapers import OutputFormat, make_shaper
 from torch_dataloader_utils.shape.specs import stack_members
 from torch_dataloader_utils.shape.structs import leaf_arrays, leaf_types, with_fewer_fields
+
+_log = logging.getLogger(__name__)
 
 
 def prepared_shaper(
@@ -117,6 +120,18 @@ def _taken_apart(schema: pa.Schema) -> tuple[pa.Schema, dict[str, "StructColumn"
 
 def _with_target(column: pa.Field, target: NumberTarget | None) -> pa.Field:
     return column if target is None else column.with_type(with_number_type(column.type, target.data_type))
+
+
+def log_objects(selected: pa.Schema, prepared: pa.Schema) -> None:
+    """Log the columns that tensor batches hold as lists of Python objects, once in a process; see `objects_note`."""
+    note = objects_note(selected, prepared)
+    if note:
+        _log_once(note)
+
+
+@cache
+def _log_once(note: str) -> None:
+    _log.warning(note)
 
 
 def objects_note(selected: pa.Schema, prepared: pa.Schema) -> str:
