@@ -112,6 +112,9 @@ def test_a_value_that_does_not_fit_names_file_row_group_and_way_out(table: Path)
         r"Pass dtypes=\{'row': \"int64\"\}, or dtypes=\{'row': \(\"clip\", \"uint8\"\)\}",
     ):
         list(dataset)
+    stacked = StructuredDataset(table, columns=["row"], stack={"m": ["row"]}, dtypes={"m": "uint8"})
+    with pytest.raises(SchemaError, match=r"column 'row' .*Pass dtypes=\{'m': \"int64\"\}"):
+        list(stacked)
     clipped = StructuredDataset(table, columns=["row"], dtypes={"row": ("clip", "uint8")}, batch_size=ROWS)
     assert next(iter(clipped))["row"].tolist() == [min(row, 255) for row in range(ROWS)]
 

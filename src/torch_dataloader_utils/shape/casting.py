@@ -176,7 +176,8 @@ def _misfit(name: str, array: pa.Array, values: npt.NDArray[Any], target: Number
     elif is_decimal and not pt.is_floating(target.data_type):
         why = " as an unscaled integer"
     wide = "float64" if is_decimal or pt.is_floating(array.type) else "int64"
+    key = target.stack or name
     return SchemaError(
         f"column {name!r} ({array.type}) has {array[first].as_py()!s}, which {target.name} does not hold{why}. Pass "
-        f'dtypes={{{name!r}: "{wide}"}}, or dtypes={{{name!r}: ("clip", "{target.name}")}} to take the nearest number.'
+        f'dtypes={{{key!r}: "{wide}"}}, or dtypes={{{key!r}: ("clip", "{target.name}")}} to take the nearest number.'
     )

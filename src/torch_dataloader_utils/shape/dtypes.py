@@ -1,7 +1,7 @@
 """Check `dtypes=`, and decide the number type of each column and stack. `casting` converts columns to these types."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,10 +45,12 @@ class NumberTarget:
             "exact" makes integers that a float type rounds an error, too. "clip" allows every loss: fractions are cut,
             a value out of range becomes the nearest value of the type (an infinity in float types), NaN becomes 0 in
             integer types.
+        stack: Name of the stack whose type this is; "" for the type of a column.
     """
 
     name: str
     loss: Literal["round", "exact", "clip"] = "round"
+    stack: str = ""
 
     @property
     def data_type(self) -> pa.DataType:
@@ -156,7 +158,7 @@ def find_targets(
             for name, data_type in there.items():
                 if number_element(data_type) is None:
                     raise _no_number(stack_name, name, data_type)
-            targets |= dict.fromkeys(there, dtypes[stack_name])
+            targets |= dict.fromkeys(there, replace(dtypes[stack_name], stack=stack_name))
         else:
             targets |= _common_targets(stack_name, there, targets)
     return {name: target for name, target in targets.items() if number_element(types[name]) != target.data_type}

@@ -57,7 +57,7 @@ def prepared_shaper(
     if has_tensors:
         schema, structs, paths = _taken_apart(schema)
     schema = encoded_schema(schema, encode)
-    members = stack_members(stack, schema.names) if has_tensors else {}
+    members = stack_members(stack, schema.names)
     targets = find_targets(schema, dtypes or {}, members, encoded=tuple(encode or ()), has_tensors=has_tensors)
     prepared = pa.schema([_with_target(each, targets.get(each.name)) for each in schema])
     shaper: Shaper = make_shaper(output_format, prepared, stack=stack, nulls=nulls, paths=paths)
