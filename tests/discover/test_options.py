@@ -4,8 +4,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from tests.discover.datasets import write_parquet
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.discover import TextOptions, scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError
@@ -181,10 +183,34 @@ def test_other_names_or_types_name_both_files(tmp_path, other, message):
         scan_files(tmp_path)
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(SchemaError, match="two columns are called 'x'"):
+@pytest.mark.parametrize("missing", ["error", "null"])
+@pytest.mark.parametrize("name", ["f.parquet", "f.arrow"])
+def test_two_columns_of_one_name_cost_an_error_only_when_they_are_asked_for(tmp_path, caplog, name, missing):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "y", "x"])
+    for number in range(2):
+        path = tmp_path / f"{number}{name}"
+        pq.write_table(table, path) if name.endswith("parquet") else feather.write_feather(table, path)
+    file_format = "parquet" if name.endswith("parquet") else "arrow"
+    with caplog.at_level("WARNING"):
+        assert decode_schema(scan_files(tmp_path, missing=missing, format=file_format).schema).names == ["y"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"columns are left out: {tmp_path}/0{name} has column 'x', but several columns have this name: rename all but "
+        "one"
+    ]
+    caplog.clear()
+    dataset = StructuredDataset(tmp_path, columns=["y"], output_format="dict", missing=missing, format=file_format)
+    assert list(dataset) == [{"y": [2, 2]}]
+    assert not caplog.records
+    for asked in ({"columns": ["y", "x"]}, {"filters": pc.field("x") > 1}):
+        with pytest.raises(ConfigError, match="several columns have this name: rename all but one"):
+            StructuredDataset(tmp_path, missing=missing, format=file_format, **asked)
+
+
+def test_a_file_with_two_columns_of_a_name_that_another_file_has_once_is_named(tmp_path):
+    write(tmp_path / "a.parquet", {"x": pa.int64(), "y": pa.int64()})
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "y", "x"])
+    pq.write_table(table, tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match=r"b\.parquet has several columns 'x'; .*a\.parquet has one"):
         scan_files(tmp_path)
 
 

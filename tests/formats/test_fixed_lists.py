@@ -87,7 +87,11 @@ def test_shuffled_and_filtered_rows_stay_together(tmp_path, output_format, colum
     for batch in loader:
         rows = batch.to_pydict() if output_format == "arrow" else batch
         numbers = rows["row"].tolist() if output_format == "torch" else rows["row"]
-        values = rows["matrix"].tolist() if hasattr(rows["matrix"], "tolist") else rows["matrix"]
+        values = rows["matrix"]
+        if isinstance(values, dict):  # a struct's columns
+            values = [{"x": row} for row in values["x"].tolist()]
+        elif output_format == "torch" and hasattr(values, "tolist"):
+            values = values.tolist()
         found |= dict(zip(numbers, values, strict=True))
     assert found == dict(zip(range(40), column.to_pylist(), strict=True))
 

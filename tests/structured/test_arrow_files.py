@@ -165,6 +165,10 @@ def test_shuffled_run_ends_inside_of_a_struct_are_refused_with_the_name_of_the_c
     loader, _ = StructuredDataset.create_dataloader(
         tmp_path, "arrow", num_workers=0, output_format=output_format, shuffle_rows=5
     )
+    if output_format in ("torch", "numpy"):  # a field is a column of its own, whose runs are decoded
+        found = {int(row): x for batch in loader for row, x in zip(batch["row"], batch["nested"]["x"], strict=True)}
+        assert found == dict(enumerate(RUNS.to_pylist()))
+        return
     with pytest.raises(UnsupportedFeatureError, match=r"column 'nested'.*another order"):
         list(loader)
 

@@ -45,6 +45,31 @@ def field_paths(fields: Iterable[pa.Field], above: FieldPath = ()) -> Iterator[F
             )
 
 
+def nested_path(schema: pa.Schema | pa.StructType, name: str) -> FieldPath:
+    """Return the path of names to a column, or to a field of a struct by its dotted name; () if there is neither.
+
+    The exact name of a column wins.
+
+        columns a.b and a: struct<b, c>      a.b: (a.b)      a.c: (a, c)
+    """
+    if schema.get_field_index(name) >= 0:
+        return (name,)
+    for end in (place for place, letter in enumerate(name) if letter == "."):
+        index = schema.get_field_index(name[:end])
+        if index >= 0 and pa.types.is_struct(schema.field(index).type):
+            inside = nested_path(schema.field(index).type, name[end + 1 :])
+            if inside:
+                return (name[:end], *inside)
+    return ()
+
+
+def column_names(schema: pa.Schema, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns that hold these columns and fields of structs; names that the schema lacks are left out."""
+    known = set(schema.names)
+    paths = ((name,) if name in known else nested_path(schema, name) for name in names)
+    return tuple(dict.fromkeys(path[0] for path in paths if path))
+
+
 def in_other_case(names: Sequence[tuple[FieldPath, int]], schema: pa.Schema) -> dict[FieldPath, FieldPath]:
     """Return, for fields that a file lacks, the path in the file that differs in case only and belongs to no field.
 

@@ -25,11 +25,6 @@ def metadata_columns(wanted: Iterable[str], columns: Container[str]) -> tuple[st
     return tuple(name for name in wanted if name in METADATA_COLUMNS and name not in columns)
 
 
-def data_columns(wanted: tuple[str, ...] | None, columns: Container[str]) -> tuple[str, ...] | None:
-    """Return the wanted columns without metadata columns; None (all) stays. columns: Names of the data's columns."""
-    return None if wanted is None else tuple(name for name in wanted if name in columns)
-
-
 def check_lineage(names: Iterable[str], inventory: Inventory) -> None:
     """Raise ConfigError if one of these metadata columns needs row lineage and the data has no lineage."""
     lineage = [name for name in names if name in LINEAGE_IDS]

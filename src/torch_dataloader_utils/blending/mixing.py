@@ -18,7 +18,7 @@ from torch_dataloader_utils.blending.sources import BlendSource, Mark, Passes, b
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch, rows_of
 from torch_dataloader_utils.stream.dataset import BatchT
 
 
@@ -32,7 +32,7 @@ def num_rows(batch: Any) -> int:
         case TensorBatch() | pa.RecordBatch():
             return int(batch.num_rows)
         case dict() if batch:
-            return len(next(iter(batch.values())))
+            return rows_of(batch)
     raise ConfigTypeError(
         f'per="sample" and source_column= count rows, but a source gives {type(batch).__name__} batches (from a '
         'transform or collate function?). Apply the function to the blend\'s batches, or blend per="batch" without a '
@@ -94,8 +94,9 @@ def with_source_column(batch: Any, name: str, amounts: Int64s) -> Any:
     if isinstance(batch, pa.RecordBatch):
         return batch.append_column(name, pa.array(numbers))
     column: Any = numbers
-    if not isinstance(next(iter(batch.values()), None), np.ndarray):
-        devices = [each.device for each in batch.values() if isinstance(each, Tensor)]
+    columns_within = list(_columns_within(batch))
+    if not isinstance(next(iter(columns_within), None), np.ndarray):
+        devices = [each.device for each in columns_within if isinstance(each, Tensor)]
         column = torch.from_numpy(numbers).to(devices[0] if devices else "cpu")
     return _like(batch, {**batch, name: column}, len(numbers))
 
@@ -104,7 +105,16 @@ def num_bytes(batch: Any) -> int:
     """Return the bytes of a batch, without the bytes of Python objects."""
     if isinstance(batch, pa.RecordBatch):
         return int(batch.nbytes)
-    return sum(getattr(column, "nbytes", 0) for column in batch.values())
+    return sum(getattr(column, "nbytes", 0) for column in _columns_within(batch))
+
+
+def _columns_within(batch: Any) -> Iterator[Any]:
+    """Yield the columns of a batch, and the columns of structs instead of the structs."""
+    for column in batch.values():
+        if isinstance(column, dict):
+            yield from _columns_within(column)
+        else:
+            yield column
 
 
 def _cut(batch: Any, counts: Sequence[int]) -> Iterator[Any]:
@@ -117,7 +127,14 @@ def _sliced(batch: Any, start: int, stop: int) -> Any:
         return batch
     if isinstance(batch, pa.RecordBatch):
         return batch.slice(start, stop - start)
-    return _like(batch, {name: column[start:stop] for name, column in batch.items()}, stop - start)
+    return _like(batch, _rows_between(batch, slice(start, stop)), stop - start)
+
+
+def _rows_between(column: Any, rows: slice) -> Any:
+    """Return rows of a column, or of all columns of a struct or a batch: views."""
+    if isinstance(column, dict):
+        return {name: _rows_between(inside, rows) for name, inside in column.items()}
+    return column[rows]
 
 
 def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, slice]]) -> Any:
@@ -133,6 +150,10 @@ def _join_columns(name: str, columns: Sequence[Any], spans: Sequence[tuple[int, 
                 f"The sources of a blend per sample differ in column {name!r}: {_kind(first)} and {_kind(other)}. "
                 "Write the column with one type in all sources, or choose columns that agree."
             )
+    if isinstance(first, dict):
+        return {
+            inside: _join_columns(f"{name}.{inside}", [each[inside] for each in columns], spans) for inside in first
+        }
     parts = [columns[index][rows] for index, rows in spans]
     match first:
         case Tensor():
@@ -173,8 +194,10 @@ def _is_like(first: Any, other: Any) -> bool:
             return is_same_type and other.shape[1:] == first.shape[1:]
         case Ragged():
             return isinstance(other, Ragged) and _is_like(first.values, other.values)
+        case dict():
+            return isinstance(other, dict) and list(first) == list(other)
         case _:
-            return not isinstance(other, Tensor | np.ndarray | Ragged)
+            return not isinstance(other, Tensor | np.ndarray | Ragged | dict)
 
 
 def _kind(column: Any) -> str:
@@ -184,6 +207,8 @@ def _kind(column: Any) -> str:
             return f"{type(column).__name__} {column.dtype} {[*column.shape[1:]]}"
         case Ragged():
             return f"Ragged of {_kind(column.values)}"
+        case dict():
+            return f"struct of {', '.join(column)}"
         case _:
             return "list"
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from torch_dataloader_utils import _decoder
-from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._arrow.schema import column_names, decode_schema
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
@@ -57,9 +57,8 @@ from torch_dataloader_utils.samples.text import tokenized
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.arrow_types import ListType
 from torch_dataloader_utils.shape.convert import counted_nulls_error, refuses_nulls
-from torch_dataloader_utils.shape.encode import EncodingShaper, encoded_schema
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
-from torch_dataloader_utils.shape.shapers import make_shaper
+from torch_dataloader_utils.shape.prepare import log_objects, prepared_shaper
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.shape.specs import column_specs, select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
@@ -236,7 +235,9 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         columns = tuple(options.columns)
         check_lineage(metadata_columns(columns, frozenset(schema.names)), inventory)
         schema = with_metadata_columns(schema, columns)
-    delivered, shaper = _shaper(select_fields(schema, columns), options)
+    selected = select_fields(schema, columns)
+    columns = tuple(selected.names)
+    delivered, shaper = _shaper(selected, options)
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
@@ -244,7 +245,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         columns = columns if column in columns else (*columns, column)
     if options.stack is not None:
         # If the columns of a stack are read one after the other, their memory may be the matrix already.
-        columns = tuple(dict.fromkeys(itertools.chain(*options.stack.values(), columns)))
+        columns = column_names(schema, itertools.chain(*options.stack.values(), columns))
     reader = make_reader(read_spec(inventory, options, access, columns))
     if options.on_error == "skip" or (options.count_rows and not inventory.rows_are_known):
         inventory = _counted(inventory, reader, options, share)
@@ -283,14 +284,19 @@ def _build_samples(
     return TableRows(inventory=packed, delivered=delivered, reader=reader, shaper=shaper)
 
 
-def _shaper(delivered: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shaper]:
-    """Return the schema of batches, and the shaper of its rows."""
-    if options.encode:
-        delivered = encoded_schema(delivered, options.encode)
-    shaper: Shaper = make_shaper(
-        options.output_format, delivered, columns=delivered.names, stack=options.stack, nulls=options.nulls
+def _shaper(selected: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shaper]:
+    """Return the schema of the columns that become batches, and the shaper of rows. selected: Columns to deliver."""
+    prepared, shaper = prepared_shaper(
+        options.output_format,
+        selected,
+        stack=options.stack,
+        nulls=options.nulls,
+        encode=options.encode,
+        dtypes=options.dtypes,
     )
-    return delivered, EncodingShaper(shaper=shaper, encoders=options.encode) if options.encode else shaper
+    if options.columns is None and options.output_format in ("torch", "numpy") and options.rank == 0:
+        log_objects(selected, prepared)
+    return prepared, shaper
 
 
 def _check_nulls(rows: TableRows, options: TableOptions, planner: Planner, topology: Topology) -> None:

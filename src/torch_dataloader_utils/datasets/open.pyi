@@ -23,6 +23,7 @@ from torch_dataloader_utils.datasets.files import Files
 from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.formats.file_scan import Missing
 from torch_dataloader_utils.samples.token_packing import TokenPacking
+from torch_dataloader_utils.shape.dtypes import Dtypes
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -70,6 +71,7 @@ class _Options(TypedDict, total=False):
     num_ranks: int | str
     rank: int
     nulls: Any
+    dtypes: Dtypes | None
     stack: Mapping[str, Sequence[str]] | None
     encode: Mapping[str, Encoder] | None
     token_batches: TokenBatches | None

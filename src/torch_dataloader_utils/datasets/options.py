@@ -42,6 +42,7 @@ from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
 from torch_dataloader_utils.samples.token_packing import TokenPacking
+from torch_dataloader_utils.shape.dtypes import Dtypes, check_dtypes
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.padding import PadRagged
 from torch_dataloader_utils.shape.shapers import OutputFormat
@@ -214,9 +215,18 @@ class TableOptions(ScanOptions):
         '"" in text), ("fill", value), "mask" (a bool column `<column>_mask` beside the column) or "error".',
         is_of_rank=True,
     )
+    dtypes: Dtypes | None = option(
+        None,
+        'Number type of tensors: "float32" for all columns of numbers, or {column, stack or "*" for all others: type}. '
+        "A value that the type does not hold (out of range, a fraction in an integer type) is an error; "
+        '("clip", type) takes the nearest value. Integer types give unscaled decimals, which are float64 by default.',
+        check_dtypes,
+        is_of_rank=True,
+    )
     stack: Mapping[str, Sequence[str]] | None = option(
         None,
-        "{name of a matrix: columns of one number type}; the columns are delivered as one [B, n] tensor.",
+        "{name of a matrix: columns of numbers}; the columns are delivered as one [B, n] tensor, of the type in dtypes "
+        "or of the smallest type that holds all values.",
         _stack,
         is_of_rank=True,
     )

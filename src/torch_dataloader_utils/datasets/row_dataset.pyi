@@ -13,6 +13,7 @@ from torch_dataloader_utils.datasets.files import Files
 from torch_dataloader_utils.datasets.numbered_rows import NumberedRows
 from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.formats.file_scan import Missing
+from torch_dataloader_utils.shape.dtypes import Dtypes
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.shapers import OutputFormat
 
@@ -37,6 +38,7 @@ class RowDataset(NumberedRows):
         filters: pc.Expression | None = None,
         output_format: OutputFormat = "torch",
         nulls: Any = None,
+        dtypes: Dtypes | None = None,
         stack: Mapping[str, Sequence[str]] | None = None,
         encode: Mapping[str, Encoder] | None = None,
         decoding: Decoding = ...,

@@ -22,6 +22,7 @@ from torch_dataloader_utils.datasets.files import Files
 from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.formats.file_scan import Missing
 from torch_dataloader_utils.samples.token_packing import TokenPacking
+from torch_dataloader_utils.shape.dtypes import Dtypes
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -48,6 +49,7 @@ class _Options(TypedDict, total=False):
     num_ranks: int | str
     rank: int
     nulls: Any
+    dtypes: Dtypes | None
     stack: Mapping[str, Sequence[str]] | None
     encode: Mapping[str, Encoder] | None
     token_batches: TokenBatches | None
@@ -105,6 +107,7 @@ class StructuredDataset(BuiltDataset):
         rank: int = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         nulls: Any = None,
+        dtypes: Dtypes | None = None,
         stack: Mapping[str, Sequence[str]] | None = None,
         encode: Mapping[str, Encoder] | None = None,
         token_batches: TokenBatches | None = None,

@@ -1,6 +1,7 @@
 """Columns, types and partitions of all files before the scan: from one file, `_metadata`, or all files."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,14 +12,20 @@ import pyarrow as pa
 from torch_dataloader_utils._core.inventory import PartitionColumn
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
-from torch_dataloader_utils._store import Store
+from torch_dataloader_utils._store import Store, redact
 from torch_dataloader_utils.discover.hive import Hive, hive_hint, parse_partitions, type_hint, type_partitions
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 from torch_dataloader_utils.formats.bad_files import BadFile, none_left
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.registry import format_hint, named_format, scan_file, scanned
-from torch_dataloader_utils.formats.schemas import check_columns, check_distinct_names, dataset_schema, unified_schema
+from torch_dataloader_utils.formats.schemas import (
+    check_columns,
+    dataset_schema,
+    odd_columns,
+    unified_schema,
+    without_columns,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +82,8 @@ def scan_first(
 
     Raises:
         NoDataError: no file is good. ConfigError: a projected name is not a column, or the files do not decode and
-            their names are of another format. SchemaError: two columns of one name, or partition values that do not fit
-            the files' own column. DataError, StoreError: see `scan_files`.
+            their names are of another format. SchemaError: partition values that do not fit the files' own column.
+        DataError, StoreError: see `scan_files`.
     """
     try:
         if request.missing == "null" and not request.format.is_text:
@@ -101,16 +108,20 @@ def _learn(
     if not good:
         raise _nothing_good(scans, files.source)
     path, file_schema = good[0]
-    check_distinct_names(file_schema, path)
+    odd = _odd_columns(good)
+    if odd and request.columns is None:
+        _log.warning("columns are left out: %s", "; ".join(odd.values()))
     if request.missing == "null":
-        file_schema = unified_schema(good)
+        file_schema = unified_schema([(of, without_columns(schema, odd)) for of, schema in good])
     partitions: tuple[PartitionColumn, ...] = ()
     fields: tuple[pa.Field, ...] = ()
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
         partitions, fields = type_partitions(texts, file_schema, partitioning, path)
-    schema = dataset_schema(file_schema, fields, keeps_required=request.schema is not None)
-    hint = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
+    readable = without_columns(file_schema, odd) if odd else file_schema
+    schema = dataset_schema(readable, fields, keeps_required=request.schema is not None)
+    of_paths = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
+    hint = partial(_hint, odd, of_paths)
     if not request.finds_keys:
         check_columns(request.columns or (), schema, hint)
     return FirstScan(
@@ -122,6 +133,25 @@ def _learn(
         scans=dict(enumerate(scans)),
         hint=hint,
     )
+
+
+def _odd_columns(schemas: Sequence[tuple[str, pa.Schema]]) -> dict[str, str]:
+    """Return the columns that no batch can have, by name, each with path and reason."""
+    found: dict[str, str] = {}
+    known: pa.Schema | None = None
+    for path, schema in schemas:
+        if known is None or not schema.equals(known):
+            known = schema
+            for name, reason in odd_columns(schema).items():
+                found.setdefault(name, f"{redact(path)} has column {name!r}, but {reason}")
+    return found
+
+
+def _hint(odd: Mapping[str, str], other: Callable[[str], str], wanted: str) -> str:
+    """Return the reasons for columns in `wanted`, the name of a column or the text of a filter, that are left out."""
+    names = re.findall(r"\w+", wanted)
+    reasons = [reason for name, reason in odd.items() if name == wanted or name in names]
+    return f" {'; '.join(reasons)}." if reasons else other(wanted)
 
 
 def _probe(store: Store, files: DataFiles, request: ScanRequest) -> Sequence[FileScan | BadFile]:

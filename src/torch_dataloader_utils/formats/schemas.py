@@ -1,15 +1,16 @@
 """Comparison of the files' schemas, and the schema of the data set."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import combinations
 
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.schema import all_nullable, with_change
+from torch_dataloader_utils._arrow.schema import all_nullable, column_names, field_paths, nested_path, with_change
 from torch_dataloader_utils._core.metadata_columns import METADATA_COLUMNS
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import ConfigError, SchemaError, which_column
+from torch_dataloader_utils.formats.checks import repeated_names
 
 _log = logging.getLogger(__name__)
 
@@ -17,18 +18,21 @@ _log = logging.getLogger(__name__)
 def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
     """Raise SchemaError unless both files have the same columns with the same types.
 
-    Order, nullability (of fields inside of types too) and metadata may differ. Readers ask for columns by name.
+    Order, nullability (of fields inside of types too) and metadata may differ. Readers ask for columns by name. A name
+    that several columns of the wanted schema have is not compared.
     """
     if seen.equals(wanted):
         return
-    seen_types, wanted_types = _types(seen, seen_path), _types(wanted, wanted_path)
+    seen_types, wanted_types = _types(seen), _types(wanted)
+    for name in repeated_names(seen.names) & wanted_types.keys():
+        raise _mismatch(seen_path, f"has several columns {name!r}", wanted_path, "has one")
     for name, wanted_type in wanted_types.items():
         if name not in seen_types:
             raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
         if seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
             raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
     for name in seen_types:
-        if name not in wanted_types:
+        if name not in wanted.names:
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "does not")
 
 
@@ -40,7 +44,7 @@ def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
 
     Raises:
-        SchemaError: no type of a column holds all its other types, or a file has two columns of one name.
+        SchemaError: no type of a column holds all its other types.
     """
     found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
     known: pa.Schema | None = None
@@ -48,7 +52,6 @@ def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
         if known is not None and schema.equals(known):
             continue
         known = schema
-        check_distinct_names(schema, path)
         for field in schema:
             plain = with_change(field, _plain)
             found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
@@ -174,16 +177,19 @@ def _without_view(field: pa.Field) -> pa.Field:
 
 
 def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str], str] | None = None) -> None:
-    """Raise ConfigError with near matches unless every name is a column of the schema or a metadata column.
+    """Raise ConfigError with near matches unless every name is a column, a field of a struct or a metadata column.
 
     hint: Returns more advice about a name that is not a column.
     """
     # pyarrow makes the list of names anew each time; for thousands of columns that would take seconds.
     known = {*schema.names, *METADATA_COLUMNS}
     for name in names:
-        if name not in known:
+        if name not in known and not nested_path(schema, name):
+            fields = schema.names
+            if "." in name:
+                fields = [each for each in map(".".join, field_paths(schema)) if nested_path(schema, each)]
             raise ConfigError(
-                f"columns names {name!r}, which is not a column of the data; {which_column(name, schema.names)}"
+                f"columns names {name!r}, which is not a column of the data; {which_column(name, fields)}"
                 f"{hint(name) if hint else ''}"
             )
 
@@ -210,20 +216,31 @@ def projected_part(schema: pa.Schema, columns: Sequence[str] | None) -> float:
     """
     if columns is None or not schema.names:
         return 1.0
-    return len(set(columns).intersection(schema.names)) / len(schema.names)
+    return len(column_names(schema, columns)) / len(schema.names)
 
 
-def _types(schema: pa.Schema, path: str) -> dict[str, pa.DataType]:
-    types = dict(zip(schema.names, schema.types, strict=True))
-    if len(types) != len(schema.names):
-        twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise SchemaError(f"{redact(path)}: two columns are called {twice!r}. Rename one; columns are read by name.")
-    return types
+def _types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Return the types of columns by name, without names that several columns have."""
+    repeated = repeated_names(schema.names)
+    return {field.name: field.type for field in schema if field.name not in repeated}
 
 
-def check_distinct_names(schema: pa.Schema, path: str) -> None:
-    """Raise SchemaError if two columns share a name."""
-    _types(schema, path)
+# Intervals of other writers. pyarrow has no arrays of them, and raises a KeyError with the number of the type.
+_WITHOUT_ARRAYS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
+
+
+def odd_columns(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns of a file that no batch can have, by name, each with the reason."""
+    odd = dict.fromkeys(sorted(repeated_names(schema.names)), "several columns have this name: rename all but one")
+    for field in schema:
+        if field.type.id in _WITHOUT_ARRAYS:
+            odd[field.name] = f"pyarrow {pa.__version__} cannot read its type, {field.type}: write it as integers"
+    return odd
+
+
+def without_columns(schema: pa.Schema, names: Container[str]) -> pa.Schema:
+    """Return the schema without the columns of these names."""
+    return pa.schema([field for field in schema if field.name not in names], schema.metadata)
 
 
 def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:

@@ -184,7 +184,7 @@ def split_rows(batch: Any, num_rows: int) -> list[Any]:
     """Return the rows of a batch, in order: dicts of column -> value, or one-row record batches of a record batch.
 
     A value is a tensor without the batch dimension (a 0-d tensor for a number, all values for a ragged row), an
-    ndarray or numpy scalar, or a Python object. Values are views of the batch.
+    ndarray or numpy scalar, a Python object, or a dict of a struct's values. Values are views of the batch.
 
         {"x": tensor([1, 2]), "name": ["a", "b"]}      {"x": tensor(1), "name": "a"}, {"x": tensor(2), "name": "b"}
     """
@@ -207,5 +207,7 @@ def _values(column: Any) -> Iterable[Any]:
             return column.unbind()
         case Ragged():
             return torch.unsafe_split_with_sizes(column.values, column.lengths.tolist())
+        case dict():
+            return _dicts(column)
         case _:
             return column  # type: ignore[no-any-return]  # an ndarray or a list

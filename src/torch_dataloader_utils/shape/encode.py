@@ -4,12 +4,12 @@
     Vocabulary   a value's number           "Paris" -> 17               by a list of values that was made before
     Bytes        a text's UTF-8 bytes       "Paris" -> 80 97 114 105 115
 
-`EncodingShaper` replaces columns of record batches before they are shaped: `nulls=`, `stack=` and every output format
-work with the numbers as if the files stored numbers.
+`prepare.PreparingShaper` replaces columns of record batches before they are shaped: `nulls=`, `stack=` and every output
+format work with the numbers as if the files stored numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -22,14 +22,12 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from torch_dataloader_utils._core.arguments import check_integer, check_seed, hold_integers
-from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type, which_column
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.shape.arrow_types import decoded_type
-from torch_dataloader_utils.shape.raw_numbers import plain, validity
+from torch_dataloader_utils.shape.raw_numbers import change_items, plain, validity
 from torch_dataloader_utils.shape.xxh64 import Words, byte_spans, hash_bytes, hash_integers
 
 _NUMBER = pa.int64()
@@ -70,7 +68,7 @@ class Hash:
 
     def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
         """Return the type of encoded values of this type; None if values of this type cannot be hashed."""
-        return _NUMBER if _is_text(data_type) or pt.is_integer(data_type) else None
+        return _NUMBER if is_text(data_type) or pt.is_integer(data_type) else None
 
 
 class Vocabulary:
@@ -181,7 +179,7 @@ class Bytes:
 
     def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
         """Return the type of encoded values of this type; None if the type is neither text nor binary."""
-        if not _is_text(data_type):
+        if not is_text(data_type):
             return None
         is_large = pt.is_large_string(data_type) or pt.is_large_binary(data_type)
         return pa.large_list(pa.uint8()) if is_large else pa.list_(pa.uint8())
@@ -238,46 +236,6 @@ def _with_items(data_type: pa.DataType, encoder: Hash | Vocabulary) -> pa.DataTy
     return pa.large_list(item) if pt.is_large_list(data_type) else pa.list_(item)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodingShaper:
-    """Shaper that encodes the columns of `encoders`, and then uses `shaper`. Implements `_core.block.Shaper`."""
-
-    shaper: Shaper
-    encoders: Mapping[str, Encoder]
-
-    def use_memory(self, memory: RecycledMemory) -> None:
-        """See Shaper."""
-        self.shaper.use_memory(memory)
-
-    def with_copied_columns(self, least_bytes: int) -> "EncodingShaper":
-        """See Shaper."""
-        return replace(self, shaper=self.shaper.with_copied_columns(least_bytes))
-
-    def block(self, parts: Iterable[pa.RecordBatch]) -> Block:
-        """Return the block of the encoded rows."""
-        return self.shaper.block(self._encoded(parts))
-
-    def _encoded(self, parts: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            names = part.schema.names
-            if self.encoders.keys().isdisjoint(names) or not part.num_columns:
-                yield part
-                continue
-            columns = [
-                encoded(column, self.encoders[name]) if name in self.encoders else column
-                for name, column in zip(names, part.columns, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, names)
-
-    def concat(self, blocks: Sequence[Block]) -> Block:
-        """See Shaper."""
-        return self.shaper.concat(blocks)
-
-    def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
-        """See Shaper."""
-        return self.shaper.gather(blocks, order)
-
-
 def encoded(array: pa.Array, encoder: Encoder) -> pa.Array:
     """Return the encoded column. Each distinct text is encoded once."""
     if isinstance(encoder, Bytes):
@@ -286,10 +244,10 @@ def encoded(array: pa.Array, encoder: Encoder) -> pa.Array:
         array = plain(array)
     data_type = array.type
     if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type):
-        return _encoded_lists(array, encoder)
+        return change_items(array, partial(encoded, encoder=encoder))
     if pt.is_dictionary(data_type):
         return encoded(array.dictionary, encoder).take(array.indices)
-    if not _is_text(data_type):
+    if not is_text(data_type):
         return _numbered(array, encoder)
     distinct = array.dictionary_encode()
     return _numbered(distinct.dictionary, encoder).take(distinct.indices)
@@ -298,22 +256,6 @@ def encoded(array: pa.Array, encoder: Encoder) -> pa.Array:
 def _numbered(values: pa.Array, encoder: Hash | Vocabulary) -> pa.Array:
     valid = validity(values)
     return pa.array(encoder.numbers(values), mask=None if valid is None else ~valid)
-
-
-def _encoded_lists(array: pa.Array, encoder: Hash | Vocabulary) -> pa.Array:
-    """Return the lists with their items encoded. Only items of the array's rows are encoded."""
-    if pt.is_fixed_size_list(array.type):
-        size = array.type.list_size
-        items = encoded(array.values.slice(array.offset * size, len(array) * size), encoder)
-        valid = validity(array)
-        return pa.FixedSizeListArray.from_arrays(items, size, mask=None if valid is None else pa.array(~valid))
-    offsets = array.offsets
-    first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(array) else (0, 0)
-    items = encoded(array.values.slice(first, last - first), encoder)
-    valid = validity(array)
-    kind = pa.LargeListArray if pt.is_large_list(array.type) else pa.ListArray
-    shifted = pc.subtract(offsets, pa.scalar(first, offsets.type))
-    return kind.from_arrays(shifted, items, mask=None if valid is None else pa.array(~valid))
 
 
 def _as_bytes(array: pa.Array) -> pa.Array:
@@ -373,7 +315,8 @@ def vocabulary_values(values: Any, what: str) -> pa.Array:
         raise ConfigError(f"{what} has an integer beyond int64 ({error}). Leave it out.") from error
 
 
-def _is_text(data_type: pa.DataType) -> bool:
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether values are text or binary values."""
     return _is_utf8(data_type) or _is_binary(data_type)
 
 

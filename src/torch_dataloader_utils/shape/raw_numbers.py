@@ -1,10 +1,12 @@
 """Take raw numbers and validity out of Arrow arrays, also of slices; arrays without nulls are not copied."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.batches import decode_runs
@@ -57,6 +59,21 @@ def plain(array: pa.Array) -> pa.Array:
     if pt.is_run_end_encoded(array.type):
         return plain(decode_runs(array))
     return array.storage if isinstance(array.type, pa.FixedShapeTensorType) else array
+
+
+def change_items(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Return a column of lists with its items changed. Only items of the array's rows are changed."""
+    valid = validity(array)
+    mask = None if valid is None else pa.array(~valid)
+    if pt.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        items = change(array.values.slice(array.offset * size, len(array) * size))
+        return pa.FixedSizeListArray.from_arrays(items, size, mask=mask)
+    offsets = array.offsets
+    first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(array) else (0, 0)
+    items = change(array.values.slice(first, last - first))
+    kind = pa.LargeListArray if pt.is_large_list(array.type) else pa.ListArray
+    return kind.from_arrays(pc.subtract(offsets, pa.scalar(first, offsets.type)), items, mask=mask)
 
 
 def validity(array: pa.Array) -> Bools | None:

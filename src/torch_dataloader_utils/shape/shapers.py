@@ -1,4 +1,4 @@
-"""Make the shaper of an output format: `make_shaper` checks the options. This module is the entry to the package."""
+"""Make the shaper of an output format: `make_shaper` checks the options of nulls and stacks."""
 
 import itertools
 from collections import Counter
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
+from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
@@ -40,6 +41,7 @@ from torch_dataloader_utils.shape.specs import (
     select_fields,
     stack_specs,
 )
+from torch_dataloader_utils.shape.structs import NestedOutput, nested_paths
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 
@@ -51,6 +53,7 @@ def make_shaper(
     columns: Sequence[str] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
     nulls: Any = None,
+    paths: Mapping[str, FieldPath] | None = None,
 ) -> Shaper:
     """Return the shaper of record batches with `columns` of `schema` (None: all columns).
 
@@ -62,6 +65,7 @@ def make_shaper(
         stack: matrix name -> names of columns of one number type; torch and numpy only. Batches do not have stacked
             columns on their own.
         nulls: null policy, see `specs.parse_nulls`; torch and numpy only, the other formats keep nulls.
+        paths: path in batches of each column that is a field of a struct; see `structs`.
 
     Raises:
         ConfigError: an option does not fit the schema or the output format.
@@ -83,12 +87,11 @@ def make_shaper(
     stacks = stack_specs(stack, specs)
     stacked = {column.name for spec in stacks for column in spec.columns}
     alone = tuple(spec for spec in specs if spec.name not in stacked)
-    return ColumnShaper(
-        columns=alone,
-        stacks=stacks,
-        names=output_names(alone, stacks),
-        output=TensorOutput() if output_format == "torch" else ArrayOutput(_dtypes(alone, stacks)),
-    )
+    names = output_names(alone, stacks)
+    output: Output = TensorOutput() if output_format == "torch" else ArrayOutput(_dtypes(alone, stacks))
+    if paths:
+        output = NestedOutput(output, nested_paths(names, paths))
+    return ColumnShaper(columns=alone, stacks=stacks, names=names, output=output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

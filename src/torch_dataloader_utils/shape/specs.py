@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
 from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError, which_column
 from torch_dataloader_utils.shape.arrow_types import (
     ColumnType,
@@ -192,7 +193,9 @@ class StackSpec:
 
 
 def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the schema of the columns that are read, in the order of `columns` (None: all columns).
+    """Return the schema of the columns that are delivered, in the order of `columns` (None: all columns).
+
+    Names of fields, such as "user.id", give their struct with these fields only, in the place of the first of them.
 
     Raises:
         ConfigError: a column does not exist, or a name occurs twice in `columns` or in the schema.
@@ -200,21 +203,34 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
     """
     there = Counter(schema.names)
     names = list(there.elements() if columns is None else columns)
+    paths: dict[str, list[FieldPath]] = {}
     for name in names:
-        if name not in there:
+        path = (name,) if name in there else nested_path(schema, name)
+        if not path:
             raise ConfigError(f"columns= names {name!r}, which the data set does not have; {which_column(name, there)}")
+        paths.setdefault(path[0], []).append(path[1:])
     for name, count in Counter(names).items():
         if count > 1 or there[name] > 1:
             where = "columns=" if count > 1 and columns is not None else "the data set"
             raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names.")
     fields = {field.name: field for field in schema}
-    for name in names:
+    for name in paths:
         if fields[name].type.id in _WITHOUT_ARRAYS:
             raise UnsupportedFeatureError(
                 f"column {name!r} is {fields[name].type}, which pyarrow {pa.__version__} cannot hand to Python. Leave "
                 "it out with columns=, or write it again as integers or month_day_nano_interval."
             )
-    return pa.schema([fields[name] for name in names])
+    return pa.schema([_with_fields(fields[name], inside) for name, inside in paths.items()])
+
+
+def _with_fields(field: pa.Field, paths: Sequence[FieldPath]) -> pa.Field:
+    """Return the field, or its struct with these fields only. paths: below the field; () is the whole field."""
+    if () in paths:
+        return field
+    inside: dict[str, list[FieldPath]] = {}
+    for path in paths:
+        inside.setdefault(path[0], []).append(path[1:])
+    return field.with_type(pa.struct([_with_fields(field.type.field(name), below) for name, below in inside.items()]))
 
 
 def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
@@ -237,41 +253,55 @@ def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[Col
     """Check `stack` (matrix name -> column names), and return the specification of each matrix.
 
     Raises:
-        ConfigError: a column is unknown, does not hold one number a row, differs in type from its neighbours, or is in
-            two stacks; or a stack is empty.
+        ConfigError: a column does not hold one number a row, or differs in type from its neighbours; and see
+            `stack_members`.
     """
     by_name = {column.name: column for column in columns}
-    stacks: list[StackSpec] = []
+    return tuple(
+        StackSpec(name=name, columns=_of_one_type(name, [by_name[member] for member in members]))
+        for name, members in stack_members(stack, by_name).items()
+    )
+
+
+def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Check the names in `stack` (matrix name -> column names), and return them.
+
+    Raises:
+        ConfigError: a column is not in `columns` or is in two stacks; or a stack is empty.
+    """
+    known = tuple(columns)
+    stacks: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
     for name, given in (stack or {}).items():
         members = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
         if not members:
             raise ConfigError(f"stack={{{name!r}: {given!r}}}: give a list of one or more column names.")
         for member in members:
-            if not isinstance(member, str) or member not in by_name:
+            if not isinstance(member, str) or member not in known:
                 raise ConfigError(
                     f"stack={{{name!r}: ...}} names column {member!r}, which is not read; "
-                    f"{which_column(member, by_name)} Correct the name, or name it in columns= too."
+                    f"{which_column(member, known)} Correct the name, or name it in columns= too."
                 )
             if member in seen:
                 raise ConfigError(f"column {member!r} is in stack {seen[member]!r} and again in {name!r}; keep one.")
             seen[member] = name
-        stacks.append(StackSpec(name=name, columns=_of_one_type(name, [by_name[member] for member in members])))
-    return tuple(stacks)
+        stacks[name] = members
+    return stacks
 
 
 def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
     for member in members:
         if not isinstance(member.kind, NumberType) or member.kind.shape:
             raise ConfigError(
-                f"stack {name!r}: column {member.name!r} is {member.data_type}; only columns of one number a row stack."
+                f"stack {name!r}: column {member.name!r} is {member.data_type}; only columns of one number a row "
+                "stack. Leave it out of the stack, or encode= text."
             )
     first = members[0]
     for member in members:
         if member.kind != first.kind:
             raise ConfigError(
                 f"stack {name!r} mixes types: {first.name!r} is {first.data_type}, {member.name!r} is "
-                f"{member.data_type}. Make one stack for each type, or cast in the files."
+                f"{member.data_type}. Pass dtypes={{{name!r}: ...}} with a type for the stack, or stack them apart."
             )
     return tuple(members)
 

@@ -16,8 +16,8 @@ from torch_dataloader_utils.shape.pickling import from_portable, portable
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 
-BatchColumn = Tensor | Ragged | list[Any]
-"""Column of a batch: a Tensor of shape [rows, ...], ragged rows, or one Python object a row."""
+BatchColumn = Tensor | Ragged | list[Any] | dict[str, Any]
+"""Column of a batch: a Tensor of shape [rows, ...], ragged rows, one Python object a row, or a struct's columns."""
 
 Kind = TypeVar("Kind", Ragged, list[Any])
 
@@ -27,7 +27,8 @@ class TensorBatch(dict[str, Tensor]):
     """Batch of columns by name: a Tensor of shape [rows, ...], a `Ragged`, or a Python list of `rows` objects.
 
     To type checkers every column is a Tensor, as most columns are, so that `model(batch["x"])` needs no cast. Use
-    `batch.ragged("tokens")` and `batch.objects("name")` for other columns: they return the right type.
+    `batch.ragged("tokens")` and `batch.objects("name")` for other columns: they return the right type. A struct is a
+    dict of columns: `batch["user"]["age"]`.
 
     A batch is a dict, so code for dicts of tensors handles it (`DataLoader`, Accelerate, Lightning, the HF Trainer),
     also code that makes a new dict of the same type from items. Tensors are views of the row group that they were read
@@ -59,7 +60,7 @@ class TensorBatch(dict[str, Tensor]):
         return self._of_kind(name, Ragged, "ragged rows")
 
     def objects(self, name: str) -> list[Any]:
-        """Return a column of Python objects, typed as a list: texts, nested lists, decimals, ...
+        """Return a column of Python objects, typed as a list: texts, nested lists, ...
 
         Raises:
             KeyError: the batch has no such column. ConfigTypeError: the column has numbers.
@@ -78,7 +79,7 @@ class TensorBatch(dict[str, Tensor]):
     def num_rows(self) -> int:
         """Number of rows of the first column; a batch without columns still knows its row count."""
         for column in self.values():
-            return len(column)
+            return rows_of(column)
         return self._rows_without_columns
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "TensorBatch":
@@ -140,8 +141,7 @@ class TensorBatch(dict[str, Tensor]):
     __copy__ = copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        columns = {name: portable(c) if isinstance(c, Tensor) else c for name, c in self.items()}
-        return _rebuild, (columns, self._rows_without_columns)
+        return _rebuild, (_changed(self, _portable), self._rows_without_columns)
 
 
 def _each(move: Callable[[Tensor], Tensor], parts: list[Any]) -> list[Any]:
@@ -156,14 +156,33 @@ def _page_locked(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
+def rows_of(column: Any) -> int:
+    """Return the number of rows of a column; a struct has the rows of its first column."""
+    return rows_of(next(iter(column.values()))) if isinstance(column, dict) and column else len(column)
+
+
 def _cut(column: BatchColumn, rows: Sequence[int]) -> Sequence[BatchColumn]:
     if isinstance(column, Tensor):
         return torch.unsafe_split_with_sizes(column, rows)
+    if isinstance(column, dict):
+        parts = zip(*(_cut(inside, rows) for inside in column.values()), strict=True)
+        return [dict(zip(column, part, strict=True)) for part in parts]
     borders = pairwise(accumulate(rows, initial=0))
     if isinstance(column, Ragged):
         return [column.narrow(start, stop) for start, stop in borders]
     return [column[start:stop] for start, stop in borders]
 
 
+def _changed(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the columns, also of structs, with `change` applied to each column."""
+    return {
+        name: _changed(column, change) if type(column) is dict else change(column) for name, column in columns.items()
+    }
+
+
+def _portable(column: Any) -> Any:
+    return portable(column) if isinstance(column, Tensor) else column
+
+
 def _rebuild(columns: dict[str, Any], num_rows: int) -> TensorBatch:
-    return TensorBatch({name: from_portable(column) for name, column in columns.items()}, num_rows=num_rows)
+    return TensorBatch(_changed(columns, from_portable), num_rows=num_rows)

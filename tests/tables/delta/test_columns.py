@@ -55,7 +55,7 @@ def test_void_columns_are_nulls_whatever_files_hold_for_them(kind: str, tmp_path
     table_of(tmp_path, [column("x"), column("v", data_type)], *files)
     assert [row["v"] for row in read_rows(tmp_path)] == values * len(files)
     assert read_rows(tmp_path, columns=["v"], filters=pc.field("x") == 1) == [{"v": values[0]}] * len(files)
-    loader, _ = DeltaDataset.create_dataloader(tmp_path, num_workers=0, batch_size=2)
+    loader, _ = DeltaDataset.create_dataloader(tmp_path, num_workers=0, batch_size=2, output_format="dict")
     assert [batch["v"] for batch in loader] == [values] * len(files)
 
 

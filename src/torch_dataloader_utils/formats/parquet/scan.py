@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import all_nullable, leaf_ranges
+from torch_dataloader_utils._arrow.schema import all_nullable, column_names, leaf_ranges
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
 from torch_dataloader_utils.formats.errors import corrupt, decoding
@@ -143,7 +143,7 @@ def _projected_leaves(
     """
     if columns is None:
         return list(range(metadata.num_columns))
-    wanted = set(columns)
+    wanted = set(column_names(schema, columns))
     return [
         leaf
         for name, leaves in zip(schema.names, fields, strict=True)

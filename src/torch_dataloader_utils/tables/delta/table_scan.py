@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
-from torch_dataloader_utils._arrow.schema import case_error, in_other_case
+from torch_dataloader_utils._arrow.schema import case_error, column_names, in_other_case
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import (
     FileFormat,
@@ -17,7 +17,6 @@ from torch_dataloader_utils._core.inventory import (
     Inventory,
     PartitionColumn,
 )
-from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_file import IcebergFile, TableFields
 from torch_dataloader_utils._runtime.parallel import OnProgress
@@ -222,7 +221,7 @@ def _request(
     """Return the request for all data files. is_decided: Whether partition columns alone decide the filter."""
     return DataScanRequest(
         table=schema,
-        projected=data_columns(options.columns, frozenset(schema.schema.names)),
+        projected=None if options.columns is None else column_names(schema.schema, options.columns),
         row_filter=None if is_decided else options.filters,
         filter_columns=tuple(used),
         on_error=options.on_error,

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
+from torch_dataloader_utils._arrow.schema import column_names
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
-from torch_dataloader_utils._core.metadata_columns import data_columns
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_file import IcebergFile, TableFields, field_id
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
@@ -135,7 +135,7 @@ def _scan_request(
     used = () if options.filters is None else filter_columns(options.filters, schema)
     return DataScanRequest(
         fields=schema,
-        projected=data_columns(options.columns, frozenset(schema.names)),
+        projected=None if options.columns is None else column_names(schema, options.columns),
         row_filter=options.filters,
         filter_columns=used,
         on_error=options.on_error,
