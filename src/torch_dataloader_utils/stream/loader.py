@@ -66,8 +66,8 @@ class TableDataLoader(DataLoader[BatchT]):
         Args:
             dataset: data set of this package.
             num_workers: number of workers that the data set was made for; None for this number.
-            options: fields of `LoaderOptions`. Other options of torch's DataLoader, which a trainer passes that makes the
-                loader again (`batch_sampler=None`), go to DataLoader as they are.
+            options: fields of `LoaderOptions`. Other options of torch's DataLoader, which a trainer passes that makes
+                the loader again (`batch_sampler=None`), go to DataLoader as they are.
 
         Raises:
             ConfigTypeError: `dataset` is not a data set of this package, or an option has another type.
