@@ -13,7 +13,7 @@ from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
+from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
 from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -77,6 +77,7 @@ class _Options(TypedDict, total=False):
     count_rows: Literal["auto"] | bool
     on_error: OnError
     identity: FileIdentity
+    holdout: Holdout | None
     shuffle_rows: int | None
     drop_last: bool
     num_ranks: int | str
@@ -136,6 +137,7 @@ class IcebergDataset(BuiltDataset):
         on_error: OnError = "raise",
         identity: FileIdentity = "strict",
         batch_size: int = 1024,
+        holdout: Holdout | None = None,
         shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         shuffle_rows: int | None = None,

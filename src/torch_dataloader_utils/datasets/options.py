@@ -28,9 +28,11 @@ from torch_dataloader_utils._core.option_fields import Checked, option
 from torch_dataloader_utils._core.option_values import (
     Decoding,
     FileIdentity,
+    Holdout,
     Lanes,
     RayWorkers,
     TokenBatches,
+    check_holdout,
     check_identity,
     check_lanes,
     check_token_batches,
@@ -155,6 +157,13 @@ class TableOptions(ScanOptions):
     """Options of every data set of tables. `FileSource`, `IcebergSource` and `DeltaSource` say where the data is."""
 
     batch_size: int = option(1024, "Rows of a batch on this rank.", _COUNT, tier="everyday")
+    holdout: Holdout | None = option(
+        None,
+        'One of two parts of the rows, to train on one and validate on the other: Holdout(0.1, "train") and '
+        'Holdout(0.1, "holdout"), of random rows or of random values of a column (by=).',
+        check_holdout,
+        tier="everyday",
+    )
     shuffle: Shuffle = option(
         False,
         'True permutes chunks, and rows in windows, by (shuffle_seed, epoch); "chunks" permutes chunks only.',

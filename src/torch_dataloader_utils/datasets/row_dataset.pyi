@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding
+from torch_dataloader_utils._core.option_values import Decoding, Holdout
 from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.door import Door
 from torch_dataloader_utils.datasets.files import Files
@@ -35,6 +35,7 @@ class RowDataset(NumberedRows):
         length_column: str | None = None,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
+        holdout: Holdout | None = None,
         output_format: OutputFormat = "torch",
         nulls: Any = None,
         stack: Mapping[str, Sequence[str]] | None = None,

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
+from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
 from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -43,6 +43,7 @@ class _Options(TypedDict, total=False):
     count_rows: Literal["auto"] | bool
     on_error: OnError
     identity: FileIdentity
+    holdout: Holdout | None
     shuffle_rows: int | None
     drop_last: bool
     num_ranks: int | str
@@ -94,6 +95,7 @@ class StructuredDataset(BuiltDataset):
         on_error: OnError = "raise",
         identity: FileIdentity = "strict",
         batch_size: int = 1024,
+        holdout: Holdout | None = None,
         shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         shuffle_rows: int | None = None,
