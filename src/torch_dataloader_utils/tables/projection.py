@@ -101,7 +101,7 @@ def project(spec: ReadSpec) -> Projection:
     filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, of_data)
     if spec.holdout is not None and spec.holdout.by is not None:
         if known[spec.holdout.by] != 1:
-            raise _unknown(spec.holdout.by, schema)
+            raise ConfigError(f"Holdout.by: {_unknown(spec.holdout.by, schema)}")
         check_by(schema.field(spec.holdout.by))
         filtered = tuple(dict.fromkeys((*filtered, spec.holdout.by)))
     fields = {name: schema.field(name) for name in (*names, *filtered)}
