@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, random_split
 
+from tests.cli.shell import tdu
 from tests.effort import effort
 from tests.promises.sources import SOURCES
 from tests.tables.delta.tables import LONG, HandTable, add, column
@@ -236,6 +237,8 @@ def test_an_inventory_remembers_its_part(tmp_path):
     loaded = load_inventory(tmp_path / "inventory.parquet")
     assert (loaded.holdout, loaded.num_rows, loaded.fingerprint()) == (holdout, 30, inventory.fingerprint())
     assert plan_epoch(loaded, batch_size=10).rank_steps == (3,)
+    verified = tdu("verify", "--inventory", tmp_path / "inventory.parquet")
+    assert "30 rows" in verified.stdout
     assert rows_of(tmp_path / "data", holdout, inventory=loaded) == rows_of(tmp_path / "data", holdout)
     for other in (None, replace(holdout, part="train")):
         with pytest.raises(
@@ -263,9 +266,11 @@ def test_files_that_changed_are_not_divided_anew_in_mid_epoch(tmp_path):
 MISTAKES = [
     (lambda: Holdout(10, "train"), r"Holdout.fraction=10: pass a fraction between 0 and 1, .*such as 0.1"),
     (lambda: Holdout(0, "train"), r"Holdout.fraction=0: pass a fraction between 0 and 1"),
-    (lambda: Holdout(1.0, "train"), r"Holdout.fraction=1: pass a fraction between 0 and 1"),
+    (lambda: Holdout(1.0, "train"), r"Holdout.fraction=1.0: pass a fraction between 0 and 1"),
     (lambda: Holdout(1e-9, "train"), r"Holdout.fraction=1e-09: .*to a millionth"),
-    (lambda: Holdout("10%", "train"), r"Holdout.fraction='10%': pass a finite fraction"),
+    (lambda: Holdout("10%", "train"), r"Holdout.fraction='10%': pass a fraction .*such as 0.1"),
+    (lambda: Holdout(float("nan"), "train"), r"Holdout.fraction=nan: pass a fraction between 0 and 1"),
+    (lambda: Holdout(-0.1, "train"), r"Holdout.fraction=-0.1: pass a fraction between 0 and 1"),
     (lambda: Holdout(0.1, "val"), r"""Holdout.part='val': pass "train", or "holdout" for the rows that are held out"""),
     (lambda: Holdout(0.1, "train", by=["user"]), r"Holdout.by is the name of a column; got \['user'\]"),
     (lambda: Holdout(0.1, "train", seed="a"), r"Holdout.seed='a': pass a whole number"),

@@ -300,8 +300,7 @@ class Inventory:
             ("rows", f"{self.num_rows:,}" if self.rows_are_known else "not counted"),
             ("bytes", format_bytes(int(self.files.sizes.sum()))),
         ]
-        parts = [("filter", self.row_filter), ("holdout", self.holdout), ("snapshot", self.snapshot)]
-        optional = [*parts, *(("note", note) for note in self.notes)]
+        optional = [("filter", self.row_filter), ("snapshot", self.snapshot), *(("note", note) for note in self.notes)]
         return html_of(f"Inventory of {self.source}", [*facts, *(each for each in optional if each[1])])
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
+from numbers import Real
 from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import (
@@ -66,12 +67,12 @@ class Holdout:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fraction", check_not_negative("Holdout.fraction", self.fraction, what="fraction"))
-        if not 0 < self.share < 1:
-            percent = f", such as {self.fraction / 100:g}" if 1 < self.fraction < 100 else ""
-            raise ConfigError(
-                f"Holdout.fraction={self.fraction:g}: pass a fraction between 0 and 1, to a millionth{percent}."
-            )
+        wanted = f"Holdout.fraction={self.fraction!r}: pass a fraction between 0 and 1, to a millionth"
+        if isinstance(self.fraction, bool) or not isinstance(self.fraction, Real):
+            raise ConfigTypeError(f"{wanted}, such as 0.1.")
+        if not 1e-6 <= self.fraction <= 1 - 1e-6:
+            raise ConfigError(f"{wanted}{f', such as {self.fraction / 100:g}' if 1 < self.fraction < 100 else ''}.")
+        object.__setattr__(self, "fraction", float(self.fraction))
         if self.part not in ("train", "holdout"):
             raise ConfigError(f'Holdout.part={self.part!r}: pass "train", or "holdout" for the rows that are held out.')
         check_column_name("Holdout.by", self.by)

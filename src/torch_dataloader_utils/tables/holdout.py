@@ -22,8 +22,6 @@ from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tables.live_rows import group_deletes
 
-_WORD = (1 << 64) - 1
-
 
 def part_of(inventory: Inventory, holdout: Holdout | None, threads: int) -> Inventory:
     """Return the inventory of one part; row groups without rows of the part are left out.
@@ -39,10 +37,11 @@ def part_of(inventory: Inventory, holdout: Holdout | None, threads: int) -> Inve
             f"{inventory.source}: the inventory has one part of the rows, {inventory.holdout}; this call has "
             f"holdout={holdout}. Pass the same holdout=, or an inventory from scan_files, which has all rows."
         )
+    inventory = replace(inventory, holdout=holdout, notes=(*inventory.notes, f"a part of the rows: {holdout}"))
     groups, files = inventory.groups, inventory.files
     if holdout.by is not None:
         uncounted = np.full(len(groups), UNKNOWN, dtype=np.int64)
-        return replace(inventory, groups=replace(groups, live_rows=uncounted), nulls={}, holdout=holdout)
+        return replace(inventory, groups=replace(groups, live_rows=uncounted), nulls={})
     held = _held_rows(
         _file_keys(files.paths, files.sizes, holdout)[groups.file], groups.first_row, groups.physical_rows, holdout
     )
@@ -58,7 +57,6 @@ def part_of(inventory: Inventory, holdout: Holdout | None, threads: int) -> Inve
         inventory,
         groups=replace(groups, live_rows=live).take(np.flatnonzero(live != 0)),
         nulls={name: count - lost for name, count in inventory.nulls.items() if count > lost},
-        holdout=holdout,
     )
 
 
