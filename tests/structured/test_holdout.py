@@ -152,6 +152,7 @@ def test_deletes_move_no_row(tmp_path):
         pa.array([date(2024, 1, 1 + i % 20) for i in range(400)]),
         pa.array([Decimal(i % 20) / 100 for i in range(400)], pa.decimal128(9, 2)),
         pa.array([i % 3 == 0 for i in range(400)]),
+        pa.array([b"%016d" % (i % 20) for i in range(400)], pa.uuid()),
     ],
     ids=lambda values: str(values.type),
 )

@@ -150,7 +150,8 @@ def _names(paths: StringColumn) -> tuple[Int64s, Int64s]:
 
 def check_by(column: pa.Field) -> None:
     """Raise ConfigError unless the values of the column can be divided into parts."""
-    plain = plain_type(column.type)
+    stored = column.type.storage_type if isinstance(column.type, pa.BaseExtensionType) else column.type
+    plain = plain_type(stored)
     kinds = (
         *(pt.is_integer, pt.is_boolean, pt.is_decimal, pt.is_date, pt.is_time, pt.is_timestamp, pt.is_duration),
         *(pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary),
@@ -166,7 +167,8 @@ def is_in_part(values: pa.Array, holdout: Holdout) -> npt.NDArray[np.bool_]:
     """Return a mask of the values of the part: a value is held out if its XXH64 is below the fraction of 2^64."""
     share = holdout.share
     limit = np.uint64((share.numerator << 64) // share.denominator)
-    is_held: npt.NDArray[np.bool_] = _hashes(to_plain(values), holdout.seed) < limit
+    stored = values.storage if isinstance(values.type, pa.BaseExtensionType) else values  # a UUID is 16 bytes
+    is_held: npt.NDArray[np.bool_] = _hashes(to_plain(stored), holdout.seed) < limit
     return is_held if holdout.part == "holdout" else ~is_held
 
 
