@@ -289,7 +289,7 @@ def test_a_wrong_holdout_says_what_to_pass(make, message):
     [
         (0.1, ConfigTypeError, r"""holdout=0.1: pass Holdout\(0.1, "train"\), and "holdout" to validate"""),
         ("train", ConfigTypeError, r"holdout='train': pass Holdout"),
-        (Holdout(0.1, "train", by="usr"), ConfigError, r"Holdout.by: no column is named usr; did you mean user\?"),
+        (Holdout(0.1, "train", by="usr"), ConfigError, r"Holdout.by: no column is named usr; did you mean 'user'\?"),
         (Holdout(0.1, "train", by="fare"), ConfigError, r"Holdout.by='fare': the column is double. Pass a column with"),
     ],
 )
