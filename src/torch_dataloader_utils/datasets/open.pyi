@@ -12,7 +12,7 @@ from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
+from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
 from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -62,6 +62,7 @@ class _Options(TypedDict, total=False):
     on_error: OnError
     identity: FileIdentity
     batch_size: int
+    holdout: Holdout | None
     shuffle: Shuffle
     shuffle_seed: int
     shuffle_rows: int | None
