@@ -77,11 +77,11 @@ class _Options(TypedDict, total=False):
     count_rows: Literal["auto"] | bool
     on_error: OnError
     identity: FileIdentity
-    holdout: Holdout | None
     shuffle_rows: int | None
     drop_last: bool
     num_ranks: int | str
     rank: int
+    holdout: Holdout | None
     nulls: Any
     stack: Mapping[str, Sequence[str]] | None
     encode: Mapping[str, Encoder] | None
@@ -137,7 +137,6 @@ class IcebergDataset(BuiltDataset):
         on_error: OnError = "raise",
         identity: FileIdentity = "strict",
         batch_size: int = 1024,
-        holdout: Holdout | None = None,
         shuffle: Shuffle = False,
         shuffle_seed: int = 42,
         shuffle_rows: int | None = None,
@@ -147,6 +146,7 @@ class IcebergDataset(BuiltDataset):
         num_workers: int | None = None,
         num_ranks: int | str = 1,
         rank: int = 0,
+        holdout: Holdout | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         nulls: Any = None,
         stack: Mapping[str, Sequence[str]] | None = None,

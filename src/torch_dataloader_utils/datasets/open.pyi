@@ -62,7 +62,6 @@ class _Options(TypedDict, total=False):
     on_error: OnError
     identity: FileIdentity
     batch_size: int
-    holdout: Holdout | None
     shuffle: Shuffle
     shuffle_seed: int
     shuffle_rows: int | None
@@ -70,6 +69,7 @@ class _Options(TypedDict, total=False):
     num_workers: int | None
     num_ranks: int | str
     rank: int
+    holdout: Holdout | None
     nulls: Any
     stack: Mapping[str, Sequence[str]] | None
     encode: Mapping[str, Encoder] | None

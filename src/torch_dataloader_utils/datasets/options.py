@@ -157,13 +157,6 @@ class TableOptions(ScanOptions):
     """Options of every data set of tables. `FileSource`, `IcebergSource` and `DeltaSource` say where the data is."""
 
     batch_size: int = option(1024, "Rows of a batch on this rank.", _COUNT, tier="everyday")
-    holdout: Holdout | None = option(
-        None,
-        'One of two parts of the rows, to train on one and validate on the other: Holdout(0.1, "train") and '
-        'Holdout(0.1, "holdout"), of random rows or of random values of a column (by=).',
-        check_holdout,
-        tier="everyday",
-    )
     shuffle: Shuffle = option(
         False,
         'True permutes chunks, and rows in windows, by (shuffle_seed, epoch); "chunks" permutes chunks only.',
@@ -210,6 +203,12 @@ class TableOptions(ScanOptions):
     )
     rank: int = option(
         0, "Global rank of this process, in [0, num_ranks).", check_integer, tier="everyday", is_of_rank=True
+    )
+    holdout: Holdout | None = option(
+        None,
+        'One of two parts of the rows, to train on one and validate on the other: Holdout(0.1, "train") and '
+        'Holdout(0.1, "holdout"), of random rows or of random values of a column (by=).',
+        check_holdout,
     )
     collate_fn: Callable[[Any], Any] | None = option(
         None,
