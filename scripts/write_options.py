@@ -68,6 +68,8 @@ Only `create_dataloader` and `TableDataLoader` accept these. All but `callbacks`
 
 ::: torch_dataloader_utils.TokenBatches
 
+::: torch_dataloader_utils.Holdout
+
 ::: torch_dataloader_utils.Lanes
 
 ::: torch_dataloader_utils.Decoding

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory as Inventory
     from torch_dataloader_utils._core.option_values import (
         Decoding as Decoding,
+        Holdout as Holdout,
         Lanes as Lanes,
         RayWorkers as RayWorkers,
         TokenBatches as TokenBatches,
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "_core.inventory": "Inventory",
-    "_core.option_values": "Decoding Lanes RayWorkers TokenBatches",
+    "_core.option_values": "Decoding Holdout Lanes RayWorkers TokenBatches",
     "_core.splits": "DataFileInfo IcebergDataFileInfo Split SplitStrategy",
     "_core.state": "merge_states",
     "_observe.callbacks": "LoaderCallback",

@@ -7,7 +7,7 @@ Each row knows its number, `row`, and has a `payload` that only this row has.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.samples.corpora import number_tokens, pack_corpus, samples_of, write_
 from tests.stream.tables import payload
 from tests.tables.delta.tables import HandTable, add, column
 from tests.tables.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import DeltaDataset, IcebergDataset, StructuredDataset, TokenBatches, pack_tokens
+from torch_dataloader_utils import DeltaDataset, Holdout, IcebergDataset, StructuredDataset, TokenBatches, pack_tokens
 from torch_dataloader_utils.stream.dataset import TableDataset
 
 Files = list[list[int]]
@@ -211,6 +211,23 @@ def padding_free(folder: Path, files: Files) -> Source:
     return _with_token_batches(folder, files, TokenBatches("row", max_tokens=3 * _total(files) + 8, padding_free=True))
 
 
+def _train_part(source: Source, holdout: Holdout) -> Source:
+    held_out = source.open(holdout=replace(holdout, part="holdout"), batch_size=100)
+    rows = source.rows - Counter(row for batch in held_out for row in source.rows_of(batch))
+    return replace(source, rows=rows, options={"holdout": holdout})
+
+
+def train_part(folder: Path, files: Files) -> Source:
+    """All rows of Parquet files but a third of each row group."""
+    return _train_part(parquet(folder, files), Holdout(1 / 3, "train"))
+
+
+def train_part_by(folder: Path, files: Files) -> Source:
+    """All rows of an Iceberg table with deletes but those of a third of the values of a column."""
+    return _train_part(iceberg(folder, files), Holdout(1 / 3, "train", by="payload"))
+
+
+_PARTS = (train_part, train_part_by)
 _READERS = (parquet, orc, arrow, json_lines, csv, filtered, uncounted, iceberg, delta)
 _SHAPERS = (packed, packed_best_fit, buckets, token_budget, padding_free)
-SOURCES = {write.__name__: write for write in (*_READERS, *_SHAPERS)}
+SOURCES = {write.__name__: write for write in (*_READERS, *_SHAPERS, *_PARTS)}

@@ -118,7 +118,8 @@ def test_bytes_are_those_of_the_text(rows, start):
 @pytest.mark.parametrize("hashed", ["hash_bytes"])
 def test_values_of_one_hash_are_told_apart(monkeypatch, hashed):
     # No two texts of one XXH64 are known: three bits of it make some.
-    from torch_dataloader_utils.shape import encode, xxh64
+    from torch_dataloader_utils._arrow import xxh64
+    from torch_dataloader_utils.shape import encode
 
     monkeypatch.setattr(encode, hashed, lambda spans, seed: xxh64.hash_bytes(spans, seed) & 0xFFF)
     values = [f"value {i}" for i in range(90)]

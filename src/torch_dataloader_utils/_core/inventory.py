@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import format_bytes
+from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._core.permute import EpochKey
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
@@ -249,6 +250,7 @@ class Inventory:
         nulls: Number of nulls of each column that metadata count in rows that are surely delivered, a lower bound. Not
             in the fingerprint.
         tokenizer: Name of the tokenizer that counted the samples, "" for none.
+        holdout: Part of the rows that `live_rows` counts; None: all rows.
     """
 
     files: FileTable
@@ -261,6 +263,7 @@ class Inventory:
     notes: tuple[str, ...] = ()
     nulls: Mapping[str, int] = field(default_factory=dict)
     tokenizer: str = ""
+    holdout: Holdout | None = None
 
     @property
     def num_files(self) -> int:
@@ -285,8 +288,9 @@ class Inventory:
     def __str__(self) -> str:
         rows = plural(self.num_rows, "row") if self.rows_are_known else "rows not counted"
         filtered = ", filtered" if self.row_filter else ""
+        part = f", {self.holdout}" if self.holdout else ""
         held = f"{plural(self.num_files, 'file')}, {plural(self.num_groups, 'row group')}"
-        return f"{self.source}: {held}, {rows}{filtered}"
+        return f"{self.source}: {held}, {rows}{filtered}{part}"
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: the counts, and the notes of the scan."""
@@ -338,7 +342,7 @@ class Inventory:
         """Return a blake2b digest (128 bits, hex) of everything that decides which rows exist and in which order.
 
         The digest covers paths, sizes, identities (or names and contents), partition values, row group structure,
-        schema, snapshot and the row filter. It leaves out weights (`projected_bytes`), which may differ between
+        schema, snapshot, row filter and holdout. It leaves out weights (`projected_bytes`), which may differ between
         projections of the same data.
         """
         digest = blake2b(digest_size=16)
@@ -354,6 +358,7 @@ class Inventory:
         digest.update(self.schema)
         digest.update(self.row_filter.encode())
         digest.update(str(self.snapshot or "").encode())
+        digest.update(str(self.holdout or "").encode())
         return digest.hexdigest()
 
 
@@ -395,6 +400,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         ("schema", short_digest(inventory.schema)),
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
         *((("tokenizer", short_digest(inventory.tokenizer.encode())),) if inventory.tokenizer else ()),
+        *((("holdout", _shortened(str(inventory.holdout))),) if inventory.holdout else ()),
     )
 
 

@@ -1,13 +1,16 @@
-"""Groups of related options, each group as one value: token batches, lanes, decoding, workers on Ray."""
+"""Groups of related options, each group as one value: a held-out part, token batches, lanes, decoding, Ray workers."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from fractions import Fraction
+from numbers import Real
 from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import (
     check_column_name,
     check_instance,
     check_not_negative,
+    check_seed,
     hold_flags,
     hold_integers,
     parse_bytes,
@@ -32,6 +35,53 @@ _MOST_FOOTER_BYTES = 1 << 30
 def footer_bytes(max_bytes: int) -> int:
     """Return the bytes of a host's cache that are reserved for footers; the rest is for row groups."""
     return min(_MOST_FOOTER_BYTES, max_bytes // _FOOTERS_PART)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """One of two parts into which rows are divided, to train on one and validate on the other: `holdout=Holdout(...)`.
+
+    Both parts together have every row once. A row keeps its part in every epoch, with any filter, deletes, ranks and
+    workers, in a copy of its file, and when other files come or go. A file that is written again (compaction, an
+    update, lines added to a text file) divides its rows anew, except with `by`.
+
+        Holdout(0.1, "train")                   nine rows of ten
+        Holdout(0.1, "holdout")                 the other rows
+        Holdout(0.1, "holdout", by="user_id")   all rows of a tenth of the users
+
+    Attributes:
+        fraction: Fraction of the rows that is held out, or with `by` of the values; between 0 and 1, to a millionth.
+        part: Part to read: "train", or "holdout" for the rows that are held out.
+        by: Name of a column of integers, text, dates or decimals: rows with equal values (nulls too) are in one part.
+            The values are read to count the rows, as for a filter. None: random rows of every row group.
+        seed: Any integer, taken modulo 2^64; another seed holds out other rows.
+
+    Raises:
+        ConfigTypeError, ConfigError: a value of another type or out of range.
+    """
+
+    fraction: float
+    part: Literal["train", "holdout"]
+    _: KW_ONLY
+    by: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wanted = f"Holdout.fraction={self.fraction!r}: pass a fraction between 0 and 1, to a millionth"
+        if isinstance(self.fraction, bool) or not isinstance(self.fraction, Real):
+            raise ConfigTypeError(f"{wanted}, such as 0.1.")
+        if not 1e-6 <= self.fraction <= 1 - 1e-6:
+            raise ConfigError(f"{wanted}{f', such as {self.fraction / 100:g}' if 1 < self.fraction < 100 else ''}.")
+        object.__setattr__(self, "fraction", float(self.fraction))
+        if self.part not in ("train", "holdout"):
+            raise ConfigError(f'Holdout.part={self.part!r}: pass "train", or "holdout" for the rows that are held out.')
+        check_column_name("Holdout.by", self.by)
+        object.__setattr__(self, "seed", check_seed("Holdout.seed", self.seed))
+
+    @property
+    def share(self) -> Fraction:
+        """`fraction` as whole numbers, so that a tenth of ten rows is one row on every machine."""
+        return Fraction(self.fraction).limit_denominator(1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +242,15 @@ def check_token_batches(name: str, value: Any) -> TokenBatches | None:
     if value is None:
         return None
     return check_instance(name, value, kind=TokenBatches, wanted="TokenBatches(column, max_tokens=...), or None")
+
+
+def check_holdout(name: str, value: Any) -> Holdout:
+    """Return the value if it is a Holdout.
+
+    Raises:
+        ConfigTypeError: anything else, such as the fraction alone.
+    """
+    return check_instance(name, value, kind=Holdout, wanted='Holdout(0.1, "train"), and "holdout" to validate')
 
 
 def check_lanes(name: str, value: Any) -> Lanes | None:

@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     WORKERS = 6
     HOST_SHARES = 7
     DOCUMENTS = 8
+    HOLDOUT = 9
 
 
 def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:

@@ -226,7 +226,7 @@ def _may_follow(state: Mapping[str, Any], identity: Identity, *, files_may_chang
     """Return whether the data of `identity` are later data than the state's, read in the same way."""
     saved, present = dict(state.get("settings", ())), dict(identity.settings)
     if state["fingerprint"] == identity.fingerprint or any(
-        saved.get(name) != present.get(name) for name in ("columns", "filters")
+        saved.get(name) != present.get(name) for name in ("columns", "filters", "holdout")
     ):
         return False
     before, after = (TableSnapshot.parse(str(side.get("snapshot"))) for side in (saved, present))
@@ -237,11 +237,11 @@ def _may_follow(state: Mapping[str, Any], identity: Identity, *, files_may_chang
 
 def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     """Raise unless the state has the same data; the message names the settings that differ."""
-    saved = dict(state.get("settings", ()))
+    saved, present = dict(state.get("settings", ())), dict(identity.settings)
     misfits = [
-        f"{name} {saved.get(name, 'not named')}, here {text}"
-        for name, text in identity.settings
-        if text != saved.get(name, None if saved else text)
+        f"{name} {saved.get(name, 'not named')}, here {present.get(name, 'not named')}"
+        for name in (saved and {**present, **saved})
+        if saved.get(name) != present.get(name)
     ]
     if state["fingerprint"] != identity.fingerprint and misfits:
         raise CheckpointMismatchError(

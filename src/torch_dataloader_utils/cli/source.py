@@ -126,7 +126,12 @@ class DataSource:
         if inventory is None:
             inventory = self.inventory()
         return StructuredDataset(
-            list(self.paths), self.format, inventory=inventory, storage_options=self.storage or None, **options
+            list(self.paths),
+            self.format,
+            inventory=inventory,
+            holdout=inventory.holdout,
+            storage_options=self.storage or None,
+            **options,
         )
 
     def _table(self) -> "tuple[Callable[..., TableDataset], Callable[..., Inventory], dict[str, Any]]":

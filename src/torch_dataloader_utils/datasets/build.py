@@ -66,6 +66,7 @@ from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LoaderOptions
 from torch_dataloader_utils.stream.worker import Pipeline
+from torch_dataloader_utils.tables.holdout import part_of
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.tables.projection import ReadSpec
 from torch_dataloader_utils.tables.reader import Reader, make_reader
@@ -227,6 +228,8 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
     Raises:
         ConfigError: columns or options that do not fit the schema.
     """
+    if inventory.holdout != options.holdout:
+        inventory = part_of(stored_inventory(inventory), options.holdout, options.threads)
     if options.pack is not None:
         return _build_samples(inventory, options, options.pack, access, share)
     schema = decode_schema(inventory.schema)
@@ -329,6 +332,7 @@ def read_spec(inventory: Inventory, options: TableOptions, access: StoreAccess, 
         access=access,
         page_checksums=options.decoding.page_checksums,
         is_compiled=options.decoding.compiled,
+        holdout=options.holdout,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
+from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
 from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -67,6 +67,7 @@ class _Options(TypedDict, total=False):
     drop_last: bool
     num_ranks: int | str
     rank: int
+    holdout: Holdout | None
     nulls: Any
     dtypes: Dtypes | None
     stack: Mapping[str, Sequence[str]] | None
@@ -125,6 +126,7 @@ class DeltaDataset(BuiltDataset):
         num_workers: int | None = None,
         num_ranks: int | str = 1,
         rank: int = 0,
+        holdout: Holdout | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         nulls: Any = None,
         dtypes: Dtypes | None = None,

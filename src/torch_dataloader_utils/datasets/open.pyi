@@ -12,7 +12,7 @@ from pyiceberg.expressions import BooleanExpression
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Lanes, RayWorkers, TokenBatches
+from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
 from torch_dataloader_utils._core.options import RankSharding, Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
@@ -70,6 +70,7 @@ class _Options(TypedDict, total=False):
     num_workers: int | None
     num_ranks: int | str
     rank: int
+    holdout: Holdout | None
     nulls: Any
     dtypes: Dtypes | None
     stack: Mapping[str, Sequence[str]] | None

@@ -28,9 +28,11 @@ from torch_dataloader_utils._core.option_fields import Checked, option
 from torch_dataloader_utils._core.option_values import (
     Decoding,
     FileIdentity,
+    Holdout,
     Lanes,
     RayWorkers,
     TokenBatches,
+    check_holdout,
     check_identity,
     check_lanes,
     check_token_batches,
@@ -202,6 +204,12 @@ class TableOptions(ScanOptions):
     )
     rank: int = option(
         0, "Global rank of this process, in [0, num_ranks).", check_integer, tier="everyday", is_of_rank=True
+    )
+    holdout: Holdout | None = option(
+        None,
+        'One of two parts of the rows, to train on one and validate on the other: Holdout(0.1, "train") and '
+        'Holdout(0.1, "holdout"), of random rows or of random values of a column (by=).',
+        check_holdout,
     )
     collate_fn: Callable[[Any], Any] | None = option(
         None,

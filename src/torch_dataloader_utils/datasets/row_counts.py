@@ -78,6 +78,7 @@ def count_alone(
         row_filter=filters,
         partition_columns=tuple(column.name for column in inventory.files.partitions),
         access=access,
+        holdout=inventory.holdout,
     )
     return count_live_rows(inventory, make_reader(spec), Share(threads=available_cpus()), on_progress)
 

@@ -12,7 +12,7 @@ from torch_dataloader_utils.datasets.numbered_rows import NumberedRows, RowOptio
 from torch_dataloader_utils.datasets.options import TableOptions
 
 # Options of tables about the rows of one process.
-_OF_ROWS = {"columns", "filters", "output_format", "nulls", "dtypes", "stack", "encode", "decoding"}
+_OF_ROWS = {"columns", "filters", "holdout", "output_format", "nulls", "dtypes", "stack", "encode", "decoding"}
 
 ROWS = Door(
     FileSource,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding
+from torch_dataloader_utils._core.option_values import Decoding, Holdout
 from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.door import Door
 from torch_dataloader_utils.datasets.files import Files
@@ -37,6 +37,7 @@ class RowDataset(NumberedRows):
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
         output_format: OutputFormat = "torch",
+        holdout: Holdout | None = None,
         nulls: Any = None,
         dtypes: Dtypes | None = None,
         stack: Mapping[str, Sequence[str]] | None = None,

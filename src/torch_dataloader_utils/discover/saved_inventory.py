@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch_dataloader_utils._core.inventory import (
     StringColumn,
     check_inventory,
 )
+from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._store import (
@@ -126,7 +128,8 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "schema": _text(inventory.schema),
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
     }
-    optional = {"nulls": dict(inventory.nulls), "tokenizer": inventory.tokenizer}
+    holdout = inventory.holdout and asdict(inventory.holdout)
+    optional = {"nulls": dict(inventory.nulls), "tokenizer": inventory.tokenizer, "holdout": holdout}
     return pa.table(columns), about | {name: value for name, value in optional.items() if value}
 
 
@@ -167,6 +170,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         notes=tuple(about["notes"]),
         nulls=about.get("nulls", {}),
         tokenizer=about.get("tokenizer", ""),
+        holdout=Holdout(**about["holdout"]) if "holdout" in about else None,
     )
     _check(inventory)
     return inventory

@@ -99,6 +99,12 @@ def _why_nothing_comes(plan: EpochPlan) -> str:
             f"{topology.num_ranks} ranks times batch_size={topology.batch_size} need "
             f"{topology.num_ranks * topology.batch_size:,}. Take smaller batches, fewer ranks, or drop_last=False."
         )
+    if inventory.holdout:
+        passing = " that passes the filter" if inventory.row_filter else ""
+        return (
+            f"The epoch has no steps: no row of {inventory.source}{passing} is in the part {inventory.holdout}. Hold "
+            "out a larger fraction, or with by= choose another seed."
+        )
     if inventory.row_filter:
         return (
             f"The epoch has no steps: no row of {inventory.source} is left by filters={inventory.row_filter}. "

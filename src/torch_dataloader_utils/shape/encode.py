@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from torch_dataloader_utils._arrow.xxh64 import Words, byte_spans, hash_bytes, hash_integers, integer_words
 from torch_dataloader_utils._core.arguments import check_integer, check_seed, hold_integers
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
@@ -28,7 +29,6 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataErro
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.raw_numbers import change_items, plain, validity
-from torch_dataloader_utils.shape.xxh64 import Words, byte_spans, hash_bytes, hash_integers
 
 _NUMBER = pa.int64()
 
@@ -159,7 +159,7 @@ class Vocabulary:
 
     def _keys(self, values: pa.Array) -> Words:
         """Return a 64-bit word for each value: an integer itself, or the hash of a text."""
-        return _integer_words(values) if pt.is_integer(values.type) else _text_hashes(values, self._seed)
+        return integer_words(values) if pt.is_integer(values.type) else _text_hashes(values, self._seed)
 
     def _check_once(self) -> None:
         counted = pc.value_counts(self._values)
@@ -271,16 +271,7 @@ def _text_hashes(values: pa.Array, seed: int) -> Words:
 
 
 def _integer_hashes(values: pa.Array, seed: int) -> Words:
-    return hash_integers(_integer_words(values), seed)
-
-
-def _integer_words(values: pa.Array) -> Words:
-    """Return each integer as 64 bits, shape [n]; 0 for nulls."""
-    filled = values.fill_null(0) if values.null_count else values
-    words: Words = (
-        filled.to_numpy().astype(np.dtype("i8" if pt.is_signed_integer(values.type) else "u8")).view(np.uint64)
-    )
-    return words
+    return hash_integers(integer_words(values), seed)
 
 
 def vocabulary_values(values: Any, what: str) -> pa.Array:

@@ -243,7 +243,9 @@ class TableDataset(IterableDataset[BatchT]):
 
         Raises:
             TypeError: row counts are not known, so only a pass can count them.
+            ConfigError: torch's random_split asks.
         """
+        _refuse_random_split(self, sys._getframe(1))
         position = self.next_position
         steps = self.planner.plan(position).rank_steps
         if steps is None:
@@ -257,7 +259,7 @@ class TableDataset(IterableDataset[BatchT]):
         """Raise ConfigTypeError, always. torch's own class raises a bare NotImplementedError here."""
         raise ConfigTypeError(
             f"{type(self).__name__}[{index!r}]: its batches come in the order of the plan and have no numbers. Iterate "
-            "the data set, or use RowDataset, which gives rows by number."
+            "the data set, or use RowDataset, which gives rows by number. For a part of the rows, pass holdout=."
         )
 
     def __repr__(self) -> str:
@@ -345,6 +347,17 @@ def _refuse_torchdata(dataset: TableDataset, asking: FrameType) -> None:
             "StatefulDataLoader(for_torchdata(dataset), batch_size=None), with for_torchdata from "
             "torch_dataloader_utils.integrations.torchdata; or use create_dataloader: its loader has states."
         )
+
+
+def _refuse_random_split(dataset: TableDataset, asking: FrameType) -> None:
+    """Raise ConfigError if torch's random_split asks for the length, of the data set or of its loader."""
+    for frame in (asking, asking.f_back):
+        if frame is not None and frame.f_code.co_name == "random_split" and _module(frame).startswith("torch."):
+            raise ConfigError(
+                f"random_split divides a data set by the numbers of its rows, and a {type(dataset).__name__} gives "
+                "batches in the order of a plan. Make two loaders of the same data, one with holdout=Holdout(0.1, "
+                '"train"), one with holdout=Holdout(0.1, "holdout"): together they have every row once.'
+            )
 
 
 def _module(frame: FrameType) -> str:

@@ -10,9 +10,11 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arrow.row_filter import filter_columns
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
+from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.formats.checks import repeated_names
+from torch_dataloader_utils.tables.holdout import check_by
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 
 # Largest size that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
@@ -34,6 +36,7 @@ class ReadSpec:
         nothing; docs/design/0004-read.md has the measured cost for files with checksums.
     is_compiled: Whether columns of plain numbers are decoded by the compiled decoder, where it is built.
     max_row_group_bytes: Decoded size above which a row group is refused instead of read.
+    holdout: Part of the rows to deliver, None for all rows.
     """
 
     schema: bytes
@@ -44,6 +47,7 @@ class ReadSpec:
     page_checksums: bool = True
     is_compiled: bool = True
     max_row_group_bytes: int = MAX_ROW_GROUP_BYTES
+    holdout: Holdout | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,9 +55,9 @@ class Projection:
     """Columns of one read.
 
     stored: Schema that is decoded: all delivered and filtered columns that lie in the files.
-    delivered: Names of the output, in order. filtered: Names in the row filter.
+    delivered: Names of the output, in order. filtered: Names in the row filter and the holdout.
     made: Fields, delivered or filtered, that no file holds: partition columns, and `_file` and `_pos`.
-    row_filter: The expression, or None.
+    row_filter: The expression, or None. holdout: Part to deliver, or None.
     known: Names of all columns of the data set, if all are delivered; else None.
     """
 
@@ -62,7 +66,13 @@ class Projection:
     filtered: tuple[str, ...]
     made: tuple[pa.Field, ...]
     row_filter: pc.Expression | None
+    holdout: Holdout | None
     known: frozenset[str] | None
+
+    @property
+    def chooses_by_value(self) -> bool:
+        """Whether values of columns say which rows are delivered."""
+        return self.row_filter is not None or (self.holdout is not None and self.holdout.by is not None)
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """Return the schema of these stored columns."""
@@ -89,6 +99,11 @@ def project(spec: ReadSpec) -> Projection:
     if twice:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
     filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, of_data)
+    if spec.holdout is not None and spec.holdout.by is not None:
+        if known[spec.holdout.by] != 1:
+            raise ConfigError(f"Holdout.by: {_unknown(spec.holdout.by, schema)}")
+        check_by(schema.field(spec.holdout.by))
+        filtered = tuple(dict.fromkeys((*filtered, spec.holdout.by)))
     fields = {name: schema.field(name) for name in (*names, *filtered)}
     places = {FILE, POSITION}.intersection(metadata_columns(names, frozenset(of_data.names)))
     made = places.union(spec.partition_columns)
@@ -98,6 +113,7 @@ def project(spec: ReadSpec) -> Projection:
         filtered=filtered,
         made=tuple(field for name, field in fields.items() if name in made),
         row_filter=spec.row_filter,
+        holdout=spec.holdout,
         known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
     )
 

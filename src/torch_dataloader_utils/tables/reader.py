@@ -4,7 +4,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,6 +11,7 @@ from torch_dataloader_utils._arrow.batches import for_take, one_after_other, row
 from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._core.table_file import IcebergFile
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, DataError
@@ -21,6 +21,7 @@ from torch_dataloader_utils.formats.errors import FOREIGN, foreign_errors
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.tables.holdout import is_in_part, left_out, other_parts
 from torch_dataloader_utils.tables.iceberg.decode import decode_table_rows, stored_name
 from torch_dataloader_utils.tables.live_rows import group_deletes, has_unplaced_deletes, live_mask, stored_range
 from torch_dataloader_utils.tables.metadata_columns import place_column
@@ -99,11 +100,14 @@ class Reader:
             if [columns[0].num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
                 return join_row_groups(self, tasks)
             parts.append(one_after_other(found))
-        for task, num_rows in zip(tasks, rows, strict=True):
-            check_live_rows(task, num_rows)
         if self.projection.made:
             of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
             parts.append(_with_made(of_tasks, self.projection, rows_only(numbers.num_rows)))
+        if self.projection.holdout is not None:
+            mask, rows = _of_part(tasks, rows, self.projection.holdout)
+            parts = [_live(part, mask) for part in parts]
+        for task, num_rows in zip(tasks, rows, strict=True):
+            check_live_rows(task, num_rows)
         return JoinedRows(parts, rows, by_one_call=not others)
 
     def numbers_of(self, tasks: Sequence[RowGroupTask]) -> NumberGroups | None:
@@ -116,8 +120,9 @@ class Reader:
         return decode_together(list(map(self._source, tasks)), self.projection.stored)
 
     def _is_stored(self, task: RowGroupTask) -> bool:
-        """Return whether the rows of a row group are delivered as the file stores them, a few columns at a time."""
-        is_plain = task.extra is None and self.projection.row_filter is None
+        """Return whether rows of a row group are delivered by their place alone, a few columns at a time."""
+        is_counted = self.projection.holdout is None or task.physical_rows != UNKNOWN
+        is_plain = task.extra is None and not self.projection.chooses_by_value and is_counted
         return is_plain and format_of(task.file_format).decode_parts is not None
 
     def count_rows(self, task: RowGroupTask) -> int:
@@ -140,9 +145,9 @@ class Reader:
     def _live_rows(
         self, task: RowGroupTask, projection: Projection, rows: GroupRows, *, check_live: bool = True
     ) -> pa.RecordBatch:
-        deleted = group_deletes(task)
+        deleted = left_out(group_deletes(task), task, task.physical_rows, projection.holdout)
         # If a filter or deletes by value choose the rows, all rows have to be read first.
-        is_placed = projection.row_filter is None and not has_unplaced_deletes(task)
+        is_placed = not projection.chooses_by_value and not has_unplaced_deletes(task)
         takes_rows = format_of(task.file_format).decode_rows is not None
         decoded = stored_range(rows, deleted) if is_placed and takes_rows else ALL_ROWS
         source = self._source(task, projection.known)
@@ -150,7 +155,9 @@ class Reader:
             stored, deleted = self._decoded(source, projection, decoded, deleted)
             if decoded == ALL_ROWS:
                 check_stored_rows(task, stored.num_rows)
-            is_live = None if deleted is None else live_mask(decoded.start, stored.num_rows, deleted)
+            if task.physical_rows == UNKNOWN:
+                deleted = left_out(deleted, task, stored.num_rows, projection.holdout)
+            is_live = _mask(decoded.start, stored.num_rows, deleted)
             made = _with_made(
                 [(task, decoded.start, stored.num_rows)], projection, conform(task, stored, projection.stored)
             )
@@ -163,16 +170,19 @@ class Reader:
         return slice_rows(live, rows)
 
     def _stored_columns(self, task: RowGroupTask, rows: GroupRows) -> Generator[pa.RecordBatch]:
-        """Yield all columns of a row group, with its stored rows as delivered rows."""
+        """Yield all columns of a row group, with its stored rows (or the rows of one part) as delivered rows."""
         source, num_rows = self._source(task), 0
+        others = left_out(None, task, task.physical_rows, self.projection.holdout)
+        rows = stored_range(rows, others)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
             stored = self.projection.stored
             for part in self._conformed(task, _decode_parts(source, stored, rows), stored):
                 num_rows = part.num_rows
-                yield part
-        _check_planned(task)
+                yield _live(part, _mask(rows.start, num_rows, others))
+        _check_planned(task, others)
         if self.projection.made:
-            yield _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
+            made = _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
+            yield _live(made, _mask(rows.start, num_rows, others))
 
     def _refused_columns(self, source: TaskSource, projection: Projection) -> list[str]:
         """Return the columns that do not decode by themselves, for a message; none for a format that stores rows."""
@@ -252,17 +262,39 @@ def _decode_parts(source: TaskSource, fields: pa.Schema, rows: GroupRows = ALL_R
 
 
 def _select(
-    task: RowGroupTask, projection: Projection, rows: pa.RecordBatch, is_live: npt.NDArray[np.bool_] | None
+    task: RowGroupTask, projection: Projection, rows: pa.RecordBatch, mask: pa.BooleanArray | None
 ) -> pa.RecordBatch:
-    """Return the delivered columns of the rows that are neither deleted nor filtered out."""
-    mask = None if is_live is None else pa.array(is_live)
+    """Return the delivered columns of the rows of `mask` (None: all) that are not filtered out."""
     if projection.row_filter is not None:
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
         mask = kept if mask is None else pc.and_(mask, kept)
-    live = rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows
+    if projection.holdout is not None and projection.holdout.by is not None:
+        kept = pa.array(is_in_part(rows.column(projection.holdout.by), projection.holdout))
+        mask = kept if mask is None else pc.and_(mask, kept)
+    return _live(rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows, mask)
+
+
+def _of_part(
+    tasks: Sequence[RowGroupTask], num_rows: Sequence[int], holdout: Holdout
+) -> tuple[pa.BooleanArray, list[int]]:
+    """Return the mask of the part's rows among the joined rows of these row groups, and how many each group has."""
+    for task, count in zip(tasks, num_rows, strict=True):
+        check_stored_rows(task, count)
+    others = other_parts(tasks, num_rows, holdout)
+    masks = [live_mask(0, count, each) for count, each in zip(num_rows, others, strict=True)]
+    return pa.array(np.concatenate(masks)), [len(mask) - len(each) for mask, each in zip(masks, others, strict=True)]
+
+
+def _mask(first_row: int, num_rows: int, deleted: Int64s | None) -> pa.BooleanArray | None:
+    """Return `live_mask` for Arrow; None if nothing is deleted."""
+    return None if deleted is None else pa.array(live_mask(first_row, num_rows, deleted))
+
+
+def _live(rows: pa.RecordBatch, mask: pa.BooleanArray | None) -> pa.RecordBatch:
+    """Return the rows of the mask; None is all rows."""
     if mask is None or mask.true_count == rows.num_rows:
-        return live
-    return for_take(live).filter(mask) if projection.delivered else rows_only(mask.true_count)
+        return rows
+    return for_take(rows).filter(mask) if rows.num_columns else rows_only(mask.true_count)
 
 
 def _with_made(

@@ -1,4 +1,4 @@
-"""Compute XXH64 of many values at once with numpy: `Hash` uses this hash to put values into buckets.
+"""Compute XXH64 of many values at once with numpy, for the buckets of `Hash` and the parts of `Holdout`.
 
 Source: the xxHash specification, version 0.1.1 (XXH64). Every implementation of the specification, in any language,
 gives the same numbers, so a model that was trained here can be served elsewhere. Text is hashed as its UTF-8 bytes,
@@ -44,6 +44,15 @@ def byte_spans(array: pa.Array) -> ByteSpans:
     ends: Places = stored[array.offset : array.offset + len(array) + 1].astype(np.int64)
     values = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return ByteSpans(values, ends[:-1], np.diff(ends))
+
+
+def integer_words(values: pa.Array) -> Words:
+    """Return each integer as 64 bits, shape [n]; 0 for nulls."""
+    filled = values.fill_null(0) if values.null_count else values
+    words: Words = (
+        filled.to_numpy().astype(np.dtype("i8" if pt.is_signed_integer(values.type) else "u8")).view(np.uint64)
+    )
+    return words
 
 
 def hash_integers(values: Words, seed: int) -> Words:
