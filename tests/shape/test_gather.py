@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.gather import Gatherer
 
@@ -23,7 +23,7 @@ DTYPES = (
     torch.int64,
     torch.float64,
 )
-needs_decoder = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 
 @pytest.mark.parametrize("is_built", [pytest.param(True, marks=needs_decoder), False])
@@ -49,7 +49,7 @@ def test_rows_are_those_of_the_joined_parts(
     numpy_lacks_it = dtype == torch.bfloat16
     if numpy_lacks_it and not is_built:
         return
-    with patch.object(_decoder, "IS_BUILT", is_built):
+    with patch.object(_engine, "IS_BUILT", is_built):
         Gatherer(order).columns(columns, outs)
     for parts, out in zip(columns, outs, strict=True):
         assert torch.equal(out, torch.cat(parts)[order])
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
 
     def call(options: dict[str, Any]) -> None:
         addresses = [source.ctypes.data, source.ctypes.data + 20, 0][: options["parts"]]
-        _decoder.gather(
+        _engine.gather(
             np.array(addresses, np.uint64),
             np.array(options["part_rows"], np.int64),
             np.array([out.ctypes.data], np.uint64),

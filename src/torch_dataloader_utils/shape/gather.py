@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.pickling import signed, unsigned
 from torch_dataloader_utils.shape.reused_memory import new_tensor
@@ -92,7 +92,7 @@ class Gatherer:
         self._check(sum(part_rows))
         is_joined = len(part_rows) > 1 or len(self.order) >= part_rows[0] // 2
         room = self._room(sum(part_rows) * is_joined, dtype)
-        if not _decoder.IS_BUILT or sum(part_rows) > _MOST_SHORT:
+        if not _engine.IS_BUILT or sum(part_rows) > _MOST_SHORT:
             for parts, out in zip(columns, outs, strict=True):
                 column = join(parts, out=room) if is_joined else parts[0]
                 np.take(column.numpy(), self.order.numpy(), out=out.numpy(), mode="clip")
@@ -105,10 +105,10 @@ class Gatherer:
             raise InternalError("Columns that are gathered together differ. Please report this with their types.")
         sources, targets = _addresses(held), _addresses(outs)
         rows, scratch = np.array(part_rows, np.int64), room.view(torch.uint8).numpy()
-        _decoder.gather(sources, rows, targets, dtype.itemsize, self._short_order(), scratch)
+        _engine.gather(sources, rows, targets, dtype.itemsize, self._short_order(), scratch)
 
     def _short_order(self) -> npt.NDArray[np.uint32]:
-        """Return the order as uint32, as `_decoder.gather` takes it."""
+        """Return the order as uint32, as `_engine.gather` takes it."""
         if self._order is None:
             self._order = self.order.numpy().astype(np.uint32)
         return self._order

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "decoder.h"
+#include "engine.h"
 
 enum { FIELDS = 12, LENGTH = 11, FOOTER = 100, LINES = 101 };
 typedef struct {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.faults.hostile_files import good
 from tests.formats.files import identity, make_spec, make_task, write_parquet
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import ALL_ROWS, FileFormat, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
@@ -24,7 +24,7 @@ from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.formats.task_source import TaskSource
 from torch_dataloader_utils.tables.reader import make_reader
 
-pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 TIMES = (
@@ -276,7 +276,7 @@ def test_an_error_of_decoding_is_not_the_storages(
     tmp_path: Path, error: type[Exception], way: AbstractContextManager[Any]
 ) -> None:
     (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"a": np.arange(10)}))
-    with way, patch.object(_decoder, "decode", side_effect=error("of decoding")):
+    with way, patch.object(_engine, "decode", side_effect=error("of decoding")):
         expected = UnsupportedFeatureError if error is MemoryError else ValueError
         with pytest.raises(expected, match=r"memory|of decoding"):
             read([task], pa.schema([("a", pa.int64())]))
@@ -313,6 +313,6 @@ def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
     write_parquet(path, pa.table({"a": np.arange(1000)}), data_page_size=100, write_batch_size=10, use_dictionary=False)
     chunk = pq.read_metadata(path).row_group(0).column(0)
     pages = path.read_bytes()[chunk.data_page_offset :][: chunk.total_compressed_size]
-    assert _decoder.count_values(pages) == 1000
-    assert 0 < _decoder.count_values(pages[: len(pages) // 2]) < 1000
-    assert _decoder.count_values(b"") == _decoder.count_values(bytes(100)) == 0
+    assert _engine.count_values(pages) == 1000
+    assert 0 < _engine.count_values(pages[: len(pages) // 2]) < 1000
+    assert _engine.count_values(b"") == _engine.count_values(bytes(100)) == 0

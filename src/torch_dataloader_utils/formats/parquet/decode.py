@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
@@ -132,7 +132,7 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
 
 def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], num_numbers: int) -> None:
     """Count the chunks that the compiled decoder is not asked for. The decoder counts chunks of numbers itself."""
-    foreign = "type" if _decoder.IS_BUILT else "not_built"
+    foreign = "type" if _engine.IS_BUILT else "not_built"
     count_chunks(foreign if source.is_compiled else "turned_off", len(footer.columns.leaves_of(columns)) - num_numbers)
     if num_numbers and footer.numbers is None:
         count_chunks("damaged", num_numbers)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import MAX_OFFSET
 from torch_dataloader_utils._arrow.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._arrow.schema import leaf_ranges
@@ -78,7 +78,7 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
 
     metadata: Footer of the file (pyarrow.parquet.FileMetaData). schema: Arrow schema of the file.
     """
-    if not _decoder.IS_BUILT:
+    if not _engine.IS_BUILT:
         return {}
     found = {}
     for field, leaves in zip(schema, leaf_ranges(schema), strict=True):
@@ -180,7 +180,7 @@ def read_numbers(
             count_chunks("damaged", len(taken.columns))
             return None
         memory = RECYCLED.take(places.num_bytes)
-        reasons = _decoder.decode(
+        reasons = _engine.decode(
             pages.buffer,
             memory,
             places.numbers,
@@ -220,7 +220,7 @@ class _Chunks(NamedTuple):
         are_lists = np.array([column.is_list for column in columns])
         are_there = (starts >= 0) & (lengths >= 0) & (starts <= source.task.file_size - lengths)
         fit = are_there & np.where(are_lists, (group_rows <= values) & (values <= MAX_OFFSET), values == group_rows)
-        known = set(filter(_decoder.has_codec, set(codecs.tolist())))
+        known = set(filter(_engine.has_codec, set(codecs.tolist())))
         kept, room_bytes = [], source.max_row_group_bytes
         facts = zip(columns, codecs.tolist(), values.tolist(), fit.tolist(), strict=True)
         for index, (column, codec, count, fits) in enumerate(facts):
@@ -264,7 +264,7 @@ def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pag
         pages = _read_pages(source, chunks)
         view, ends = memoryview(pages.buffer), pages.starts + chunks.lengths
         spans = zip(pages.starts.tolist(), ends.tolist(), chunks.values.tolist(), strict=True)
-        lacks_values = any(_decoder.count_values(view[start:stop]) < values for start, stop, values in spans)
+        lacks_values = any(_engine.count_values(view[start:stop]) < values for start, stop, values in spans)
         yield None if lacks_values else pages
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._observe.counters import count_chunks
@@ -77,7 +77,7 @@ class NumberGroups(NamedTuple):
         starts = chunk_starts(chunks)
         if (
             not 0 <= rows.min() <= rows.max() <= _MOST_DECODED_BYTES
-            or not all(map(_decoder.has_codec, np.unique(codecs).tolist()))
+            or not all(map(_engine.has_codec, np.unique(codecs).tolist()))
             or (chunks[:, :, OfChunk.VALUES] != rows[:, None]).any()
             or ((starts < 0) | (lengths < 0) | (starts > sizes) | (lengths > sizes - starts)).any()
             or ((starts + lengths).max(axis=1) - starts.min(axis=1)).max() > _MOST_SPAN_BYTES
@@ -104,7 +104,7 @@ class NumberGroups(NamedTuple):
         pages, begins = self._pages()
         memory, results = RECYCLED.take(places.num_bytes), np.empty((len(self.columns), 2), np.int64)
         values = np.broadcast_to(self.rows[:, None], self.codecs.shape)
-        reasons = _decoder.decode(
+        reasons = _engine.decode(
             pages,
             memory,
             places.numbers,

@@ -5,7 +5,7 @@
  *
  * Source: snappy, "format_description.txt"; parquet-format, "Compression" (LZ4_RAW is one LZ4 block).
  */
-#include "decoder.h"
+#include "engine.h"
 
 #include <dlfcn.h>
 #include <limits.h>

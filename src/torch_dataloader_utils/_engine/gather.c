@@ -1,5 +1,5 @@
 /* Rows of columns in another order. */
-#include "decoder.h"
+#include "engine.h"
 
 #include <string.h>
 

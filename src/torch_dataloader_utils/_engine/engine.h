@@ -17,8 +17,8 @@
  *
  * Source: parquet-format, "Data Pages", "Encodings", "Compression", "parquet.thrift".
  */
-#ifndef DECODER_H
-#define DECODER_H
+#ifndef ENGINE_H
+#define ENGINE_H
 
 #include <stdbool.h>
 #include <stddef.h>

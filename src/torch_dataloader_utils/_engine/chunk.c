@@ -8,7 +8,7 @@
  *
  * Source: parquet-format, "parquet.thrift" (PageHeader), "Data Pages"; Thrift compact protocol.
  */
-#include "decoder.h"
+#include "engine.h"
 #include "thrift.h"
 
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "decoder.h"
+#include "engine.h"
 
 static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read"};
 static const char *const faults[] = {
