@@ -18,7 +18,7 @@ else:
                 [
                     f"src/torch_dataloader_utils/_engine/{name}.c"
                     for name in (
-                        *("module", "chunk", "lists", "values", "codecs", "gather"),
+                        *("module", "chunk", "lists", "values", "codecs", "gather", "permute"),
                         *("footer", "check", "thrift", "json"),
                     )
                 ],

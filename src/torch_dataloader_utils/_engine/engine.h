@@ -5,6 +5,7 @@
  *     values.c   encodings: PLAIN, dictionary, RLE, BYTE_STREAM_SPLIT, DELTA_BINARY_PACKED
  *     codecs.c   compression, checksums
  *     gather.c   rows of decoded columns in another order
+ *     permute.c  random orders of rows
  *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
  *     check.c    whether a footer fits itself
  *     json.c     lines of JSON with keys that no earlier line had
@@ -172,6 +173,18 @@ typedef struct {
 /* Row order[i] of each column becomes its row i, as in `take_rows`. A column's parts are joined first, in
  * `joined`, which all columns share. NULL: its only part is read where it is. */
 void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined);
+
+/* permute.c: the key of a permutation, as `_core/permute.py` has it. */
+typedef struct {
+    uint64_t seed, epoch, purpose, index;
+} PermutationKey;
+
+/* Writes a permutation of the numbers below `count`: the stable order of as many random words. False: there is no memory,
+ * or `count` takes more than 32 bits. */
+bool permute(const PermutationKey *key, size_t count, int64_t *order);
+
+/* The stable order of words that are random: others take time. count: of 32 bits. room: for as many words. */
+void order_words(const uint64_t *words, size_t count, uint64_t *room, int64_t *order);
 
 /* footer.c: what a footer says of its row groups. For each row group GROUP_NUMBERS numbers, and then for each leaf column
  * CHUNK_NUMBERS, in the order of the enums; -1 for none. */

@@ -266,6 +266,29 @@ static PyObject *gather(PyObject *module, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(permute_doc,
+             "permute(order, seed, epoch, purpose, index)\n\n"
+             "Writes a permutation of range(len(order)) to `order`, int64, without the interpreter's lock: the stable argsort of the\n"
+             "words of Philox 4x64 with key (seed, epoch) and counter (0, 0, index, purpose), all numbers modulo 2^64.");
+
+static PyObject *permute_rows(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer order;
+    unsigned long long seed, epoch, purpose, index;
+    if (!PyArg_ParseTuple(arguments, "w*KKKK", &order, &seed, &epoch, &purpose, &index)) return NULL;
+    bool is_aligned = (uintptr_t)order.buf % sizeof(int64_t) == 0, is_done = false;
+    if (is_aligned) {
+        PermutationKey key = {seed, epoch, purpose, index};
+        Py_BEGIN_ALLOW_THREADS
+        is_done = permute(&key, (size_t)order.len / sizeof(int64_t), order.buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&order);
+    if (!is_aligned) return PyErr_Format(PyExc_ValueError, "the order is not an array of int64");
+    if (!is_done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(count_values_doc,
              "count_values(pages) -> the values (of lists: levels) of the data pages that are there, by their headers.");
 
@@ -370,6 +393,7 @@ static PyMethodDef functions[] = {
     {"find_news", find_new_lines, METH_VARARGS, find_news_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
+    {"permute", permute_rows, METH_VARARGS, permute_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
     {"check_footer", footer_fault, METH_VARARGS, check_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},

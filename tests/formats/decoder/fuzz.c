@@ -57,6 +57,22 @@ static size_t mutate(uint8_t *bytes, size_t length, const Seed *other) {
     return length;
 }
 
+/* Orders few or many different words, and ends the process if the order is not the stable one. */
+static void check_order(void) {
+    size_t count = below(below(4) ? 40 : 3000), distinct = 1 + below(below(2) ? 5 : 100000);
+    uint64_t *words = malloc((count + 1) * sizeof *words), *room = malloc((count + 1) * sizeof *room), high = next_number();
+    int64_t *order = malloc((count + 1) * sizeof *order);
+    for (size_t i = 0; i < count; i++) words[i] = distinct > 5 ? next_number() : high ^ below(distinct);
+    order_words(words, count, room, order);
+    for (size_t i = 1; i < count; i++) {
+        uint64_t before = words[order[i - 1]], word = words[order[i]];
+        if (before > word || (before == word && order[i - 1] >= order[i])) abort();
+    }
+    free(words);
+    free(room);
+    free(order);
+}
+
 int main(int count, char **arguments) {
     if (count != 4) return 2;
     FILE *file = fopen(arguments[1], "rb");
@@ -84,6 +100,7 @@ int main(int count, char **arguments) {
         memcpy(copy, from->pages, length);
         if (below(8)) length = mutate(copy, length, &seeds[below(num_seeds)]);
         runs++;
+        if (!below(64)) check_order();
         if (fields[0] == FOOTER) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);
