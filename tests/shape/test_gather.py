@@ -63,16 +63,27 @@ def test_rows_are_those_of_the_joined_parts(
         {"part_rows": [5, -1]},
         {"part_rows": [1 << 40, 4]},
         {"part_rows": []},
-        {"width": 3},
-        {"width": 0},
-        {"scratch": 35},
+        {"widths": [3]},
+        {"widths": [0]},
+        {"widths": [4, 4]},
+        {"scratch": 43},
+        {"scratch": 7},
         {"scratch": 0},
+        {"joins": False},
         {"order": [9]},
+        {"order": [0, -1]},
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     source, out = np.arange(9, dtype=np.int32), np.empty(2, np.int32)
-    good: dict[str, Any] = {"parts": 2, "part_rows": [5, 4], "width": 4, "order": [8, 0], "scratch": 36}
+    good: dict[str, Any] = {
+        "parts": 2,
+        "part_rows": [5, 4],
+        "widths": [4],
+        "order": [8, 0],
+        "scratch": 44,
+        "joins": True,
+    }
 
     def call(options: dict[str, Any]) -> None:
         addresses = [source.ctypes.data, source.ctypes.data + 20, 0][: options["parts"]]
@@ -80,9 +91,10 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
             np.array(addresses, np.uint64),
             np.array(options["part_rows"], np.int64),
             np.array([out.ctypes.data], np.uint64),
-            options["width"],
-            np.array(options["order"], np.uint32),
-            bytearray(options["scratch"]),
+            np.array(options["widths"], np.int64),
+            np.array(options["order"], np.int64),
+            np.empty(options["scratch"], np.uint8),
+            options["joins"],
         )
 
     call(good)
