@@ -17,7 +17,9 @@ from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.formats.checks import no_such_group, repeated_names
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, footer_numbers
-from torch_dataloader_utils.formats.parquet.numbers import FileChunks, NumberColumn, NumberTable, number_columns
+from torch_dataloader_utils.formats.parquet.number_columns import NumberColumn, number_columns
+from torch_dataloader_utils.formats.parquet.number_places import NumberTable
+from torch_dataloader_utils.formats.parquet.numbers import FileChunks
 from torch_dataloader_utils.formats.parquet.trailer import (
     check_metadata,
     check_structure,

@@ -19,7 +19,8 @@ from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils.formats.checks import check_stored_rows, check_unique
 from torch_dataloader_utils.formats.parquet.footer import Footer, parquet_footer
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, chunk_starts
-from torch_dataloader_utils.formats.parquet.numbers import PAGES, NumberTable, Places
+from torch_dataloader_utils.formats.parquet.number_places import NumberTable, Places
+from torch_dataloader_utils.formats.parquet.numbers import PAGES
 from torch_dataloader_utils.formats.task_source import TaskSource
 
 # Everything between the first and the last chunk of a row group is read. A longer span is not worth it.
