@@ -73,6 +73,19 @@ static void check_order(void) {
     free(order);
 }
 
+/* Ends the process if the checksum of random bytes is not the one computed bit by bit. */
+static void check_checksum(void) {
+    size_t length = below(below(4) ? 200 : 5000);
+    uint8_t *bytes = malloc(length + 1);
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= bytes[i] = (uint8_t)next_number();
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    if (crc32_of((Bytes){bytes, bytes + length}) != ~crc) abort();
+    free(bytes);
+}
+
 int main(int count, char **arguments) {
     if (count != 4) return 2;
     FILE *file = fopen(arguments[1], "rb");
@@ -101,6 +114,7 @@ int main(int count, char **arguments) {
         if (below(8)) length = mutate(copy, length, &seeds[below(num_seeds)]);
         runs++;
         if (!below(64)) check_order();
+        if (!below(64)) check_checksum();
         if (fields[0] == FOOTER) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);
