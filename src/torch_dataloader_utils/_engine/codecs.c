@@ -76,7 +76,9 @@ static Reason decompress_snappy(Bytes in, uint8_t *out, size_t size) {
     return at == end ? DECODED : DAMAGED;
 }
 
-typedef size_t (*ZstdDecompress)(void *, size_t, const void *, size_t);
+typedef void *(*ZstdMake)(void);
+typedef size_t (*ZstdFree)(void *);
+typedef size_t (*ZstdDecompress)(void *, void *, size_t, const void *, size_t);
 typedef unsigned (*ZstdIsError)(size_t);
 typedef int (*Lz4Decompress)(const char *, char *, int, int);
 
@@ -94,20 +96,36 @@ static void *function_of(const char *library, const char *name) {
 #define LZ4_LIBRARY "liblz4.so.1"
 #endif
 
-static Reason decompress_zstd(Bytes in, uint8_t *out, size_t size) {
-    ZstdDecompress decompressed = (ZstdDecompress)function_of(ZSTD_LIBRARY, "ZSTD_decompress");
-    ZstdIsError is_error = (ZstdIsError)function_of(ZSTD_LIBRARY, "ZSTD_isError");
+/* The function of this name, looked up unless that was done before. */
+static void *known(void **function, const char *library, const char *name) {
+    if (*function == NULL) *function = function_of(library, name);
+    return *function;
+}
+
+static Reason decompress_zstd(Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
+    ZstdDecompress decompressed = (ZstdDecompress)known(&codecs->zstd_decompress, ZSTD_LIBRARY, "ZSTD_decompressDCtx");
+    ZstdIsError is_error = (ZstdIsError)known(&codecs->zstd_is_error, ZSTD_LIBRARY, "ZSTD_isError");
     if (decompressed == NULL || is_error == NULL) return CODEC;
-    size_t written = decompressed(out, size, in.at, left_of(in));
+    if (codecs->zstd == NULL) {
+        ZstdMake make = (ZstdMake)function_of(ZSTD_LIBRARY, "ZSTD_createDCtx");
+        codecs->zstd = make == NULL ? NULL : make();
+        if (codecs->zstd == NULL) return NO_MEMORY;
+    }
+    size_t written = decompressed(codecs->zstd, out, size, in.at, left_of(in));
     return !is_error(written) && written == size ? DECODED : DAMAGED;
 }
 
-static Reason decompress_lz4(Bytes in, uint8_t *out, size_t size) {
-    Lz4Decompress decompressed = (Lz4Decompress)function_of(LZ4_LIBRARY, "LZ4_decompress_safe");
+static Reason decompress_lz4(Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
+    Lz4Decompress decompressed = (Lz4Decompress)known(&codecs->lz4_decompress, LZ4_LIBRARY, "LZ4_decompress_safe");
     if (decompressed == NULL) return CODEC;
     if (left_of(in) > INT_MAX || size > INT_MAX) return TOO_LARGE;
     int written = decompressed((const char *)in.at, (char *)out, (int)left_of(in), (int)size);
     return written >= 0 && (size_t)written == size ? DECODED : DAMAGED;
+}
+
+void free_codecs(Codecs *codecs) {
+    ZstdFree free_context = codecs->zstd == NULL ? NULL : (ZstdFree)function_of(ZSTD_LIBRARY, "ZSTD_freeDCtx");
+    if (free_context != NULL) free_context(codecs->zstd);
 }
 
 bool has_codec(int codec) {
@@ -120,15 +138,15 @@ bool has_codec(int codec) {
     }
 }
 
-Reason decompress(int codec, Bytes in, uint8_t *out, size_t size) {
+Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
     switch (codec) {
         case UNCOMPRESSED:
             if (left_of(in) != size) return DAMAGED;
             memcpy(out, in.at, size);
             return DECODED;
         case SNAPPY: return decompress_snappy(in, out, size);
-        case ZSTD: return decompress_zstd(in, out, size);
-        case LZ4_RAW: return decompress_lz4(in, out, size);
+        case ZSTD: return decompress_zstd(in, out, size, codecs);
+        case LZ4_RAW: return decompress_lz4(in, out, size, codecs);
         default: return CODEC;
     }
 }

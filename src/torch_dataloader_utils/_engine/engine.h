@@ -59,7 +59,14 @@ uint8_t *scratch_of(Scratch *scratch, size_t size);
 
 /* codecs.c */
 typedef enum { UNCOMPRESSED = 0, SNAPPY = 1, ZSTD = 6, LZ4_RAW = 7 } Codec;
-Reason decompress(int codec, Bytes in, uint8_t *out, size_t size);
+
+/* What is looked up or made once a call: functions of the system's libraries, and a context of zstd. NULL: not yet. */
+typedef struct {
+    void *zstd_decompress, *zstd_is_error, *zstd, *lz4_decompress;
+} Codecs;
+
+Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs);
+void free_codecs(Codecs *codecs);
 uint32_t crc32_of(Bytes bytes);
 bool has_codec(int codec);
 
@@ -135,6 +142,7 @@ typedef struct {
 
 typedef struct {
     Scratch page, dictionary_page, dictionary, values, present, expanded, definitions, repetitions;
+    Codecs codecs;
 } Work;
 
 /* The items of a data page: rows, or what lists hold. */
