@@ -92,6 +92,14 @@ def lists(items: pa.Array, nulls: float, is_nullable: bool, rng: np.random.Gener
     return pa.Array.from_buffers(pa.list_(field), len(mask), [validity, pa.py_buffer(offsets)], children=[items])
 
 
+def fixed_lists(items: pa.Array, nulls: float, rng: np.random.Generator) -> pa.Array:
+    """Fixed-size lists of 7 of these items, some of them null."""
+    mask = rng.random(len(items) // 7) < nulls
+    data_type = pa.list_(pa.field("element", items.type, nullable=bool(items.null_count) or rng.random() < 0.5), 7)
+    validity = pa.array(~mask).buffers()[1] if mask.any() else None
+    return pa.Array.from_buffers(data_type, len(mask), [validity], children=[items])
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     """A table of numbers, how it is written, and the rows of its row groups."""
@@ -100,10 +108,12 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     columns, fields, encodings = [], [], {}
     for index, data_type in enumerate(draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=6))):
         name, nulls = f"c{index}", draw(st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]))
-        kind = draw(st.sampled_from(["number", "list", "large_list"]))
+        kind = draw(st.sampled_from(["number", "list", "large_list", "fixed"]))
         spread = draw(st.sampled_from([1, 4, 9, 17, 64]))
         column = numbers(data_type, rows if kind == "number" else 7 * rows, spread, nulls, rng)
-        if kind != "number":
+        if kind == "fixed":
+            column = fixed_lists(column, draw(st.sampled_from([0.0, 0.0, 0.3])), rng)
+        elif kind != "number":
             column = lists(column, draw(st.sampled_from([0.0, 0.7])), draw(st.booleans()), rng)
             column = column.take(pa.array(np.sort(rng.integers(0, len(column), rows)))) if len(column) else column
             column = pa.concat_arrays([column, pa.array([[]] * (rows - len(column)), column.type)])
@@ -155,6 +165,8 @@ def bits_of(batch: pa.RecordBatch) -> list[Any]:
 
 def column_bits(column: pa.Array) -> Any:
     valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(column.type):
+        return valid.tolist(), column_bits(column.flatten())
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return valid.tolist(), pc.list_value_length(column).to_pylist(), column_bits(column.flatten())
     if pa.types.is_primitive(column.type) and column.type != pa.bool_():

@@ -40,6 +40,11 @@ class NumberColumn(NamedTuple):
         return self.stored, self.width, self.is_integer, self.is_optional, may_be_null, self.value_bits
 
     @property
+    def fixed_size(self) -> int:
+        """Length of each list of a fixed-size list, as the field says; 0 for other columns."""
+        return self.field.type.list_size if pa.types.is_fixed_size_list(self.field.type) else 0
+
+    @property
     def value_bits(self) -> int:
         """Number of bits of a decoded value."""
         return 8 * self.width if self.stored else 1
@@ -83,7 +88,8 @@ def _is_plain(column: Any, field: pa.Field) -> bool:
 
 
 def _is_list(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_list(data_type) or pa.types.is_large_list(data_type))
+    is_fixed = pa.types.is_fixed_size_list(data_type) and data_type.list_size > 0
+    return bool(is_fixed or pa.types.is_list(data_type) or pa.types.is_large_list(data_type))
 
 
 def _value_field(field: pa.Field) -> pa.Field:

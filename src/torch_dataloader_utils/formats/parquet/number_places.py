@@ -24,8 +24,8 @@ class NumberTable(NamedTuple):
     """Columns of numbers in the order in which they lie in memory once they are decoded, with their facts as arrays.
 
     schema: Fields of the columns. leaves: Numbers of the leaf columns, int64 [columns]. layouts: See
-    `NumberColumn.layout`, int64 [columns, 6]. are_lists: bool [columns]. flat_places: Places by number of rows, see
-    `Places.flat`.
+    `NumberColumn.layout`, int64 [columns, 6]. are_lists: bool [columns]. fixed_sizes: Length of fixed-size lists, by
+    column. flat_places: Places by number of rows, see `Places.flat`.
     """
 
     columns: Sequence[NumberColumn]
@@ -33,6 +33,7 @@ class NumberTable(NamedTuple):
     leaves: Int64s
     layouts: Int64s
     are_lists: npt.NDArray[np.bool_]
+    fixed_sizes: dict[int, int]
     flat_places: "Recent[int, Places]"
 
     @classmethod
@@ -45,6 +46,7 @@ class NumberTable(NamedTuple):
             leaves=np.array([column.leaf for column in columns], np.int64),
             layouts=np.array([column.layout for column in columns], np.int64).reshape(len(columns), 6),
             are_lists=np.array([column.is_list for column in columns], np.bool_),
+            fixed_sizes={index: column.fixed_size for index, column in enumerate(columns) if column.fixed_size},
             flat_places=Recent(_MOST_PLACES),
         )
 
@@ -103,6 +105,21 @@ class Places(NamedTuple):
         runs = _runs(table, numbers[:, 5].tolist(), aligned[:, 0].tolist()) if is_plain else None
         return cls(table, numbers, lengths, num_rows, int(sizes.sum()), runs)
 
+    def checked(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> Sequence[str]:
+        """Return the reasons, and "type" for fixed-size lists that are null or have another length.
+
+        Files hold fixed-size lists as lists of any length. pyarrow makes rows of null lists, and refuses other lengths.
+        """
+        if not self.table.fixed_sizes:
+            return reasons
+        checked = list(reasons)
+        for index, size in self.table.fixed_sizes.items():
+            start = self.numbers[index, 7]
+            ends = memory[start : start + self.lengths[index, 2]].view(np.int32)
+            if not reasons[index] and (results[index, 1] or (np.diff(ends) != size).any()):
+                checked[index] = "type"
+        return checked
+
     def batch(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> pa.RecordBatch | NumberBatch | None:
         """Return the decoded columns, over the memory that the decoder wrote; None if no column was decoded.
 
@@ -150,6 +167,8 @@ def _array(column: NumberColumn, content: Sequence[pa.Buffer], num_rows: int, nu
         return pa.Array.from_buffers(data_type, num_rows, [validity, values], null_count=nulls)
     ends = np.frombuffer(content[2], np.int32)
     items = pa.Array.from_buffers(data_type.value_type, int(ends[num_rows]), [validity, values], null_count=nulls)
+    if column.fixed_size:
+        return pa.Array.from_buffers(data_type, num_rows, [None], null_count=0, children=[items])
     offsets = pa.py_buffer(ends.astype(np.int64)) if pa.types.is_large_list(data_type) else content[2]
     of_lists = [content[3] if null_lists else None, offsets]
     return pa.Array.from_buffers(data_type, num_rows, of_lists, null_count=null_lists, children=[items])

@@ -68,8 +68,9 @@ class FileChunks(NamedTuple):
     """Chunks of columns of numbers in all row groups of a file: arrays [row groups, columns].
 
     numbers: See `_Chunks`. fit: Whether the chunk lies in the file and may have the rows of its row group. are_known:
-    Whether the codec is known. num_bytes: Bytes of the decoded values.
-    are_usual: Whether all chunks of a row group fit and have known codecs, bool [row groups].
+    Whether the codec is known. num_bytes: Bytes of the decoded values. have_nulls: Whether the chunk has fixed-size
+    lists with nulls, which are left to pyarrow. are_usual: Whether the decoder may read all chunks of a row group,
+    bool [row groups].
     """
 
     table: NumberTable
@@ -77,6 +78,7 @@ class FileChunks(NamedTuple):
     fit: npt.NDArray[np.bool_]
     are_known: npt.NDArray[np.bool_]
     num_bytes: Int64s
+    have_nulls: npt.NDArray[np.bool_]
     are_usual: npt.NDArray[np.bool_]
 
     @classmethod
@@ -88,13 +90,17 @@ class FileChunks(NamedTuple):
         are_there = (starts >= 0) & (lengths >= 0) & (starts <= file_size - lengths)
         fit = are_there & np.where(are_lists, (rows <= values) & (values <= MAX_OFFSET), values == rows)
         are_known = np.isin(codecs, list(filter(_engine.has_codec, set(codecs.ravel().tolist()))))
+        have_nulls = np.zeros(fit.shape, np.bool_)
+        fixed = list(table.fixed_sizes)
+        have_nulls[:, fixed] = chunks[:, fixed, OfChunk.NULLS] > 0
         return cls(
             table=table,
             numbers=np.ascontiguousarray(np.stack([codecs, starts, lengths, values], axis=-1)),
             fit=fit,
             are_known=are_known,
             num_bytes=np.minimum(values, _MOST_COUNTED) * table.layouts[:, 5] // 8,
-            are_usual=np.logical_and.reduce(fit & are_known, axis=1),
+            have_nulls=have_nulls,
+            are_usual=np.logical_and.reduce(fit & are_known & ~have_nulls, axis=1),
         )
 
     def of_group(self, ordinal: int, room_bytes: int) -> _Chunks:
@@ -105,10 +111,12 @@ class FileChunks(NamedTuple):
         if self.are_usual[ordinal] and int(self.num_bytes[ordinal].sum()) <= room_bytes:
             return _Chunks(self.table, self.numbers[ordinal])
         kept = []
-        facts = zip(self.fit[ordinal], self.are_known[ordinal], self.num_bytes[ordinal].tolist(), strict=True)
-        for index, (fits, is_known, num_bytes) in enumerate(facts):
+        facts = (each[ordinal].tolist() for each in (self.fit, self.are_known, self.have_nulls, self.num_bytes))
+        for index, (fits, is_known, has_nulls, num_bytes) in enumerate(zip(*facts, strict=True)):
             if not fits:
                 count_chunks("damaged")
+            elif has_nulls:
+                count_chunks("type")
             elif not is_known:
                 count_chunks("codec")
             elif num_bytes > room_bytes:
@@ -151,6 +159,7 @@ def read_numbers(
             source.page_checksums,
             pages.file,
         )
+    reasons = list(places.checked(memory, results, reasons))
     if not any(reasons):
         count_chunks("compiled", count)
         return places.batch(memory, results, reasons)
