@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, assert_never, get_args
 
@@ -135,17 +135,9 @@ class ColumnShaper:
         alone: dict[str, tuple[Any, ...]] = {}
         for part in itertools.chain([first], coming):
             if isinstance(part, NumberBatch):
-                taken = self._plan(part).put(part, builders, alone)
-                if copies is not None:
-                    alone |= {name: (copies.copy(alone[name][0]),) for name in taken if name in alone}
-                for name in taken:
+                for name in self._plan(part).put(part, builders, alone, copies):
                     del waiting[name]
-                if waiting.keys().isdisjoint(part.schema.names):
-                    continue
-            for name, array in zip(part.schema.names, part.columns, strict=True):
-                spec = waiting.pop(name, None)
-                if spec is None:
-                    continue
+            for name, spec, array in _waited_for(part, waiting):
                 if name in places:
                     builder, place = places[name]
                     builder.put(place, _of_schema(spec, array))
@@ -217,15 +209,30 @@ class NumberPlan(NamedTuple):
         return cls(part.schema, whole, alone, frozenset(taken.union(name for name, *_ in alone)))
 
     def put(
-        self, part: NumberBatch, builders: Sequence[StackBuilder], alone: dict[str, tuple[Any, ...]]
+        self,
+        part: NumberBatch,
+        builders: Sequence[StackBuilder],
+        alone: dict[str, tuple[Any, ...]],
+        copies: "ColumnCopies | None",
     ) -> frozenset[str]:
-        """Put the columns into `builders` and `alone`, and return their names."""
+        """Put the columns into `builders` and `alone`, with copies if they are wanted, and return their names."""
         matrices = part.matrices()
         for number, run, first, stop in self.stacks:
             builders[number].put_whole(torch.from_numpy(matrices[run][first:stop]))
         for name, run, row in self.columns:
-            alone[name] = (Rows(torch.from_numpy(matrices[run][row])),)
+            column = Rows(torch.from_numpy(matrices[run][row]))
+            alone[name] = (column if copies is None else copies.copy(column),)
         return self.taken
+
+
+def _waited_for(part: Any, waiting: dict[str, ColumnSpec]) -> Iterator[tuple[str, ColumnSpec, pa.Array]]:
+    """Take the specs of a part's columns out of `waiting`, and yield them with the columns."""
+    if isinstance(part, NumberBatch) and waiting.keys().isdisjoint(part.schema.names):
+        return  # without an Arrow array
+    for name, array in zip(part.schema.names, part.columns, strict=True):
+        spec = waiting.pop(name, None)
+        if spec is not None:
+            yield name, spec, array
 
 
 def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:

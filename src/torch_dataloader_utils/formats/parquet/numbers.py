@@ -160,9 +160,6 @@ def read_numbers(
             pages.file,
         )
     reasons = list(places.checked(memory, results, reasons))
-    if not any(reasons):
-        count_chunks("compiled", count)
-        return places.batch(memory, results, reasons)
     if "not read" in reasons:
         _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
     for reason, number in Counter(reasons).items():
