@@ -11,9 +11,9 @@ BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
-DECODER = $(wildcard setup.py src/torch_dataloader_utils/_decoder/*.[ch])
+ENGINE = $(wildcard setup.py src/torch_dataloader_utils/_engine/*.[ch])
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(DECODER)
+$(VENV)/.installed: pyproject.toml constraints.txt $(ENGINE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -59,7 +59,7 @@ tests:
 # more as where there is no compiler. Failed examples are kept in .hypothesis and tried first the next time.
 full: lint
 	TIER=full $(PYTEST) --durations=50 -o faulthandler_timeout=1800
-	rm -rf build/pure && mkdir -p build && cp -r src build/pure && rm -f build/pure/*/_decoder/*.so
+	rm -rf build/pure && mkdir -p build && cp -r src build/pure && rm -f build/pure/*/_engine/*.so
 	PYTHONPATH=$(CURDIR)/build/pure $(PYTEST)
 
 # The site in site/. Broken links and references are errors.

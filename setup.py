@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-DECODER = Path("src/torch_dataloader_utils/_decoder")
+ENGINE = Path("src/torch_dataloader_utils/_engine")
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     # Free-threaded Python has no stable ABI before 3.15, and the decoder was never tried there.
@@ -14,15 +14,15 @@ else:
     setup(
         ext_modules=[
             Extension(
-                "torch_dataloader_utils._decoder._numbers",
+                "torch_dataloader_utils._engine._numbers",
                 [
-                    f"src/torch_dataloader_utils/_decoder/{name}.c"
+                    f"src/torch_dataloader_utils/_engine/{name}.c"
                     for name in (
-                        *("module", "chunk", "lists", "values", "codecs", "gather"),
+                        *("module", "chunk", "lists", "values", "codecs", "gather", "permute"),
                         *("footer", "check", "thrift", "json"),
                     )
                 ],
-                depends=[f"src/torch_dataloader_utils/_decoder/{name}.h" for name in ("decoder", "thrift")],
+                depends=[f"src/torch_dataloader_utils/_engine/{name}.h" for name in ("engine", "thrift")],
                 extra_compile_args=["-O3", "-Wall", "-Wextra"],
                 libraries=["dl"],
                 py_limited_api=True,

@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.hostile_files import chunk, column, group, parquet, row_group, write_huge_footer
 from tests.formats.encrypted import write_encrypted
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
@@ -61,7 +61,7 @@ ROOT, A = group("root", 1), column("a")
 ONE = row_group([chunk(["a"])], 1)
 
 
-@pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+@pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 @pytest.mark.parametrize(
     ("schema", "groups", "message"),
     [

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from torch_dataloader_utils import StructuredDataset, TextOptions, _decoder, scan_files
+from torch_dataloader_utils import StructuredDataset, TextOptions, _engine, scan_files
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.errors import ConfigError, DataError, SchemaError
 from torch_dataloader_utils.formats.text import json_schema
@@ -85,13 +85,13 @@ def is_valid(table: pa.Table) -> bool:
 @example(lines=['{"a": "2024-01-01T12:30:00\\u002B01:00"}', '{"a": "2024-01-01T12:30:00.5\\u002B01:00"}'], cut=5)
 @example(lines=['{"a": "\\u0032024-01-01"}', '{"a": "2024-01-01\\/"}'], cut=5)
 def test_a_text_has_the_columns_that_pyarrow_finds_in_it(is_built: bool, lines: list[str], cut: int) -> None:
-    if is_built and not _decoder.IS_BUILT:
+    if is_built and not _engine.IS_BUILT:
         pytest.skip("there is no compiled module")
     wanted = read_at_once(lines)
     text = "\n".join(lines).encode("utf-8", "surrogatepass")
     learned = JsonSchema("a.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_decoder, "IS_BUILT", is_built)
+        patch.setattr(_engine, "IS_BUILT", is_built)
         try:
             for start in range(0, len(text), cut):
                 learned.feed(text[start : start + cut])
@@ -132,7 +132,7 @@ DAMAGED = ['{"a": 1', '{"late": 1, "late": 1}', '{"late": "\\ud800"}', "[1, 2]",
 @pytest.mark.parametrize("is_built", [True, False])
 @pytest.mark.parametrize("damaged", DAMAGED)
 def test_a_damaged_line_hides_no_key_and_is_an_error_where_it_is_read(damaged, is_built, tmp_path, monkeypatch):
-    monkeypatch.setattr(_decoder, "IS_BUILT", is_built and _decoder.IS_BUILT)
+    monkeypatch.setattr(_engine, "IS_BUILT", is_built and _engine.IS_BUILT)
     lines = ['{"a": 1}'] * 150_000 + [damaged] + ['{"late": 1}', '{"a": 2.5}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     inventory = scan_files(tmp_path, "jsonl")

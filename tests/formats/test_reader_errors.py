@@ -29,7 +29,7 @@ from tests.formats.files import (
     write_stream,
     write_stream_batches,
 )
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.block import read_block
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, GroupRows, RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, FileStat, LocalStore
@@ -152,7 +152,7 @@ def test_a_large_file_that_is_written_to_while_it_is_read_is_changed(
     reader = make_reader(make_spec(table.schema, is_compiled=is_compiled))
     reader.read(task)  # the footer is known, so that nothing else looks the file up
     # pyarrow's road looks the file up before and after it reads; the decoder's looks at the open file.
-    is_looked_up = not (is_compiled and _decoder.IS_BUILT)
+    is_looked_up = not (is_compiled and _engine.IS_BUILT)
     reader._stores[""] = RewrittenStore(contents=[content], is_looked_up=is_looked_up)
     with pytest.raises(FileChangedError, match="plan the data set again"):
         reader.read(task)

@@ -28,6 +28,7 @@ from tests.formats.files import (
     write_stream,
     write_stream_batches,
 )
+from torch_dataloader_utils._arrow.number_batch import as_arrow
 from torch_dataloader_utils._core.inventory import UNKNOWN, GroupRows
 from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.tables.reader import make_reader
@@ -169,7 +170,7 @@ def test_columns_come_a_few_at_a_time_and_are_those_of_the_whole(
             assert len(parts) >= (len(alone) + 1 if bytes_at_once == 1 and whole else 1)
             for part in parts:
                 wanted = [{"lost": None, "day": "monday", **row} for row in whole]
-                assert part.to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]
+                assert as_arrow(part).to_pylist() == [{name: row[name] for name in part.schema.names} for row in wanted]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from tests.formats.files import deleting, identity, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.formats.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import LocalStore
@@ -36,7 +36,7 @@ from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, foote
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 from torch_dataloader_utils.tables.reader import Reader, make_reader
 
-needs_decoder = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 ROWS = pa.table({"x": pa.array(range(40)), "y": pa.array([f"text {i}" for i in range(40)])})
 WRITER_OPTIONS = st.fixed_dictionaries(

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from tests.interleaved import between_calls_in
 from tests.stream.tables import files, write_table
-from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, _decoder
+from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, _engine
 from torch_dataloader_utils._observe import meter
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import CorruptFileError
 
-needs_decoder = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 
 class Recorder(LoaderCallback):
@@ -292,7 +292,7 @@ def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, 
     [pytest.param(True, "turned_off", marks=needs_decoder), (False, "not_built")],
 )
 def test_chunks_say_that_there_is_no_compiled_decoder_or_that_it_is_turned_off(tmp_path, monkeypatch, is_built, kind):
-    monkeypatch.setattr(_decoder, "IS_BUILT", is_built)
+    monkeypatch.setattr(_engine, "IS_BUILT", is_built)
     # Columns in an order of their own: what is known of files with the same columns is kept.
     write_kinds(tmp_path / "a.parquet", groups=2, kinds="tlng" if is_built else "gtln")
     loader = make(tmp_path, num_workers=0, batch_size=GROUP_ROWS, decoding=Decoding(compiled=not is_built))

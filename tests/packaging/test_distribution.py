@@ -80,7 +80,7 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
         metadata = wheel.read(next(name for name in names if name.endswith("METADATA"))).decode()
         scripts = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert names >= modules() | {"torch_dataloader_utils/py.typed"}
-    assert shutil.which("cc") is None or "torch_dataloader_utils/_decoder/_numbers.abi3.so" in names
+    assert shutil.which("cc") is None or "torch_dataloader_utils/_engine/_numbers.abi3.so" in names
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
     assert "License-Expression: Apache-2.0" in metadata
     assert "tdu = " in scripts

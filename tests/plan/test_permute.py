@@ -3,14 +3,20 @@
 import numpy as np
 import pytest
 
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words, stable_order
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 1000, 65_536])
-def test_a_permutation_is_the_stable_argsort_of_its_words(count):
-    words = random_words(count, seed=3, epoch=1, purpose=Purpose.WINDOW, index=7)
-    expected = np.argsort(words, kind="stable")
-    assert np.array_equal(permutation(count, seed=3, epoch=1, purpose=Purpose.WINDOW, index=7), expected)
+@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 129, 1000, 65_536, 65_537, 300_000])
+@pytest.mark.parametrize(("seed", "index"), [(3, 7), (-1, 2**64 - 1), (2**70 + 1, -5)])
+def test_a_permutation_is_the_stable_argsort_of_its_words(count, seed, index, is_built, monkeypatch):
+    monkeypatch.setattr(_engine, "IS_BUILT", is_built and _engine.IS_BUILT)
+    key = {"seed": seed, "epoch": 1, "purpose": Purpose.WINDOW, "index": index}
+    expected = np.argsort(random_words(count, **key), kind="stable")
+    order = permutation(count, **key)
+    assert np.array_equal(order, expected)
+    assert order.dtype == np.int64
 
 
 def test_equal_words_keep_their_order():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.gather import Gatherer
 
@@ -23,7 +23,7 @@ DTYPES = (
     torch.int64,
     torch.float64,
 )
-needs_decoder = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 
 @pytest.mark.parametrize("is_built", [pytest.param(True, marks=needs_decoder), False])
@@ -49,7 +49,7 @@ def test_rows_are_those_of_the_joined_parts(
     numpy_lacks_it = dtype == torch.bfloat16
     if numpy_lacks_it and not is_built:
         return
-    with patch.object(_decoder, "IS_BUILT", is_built):
+    with patch.object(_engine, "IS_BUILT", is_built):
         Gatherer(order).columns(columns, outs)
     for parts, out in zip(columns, outs, strict=True):
         assert torch.equal(out, torch.cat(parts)[order])
@@ -63,26 +63,38 @@ def test_rows_are_those_of_the_joined_parts(
         {"part_rows": [5, -1]},
         {"part_rows": [1 << 40, 4]},
         {"part_rows": []},
-        {"width": 3},
-        {"width": 0},
-        {"scratch": 35},
+        {"widths": [3]},
+        {"widths": [0]},
+        {"widths": [4, 4]},
+        {"scratch": 43},
+        {"scratch": 7},
         {"scratch": 0},
+        {"joins": False},
         {"order": [9]},
+        {"order": [0, -1]},
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     source, out = np.arange(9, dtype=np.int32), np.empty(2, np.int32)
-    good: dict[str, Any] = {"parts": 2, "part_rows": [5, 4], "width": 4, "order": [8, 0], "scratch": 36}
+    good: dict[str, Any] = {
+        "parts": 2,
+        "part_rows": [5, 4],
+        "widths": [4],
+        "order": [8, 0],
+        "scratch": 44,
+        "joins": True,
+    }
 
     def call(options: dict[str, Any]) -> None:
         addresses = [source.ctypes.data, source.ctypes.data + 20, 0][: options["parts"]]
-        _decoder.gather(
+        _engine.gather(
             np.array(addresses, np.uint64),
             np.array(options["part_rows"], np.int64),
             np.array([out.ctypes.data], np.uint64),
-            options["width"],
-            np.array(options["order"], np.uint32),
-            bytearray(options["scratch"]),
+            np.array(options["widths"], np.int64),
+            np.array(options["order"], np.int64),
+            np.empty(options["scratch"], np.uint8),
+            options["joins"],
         )
 
     call(good)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from torch_dataloader_utils import Hash, StructuredDataset, _decoder, load_inventory, save_inventory, scan_files
+from torch_dataloader_utils import Hash, StructuredDataset, _engine, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils.errors import NullValueError
 
 TYPES = {
@@ -89,7 +89,7 @@ def test_an_error_at_build_is_one_that_reading_would_have_been(
 ) -> None:
     filters = None if bound is None else pc.field("row") < bound
     options = {"missing": "null", "filters": filters, "nulls": nulls, "drop_last": drop_last}
-    with TemporaryDirectory() as folder, patch.object(_decoder, "IS_BUILT", is_built and _decoder.IS_BUILT):
+    with TemporaryDirectory() as folder, patch.object(_engine, "IS_BUILT", is_built and _engine.IS_BUILT):
         for number, table in enumerate(tables):
             pq.write_table(table, Path(folder, f"{number}.parquet"), row_group_size=group_rows)
         if is_saved:

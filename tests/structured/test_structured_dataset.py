@@ -27,7 +27,7 @@ from torch_dataloader_utils import (
     Split,
     StructuredDataset,
     TensorBatch,
-    _decoder,
+    _engine,
     merge_states,
     plan_epoch,
     scan_files,
@@ -373,7 +373,7 @@ def test_a_loader_without_the_compiled_decoder_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    monkeypatch.setattr(_decoder, "IS_BUILT", False)
+    monkeypatch.setattr(_engine, "IS_BUILT", False)
     monkeypatch.setattr(build, "_log_no_decoder", functools.cache(build._log_no_decoder.__wrapped__))
     for decoding in (Decoding(compiled=False), Decoding(), Decoding()):
         StructuredDataset.create_dataloader(tmp_path, num_workers=0, decoding=decoding)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.number_batch import as_arrow
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 # Limit of the 32-bit offsets of string and binary columns; a whole row group may need more.
@@ -14,8 +15,10 @@ MAX_OFFSET = (1 << 31) - 1
 
 def side_by_side(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return one batch with the columns of all parts (at least one), which have the same rows; nothing is copied."""
+    if len(parts) == 1:
+        return as_arrow(parts[0])
     arrays = [array for part in parts for array in part.columns]
-    if len(parts) == 1 or not arrays:
+    if not arrays:
         return parts[0]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field for part in parts for field in part.schema]))
 

@@ -24,8 +24,8 @@ class RowGroupReader(Protocol):
         """Yield the live rows of one row group, projected, in file order: record batches of a few columns each.
 
         All record batches have the same rows; each comes as soon as it is decoded. At least one comes, without columns
-        if no columns are asked for. Every column comes once, in any order; extra columns that are not delivered may
-        come too.
+        if no columns are asked for. Columns of numbers may come as a `NumberBatch` (`_arrow/number_batch.py`). Every
+        column comes once, in any order; extra columns that are not delivered may come too.
 
         rows: Range of the live rows. Exactly these rows come, even if the format has to be decoded from its first row.
 

@@ -210,7 +210,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
         return
     from importlib.metadata import PackageNotFoundError, version
 
-    from torch_dataloader_utils import __version__, _decoder
+    from torch_dataloader_utils import __version__, _engine
 
     def find(package: str) -> str | None:
         try:
@@ -218,10 +218,10 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
         except PackageNotFoundError:
             return None
 
-    codecs = [name for name, number in _CODECS.items() if _decoder.IS_BUILT and _decoder.has_codec(number)]
+    codecs = [name for name, number in _CODECS.items() if _engine.IS_BUILT and _engine.has_codec(number)]
     decoder = (
         f"with {', '.join(['snappy', *codecs])}"
-        if _decoder.IS_BUILT
+        if _engine.IS_BUILT
         else "not built: no C compiler, or a free-threaded Python"
     )
     clients = [f"{name} {found}" for name in _STORE_CLIENTS if (found := find(name))]

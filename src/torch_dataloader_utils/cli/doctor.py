@@ -176,7 +176,7 @@ def _partitions(inventory: "Inventory") -> str:
 
 def _compiled(inventory: "Inventory", access: "StoreAccess") -> str:
     """Return which columns the compiled decoder reads, by the footer of the first Parquet file; "" without one."""
-    from torch_dataloader_utils import _decoder
+    from torch_dataloader_utils import _engine
     from torch_dataloader_utils._core.inventory import FileFormat
     from torch_dataloader_utils._store import open_store
     from torch_dataloader_utils.formats.parquet.footer import parquet_footer
@@ -185,7 +185,7 @@ def _compiled(inventory: "Inventory", access: "StoreAccess") -> str:
 
     if not inventory.num_groups or inventory.files.formats[int(inventory.groups.file[0])] != FileFormat.PARQUET:
         return ""
-    if not _decoder.IS_BUILT:
+    if not _engine.IS_BUILT:
         return "the compiled decoder is not built (tdu --version says why): pyarrow reads all columns"
     task = inventory.task(0)
     store = open_store(task.path, access)
@@ -194,7 +194,7 @@ def _compiled(inventory: "Inventory", access: "StoreAccess") -> str:
         name
         for name, column in footer.columns.numbers.items()
         if footer.numbers is not None
-        and _decoder.has_codec(int(footer.numbers.chunks[task.ordinal][column.leaf][OfChunk.CODEC]))
+        and _engine.has_codec(int(footer.numbers.chunks[task.ordinal][column.leaf][OfChunk.CODEC]))
     }
     left = [name for name in footer.columns.leaves if name not in read]
     others = f"; pyarrow reads {_listed(left)}" if left else ""

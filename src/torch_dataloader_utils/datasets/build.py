@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.schema import column_names, decode_schema
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.block import Shaper
@@ -187,7 +187,7 @@ def build_stages(
 
 
 def _pipeline(rows: "TableRows", options: TableOptions) -> Pipeline:
-    if options.decoding.compiled and not _decoder.IS_BUILT and FileFormat.PARQUET in rows.inventory.files.formats:
+    if options.decoding.compiled and not _engine.IS_BUILT and FileFormat.PARQUET in rows.inventory.files.formats:
         _log_no_decoder()
     return Pipeline(
         reader=rows.reader,

@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import MAX_OFFSET
+from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.schema import all_nullable, as_nullable, is_list
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
@@ -20,6 +21,10 @@ def conform(task: RowGroupTask, batch: pa.RecordBatch, schema: pa.Schema) -> pa.
     Raises:
         SchemaError: the types do not fit, or a column has nulls although its field is not nullable.
     """
+    if isinstance(batch, NumberBatch):
+        if batch.schema.equals(schema):
+            return NumberBatch(schema, batch.num_rows, batch.runs, batch.memory)
+        batch = batch.to_arrow()
     if len(schema) == 0:
         return batch.select([])
     if batch.schema.equals(schema, check_metadata=True):

@@ -97,14 +97,6 @@ class Matrix:
         """Return all rows, one part after the other, column-major."""
         return cls(join([part.columns for part in parts], dim=1))
 
-    @classmethod
-    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """Return the rows of the concatenation in the gatherer's order, gathered directly into one new matrix."""
-        sources = [part.columns for part in parts]
-        gathered = new_tensor((len(sources[0]), len(gatherer.order)), sources[0].dtype)
-        gatherer.columns(list(zip(*(source.unbind() for source in sources), strict=True)), gathered.unbind())
-        return cls(gathered)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lists:
@@ -200,12 +192,12 @@ Column = Rows | Matrix | Lists | Objects
 # From this many rows on, so many columns share one piece of memory. Each shorter column has its own memory, so that
 # keeping one column keeps no other column, unless several columns fit into a page.
 _ROWS_TOGETHER = 4096
-_COLUMNS_TOGETHER = 4
+_COLUMNS_TOGETHER = 16
 _PAGE_BYTES = 4096
 
 
 def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
-    """Gather every column in the gatherer's order. Columns of plain numbers are gathered several at a time.
+    """Gather every column in the gatherer's order. Plain numbers and stacks are gathered by one call.
 
     columns: parts of each column.
 
@@ -214,13 +206,26 @@ def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gathe
     """
     num_rows = len(gatherer.order)
     flat, others = _flat_by_dtype(columns)
-    gathered: dict[int, Column] = {index: _gather(names[index], columns[index], gatherer) for index in others}
+    gathered: dict[int, Column] = {}
+    sources: list[Sequence[Tensor]] = []
+    outs: list[Tensor] = []
     for dtype, indices in flat.items():
         in_page = _PAGE_BYTES // max(1, num_rows * dtype.itemsize)
         at_once = _COLUMNS_TOGETHER if num_rows >= _ROWS_TOGETHER else max(1, in_page)
-        outs = [out for _, room in new_columns(len(indices), num_rows, dtype, at_once) for out in room.unbind()]
-        gatherer.columns([[part.values for part in columns[index]] for index in indices], outs)
-        gathered.update(zip(indices, map(Rows, outs), strict=True))
+        rooms = [out for _, room in new_columns(len(indices), num_rows, dtype, at_once) for out in room.unbind()]
+        gathered.update(zip(indices, map(Rows, rooms), strict=True))
+        sources += ([part.values for part in columns[index]] for index in indices)
+        outs += rooms
+    for index in others:
+        parts = columns[index]
+        if isinstance(parts[0], Matrix):
+            gathered[index] = matrix = Matrix(new_tensor((len(parts[0].columns), num_rows), parts[0].columns.dtype))
+            sources += zip(*(part.columns.unbind() for part in parts), strict=True)
+            outs += matrix.columns.unbind()
+        else:
+            gathered[index] = _gather(names[index], parts, gatherer)
+    if outs:
+        gatherer.columns(sources, outs)
     return tuple(gathered[index] for index in range(len(columns)))
 
 

@@ -89,6 +89,11 @@ class StackBuilder:
         self._in_place: list[pa.Array] = []
         self._copies: Tensor | None = None
         self._valid = np.ones(self._shape, np.bool_) if spec.has_mask else None
+        self._whole: Tensor | None = None
+
+    def put_whole(self, numbers: Tensor) -> None:
+        """Put all columns of the stack, which have no nulls: [columns, rows]."""
+        self._whole = numbers
 
     def put(self, place: int, array: pa.Array) -> None:
         """Put a column at this place of the stack.
@@ -110,7 +115,7 @@ class StackBuilder:
     def columns(self) -> tuple[Column, ...]:
         """Return the matrix of all columns, and its mask of the same shape if any column's nulls are masked."""
         is_complete = len(self._in_place) == self._shape[0]
-        numbers = _as_matrix(self._in_place, self._dtype) if is_complete else None
+        numbers = _as_matrix(self._in_place, self._dtype) if is_complete else self._whole
         if numbers is None:
             numbers = self._room()
             for place, array in enumerate(self._in_place):

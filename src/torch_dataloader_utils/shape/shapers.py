@@ -2,15 +2,16 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, assert_never, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, assert_never, get_args
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.block import Shaper
@@ -107,6 +108,7 @@ class ColumnShaper:
     names: tuple[str, ...]
     output: Output
     least_copied_bytes: int | None = None
+    _plans: "list[NumberPlan]" = field(default_factory=list, init=False, repr=False, compare=False)  # the last one
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """See Shaper."""
@@ -135,10 +137,10 @@ class ColumnShaper:
             places |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
         alone: dict[str, tuple[Any, ...]] = {}
         for part in itertools.chain([first], coming):
-            for name, array in zip(part.schema.names, part.columns, strict=True):
-                spec = waiting.pop(name, None)
-                if spec is None:
-                    continue
+            if isinstance(part, NumberBatch):
+                for name in self._plan(part).put(part, builders, alone, copies):
+                    del waiting[name]
+            for name, spec, array in _waited_for(part, waiting):
                 if name in places:
                     builder, place = places[name]
                     builder.put(place, _of_schema(spec, array))
@@ -152,6 +154,13 @@ class ColumnShaper:
         all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
         return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
 
+    def _plan(self, part: NumberBatch) -> "NumberPlan":
+        plan = self._plans[0] if self._plans else None
+        if plan is None or plan.schema is not part.schema:
+            plan = NumberPlan.of(part, self.columns, self.stacks)
+            self._plans[:] = [plan]
+        return plan
+
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """Return the rows of all blocks, one after the other. A single block is returned as it is, not copied."""
         return concat_blocks(blocks)
@@ -163,6 +172,70 @@ class ColumnShaper:
             IndexError: an entry of `order` is negative or past the last row.
         """
         return gather_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
+
+
+class NumberPlan(NamedTuple):
+    """Columns of a NumberBatch that a shaper takes where they lie, without an Arrow array.
+
+    schema: Schema of the batches that the plan is for. stacks: Number, run, and first and last row in the run's matrix,
+    for each stack that lies there whole. columns: Name, run and row of each other column. taken: Names of all columns.
+    """
+
+    schema: pa.Schema
+    stacks: Sequence[tuple[int, int, int, int]]
+    columns: Sequence[tuple[str, int, int]]
+    taken: frozenset[str]
+
+    @classmethod
+    def of(cls, part: NumberBatch, columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> "NumberPlan":
+        """Return the plan for batches of this schema."""
+        fields = list(part.schema)
+        places = {
+            fields[run.first + row].name: (number, row)
+            for number, run in enumerate(part.runs)
+            for row in range(run.num_columns)
+        }
+
+        def place_of(spec: ColumnSpec) -> tuple[int, int]:
+            is_same = spec.name in places and part.schema.field(spec.name).type == spec.data_type
+            return places[spec.name] if is_same and spec.is_plain else (-1, 0)
+
+        whole = []
+        for number, stack in enumerate(stacks):
+            found = [place_of(spec) for spec in stack.columns]
+            run, first = found[0]
+            if run >= 0 and found == [(run, first + index) for index in range(len(found))]:
+                whole.append((number, run, first, first + len(found)))
+        alone = [(spec.name, *place_of(spec)) for spec in columns if not isinstance(spec.nulls, Mask)]
+        alone = [each for each in alone if each[1] >= 0]
+        taken = {spec.name for number, *_ in whole for spec in stacks[number].columns}
+        return cls(part.schema, whole, alone, frozenset(taken.union(name for name, *_ in alone)))
+
+    def put(
+        self,
+        part: NumberBatch,
+        builders: Sequence[StackBuilder],
+        alone: dict[str, tuple[Any, ...]],
+        copies: "ColumnCopies | None",
+    ) -> frozenset[str]:
+        """Put the columns into `builders` and `alone`, with copies if they are wanted, and return their names."""
+        matrices = part.matrices()
+        for number, run, first, stop in self.stacks:
+            builders[number].put_whole(torch.from_numpy(matrices[run][first:stop]))
+        for name, run, row in self.columns:
+            column = Rows(torch.from_numpy(matrices[run][row]))
+            alone[name] = (column if copies is None else copies.copy(column),)
+        return self.taken
+
+
+def _waited_for(part: Any, waiting: dict[str, ColumnSpec]) -> Iterator[tuple[str, ColumnSpec, pa.Array]]:
+    """Take the specs of a part's columns out of `waiting`, and yield them with the columns."""
+    if isinstance(part, NumberBatch) and waiting.keys().isdisjoint(part.schema.names):
+        return  # without an Arrow array
+    for name, array in zip(part.schema.names, part.columns, strict=True):
+        spec = waiting.pop(name, None)
+        if spec is not None:
+            yield name, spec, array
 
 
 def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:

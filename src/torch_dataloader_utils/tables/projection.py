@@ -11,6 +11,7 @@ from torch_dataloader_utils._arrow.row_filter import filter_columns
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
 from torch_dataloader_utils._core.option_values import Holdout
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.formats.checks import repeated_names
@@ -19,6 +20,9 @@ from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 
 # Largest size that fits a string column's 32-bit offsets; real row groups are 0.1 to 1 GB.
 MAX_ROW_GROUP_BYTES = (2 << 30) - 1
+
+# Sets of columns that come together: one or two, of each kind of file.
+_MOST_SCHEMAS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +72,7 @@ class Projection:
     row_filter: pc.Expression | None
     holdout: Holdout | None
     known: frozenset[str] | None
+    _schemas: Recent[tuple[str, ...], pa.Schema] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
 
     @property
     def chooses_by_value(self) -> bool:
@@ -78,7 +83,7 @@ class Projection:
         """Return the schema of these stored columns."""
         if names == self.stored.names:  # the usual case for small row groups
             return self.stored
-        return pa.schema([self.stored.field(name) for name in names])
+        return self._schemas.get(tuple(names), lambda key: pa.schema([self.stored.field(name) for name in key]))
 
 
 def project(spec: ReadSpec) -> Projection:

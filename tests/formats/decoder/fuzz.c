@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "decoder.h"
+#include "engine.h"
 
 enum { FIELDS = 12, LENGTH = 11, FOOTER = 100, LINES = 101 };
 typedef struct {
@@ -57,6 +57,72 @@ static size_t mutate(uint8_t *bytes, size_t length, const Seed *other) {
     return length;
 }
 
+/* Orders few or many different words, and ends the process if the order is not the stable one. */
+static void check_order(void) {
+    size_t count = below(below(4) ? 40 : 3000), distinct = 1 + below(below(2) ? 5 : 100000);
+    uint64_t *words = malloc((count + 1) * sizeof *words), *room = malloc((count + 1) * sizeof *room), high = next_number();
+    int64_t *order = malloc((count + 1) * sizeof *order);
+    for (size_t i = 0; i < count; i++) words[i] = distinct > 5 ? next_number() : high ^ below(distinct);
+    order_words(words, count, room, order);
+    for (size_t i = 1; i < count; i++) {
+        uint64_t before = words[order[i - 1]], word = words[order[i]];
+        if (before > word || (before == word && order[i - 1] >= order[i])) abort();
+    }
+    free(words);
+    free(room);
+    free(order);
+}
+
+/* Ends the process if the checksum of random bytes is not the one computed bit by bit. */
+static void check_checksum(void) {
+    size_t length = below(below(4) ? 200 : 5000);
+    uint8_t *bytes = malloc(length + 1);
+    uint32_t crc = 0xFFFFFFFFu;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= bytes[i] = (uint8_t)next_number();
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    if (crc32_of((Bytes){bytes, bytes + length}) != ~crc) abort();
+    free(bytes);
+}
+
+/* Gathers columns of random widths, of up to 3 parts, and ends the process if a row is not the row that the order names. */
+static void check_gather(void) {
+    enum { COLUMNS = 3, PARTS = 3 };
+    size_t num_parts = 1 + below(PARTS), count = below(50), total = 0, start = 0;
+    int64_t part_rows[PARTS], widths[COLUMNS], *order = malloc((count + 1) * sizeof *order);
+    uint32_t *shorter = malloc(count * sizeof *shorter + 1);
+    uint64_t parts[COLUMNS * PARTS], outs[COLUMNS];
+    for (size_t i = 0; i < num_parts; i++) total += (size_t)(part_rows[i] = (int64_t)below(20));
+    for (size_t i = 0; i < count; i++) order[i] = total == 0 || !below(500) ? -1 : (int64_t)below(total);
+    for (size_t column = 0; column < COLUMNS; column++) {
+        widths[column] = 1 << below(4);
+        outs[column] = (uint64_t)(uintptr_t)malloc(count * (size_t)widths[column] + 1);
+        for (size_t i = 0; i < num_parts; i++) {
+            size_t bytes = (size_t)(part_rows[i] * widths[column]);
+            uint8_t *part = malloc(bytes + 1);
+            for (size_t at = 0; at < bytes; at++) part[at] = (uint8_t)next_number();
+            parts[column * num_parts + i] = (uint64_t)(uintptr_t)part;
+        }
+    }
+    uint8_t *joined = num_parts > 1 || below(2) ? malloc(total * 8 + 1) : NULL;
+    Columns columns = {COLUMNS, num_parts, part_rows, parts, outs, widths};
+    bool is_there = short_order(order, count, total, shorter);
+    if (is_there) gather_columns(&columns, shorter, count, joined);
+    for (size_t column = 0; column < COLUMNS && is_there; column++)
+        for (size_t i = 0; i < count; i++) {
+            size_t width = (size_t)widths[column], row = (size_t)order[i], part = 0;
+            for (start = 0; row >= start + (size_t)part_rows[part]; part++) start += (size_t)part_rows[part];
+            const uint8_t *from = (const uint8_t *)(uintptr_t)parts[column * num_parts + part] + (row - start) * width;
+            if (memcmp((const uint8_t *)(uintptr_t)outs[column] + i * width, from, width) != 0) abort();
+        }
+    for (size_t i = 0; i < COLUMNS * num_parts; i++) free((void *)(uintptr_t)parts[i]);
+    for (size_t i = 0; i < COLUMNS; i++) free((void *)(uintptr_t)outs[i]);
+    free(joined);
+    free(shorter);
+    free(order);
+}
+
 int main(int count, char **arguments) {
     if (count != 4) return 2;
     FILE *file = fopen(arguments[1], "rb");
@@ -84,6 +150,9 @@ int main(int count, char **arguments) {
         memcpy(copy, from->pages, length);
         if (below(8)) length = mutate(copy, length, &seeds[below(num_seeds)]);
         runs++;
+        if (!below(64)) check_order();
+        if (!below(64)) check_checksum();
+        if (!below(64)) check_gather();
         if (fields[0] == FOOTER) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);

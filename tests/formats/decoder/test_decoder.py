@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.faults.hostile_files import good
 from tests.formats.files import identity, make_spec, make_task, write_parquet
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import ALL_ROWS, FileFormat, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
@@ -24,7 +24,7 @@ from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.formats.task_source import TaskSource
 from torch_dataloader_utils.tables.reader import make_reader
 
-pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 TIMES = (
@@ -92,6 +92,14 @@ def lists(items: pa.Array, nulls: float, is_nullable: bool, rng: np.random.Gener
     return pa.Array.from_buffers(pa.list_(field), len(mask), [validity, pa.py_buffer(offsets)], children=[items])
 
 
+def fixed_lists(items: pa.Array, nulls: float, rng: np.random.Generator) -> pa.Array:
+    """Fixed-size lists of 7 of these items, some of them null."""
+    mask = rng.random(len(items) // 7) < nulls
+    data_type = pa.list_(pa.field("element", items.type, nullable=bool(items.null_count) or rng.random() < 0.5), 7)
+    validity = pa.array(~mask).buffers()[1] if mask.any() else None
+    return pa.Array.from_buffers(data_type, len(mask), [validity], children=[items])
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     """A table of numbers, how it is written, and the rows of its row groups."""
@@ -100,10 +108,12 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     columns, fields, encodings = [], [], {}
     for index, data_type in enumerate(draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=6))):
         name, nulls = f"c{index}", draw(st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]))
-        kind = draw(st.sampled_from(["number", "list", "large_list"]))
+        kind = draw(st.sampled_from(["number", "list", "large_list", "fixed"]))
         spread = draw(st.sampled_from([1, 4, 9, 17, 64]))
         column = numbers(data_type, rows if kind == "number" else 7 * rows, spread, nulls, rng)
-        if kind != "number":
+        if kind == "fixed":
+            column = fixed_lists(column, draw(st.sampled_from([0.0, 0.0, 0.3])), rng)
+        elif kind != "number":
             column = lists(column, draw(st.sampled_from([0.0, 0.7])), draw(st.booleans()), rng)
             column = column.take(pa.array(np.sort(rng.integers(0, len(column), rows)))) if len(column) else column
             column = pa.concat_arrays([column, pa.array([[]] * (rows - len(column)), column.type)])
@@ -155,6 +165,8 @@ def bits_of(batch: pa.RecordBatch) -> list[Any]:
 
 def column_bits(column: pa.Array) -> Any:
     valid = column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(column.type):
+        return valid.tolist(), column_bits(column.flatten())
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return valid.tolist(), pc.list_value_length(column).to_pylist(), column_bits(column.flatten())
     if pa.types.is_primitive(column.type) and column.type != pa.bool_():
@@ -276,7 +288,7 @@ def test_an_error_of_decoding_is_not_the_storages(
     tmp_path: Path, error: type[Exception], way: AbstractContextManager[Any]
 ) -> None:
     (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"a": np.arange(10)}))
-    with way, patch.object(_decoder, "decode", side_effect=error("of decoding")):
+    with way, patch.object(_engine, "decode", side_effect=error("of decoding")):
         expected = UnsupportedFeatureError if error is MemoryError else ValueError
         with pytest.raises(expected, match=r"memory|of decoding"):
             read([task], pa.schema([("a", pa.int64())]))
@@ -313,6 +325,6 @@ def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
     write_parquet(path, pa.table({"a": np.arange(1000)}), data_page_size=100, write_batch_size=10, use_dictionary=False)
     chunk = pq.read_metadata(path).row_group(0).column(0)
     pages = path.read_bytes()[chunk.data_page_offset :][: chunk.total_compressed_size]
-    assert _decoder.count_values(pages) == 1000
-    assert 0 < _decoder.count_values(pages[: len(pages) // 2]) < 1000
-    assert _decoder.count_values(b"") == _decoder.count_values(bytes(100)) == 0
+    assert _engine.count_values(pages) == 1000
+    assert 0 < _engine.count_values(pages[: len(pages) // 2]) < 1000
+    assert _engine.count_values(b"") == _engine.count_values(bytes(100)) == 0

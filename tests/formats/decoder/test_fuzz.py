@@ -15,7 +15,7 @@ import pytest
 from tests.formats.decoder.test_decoder import numbers
 
 ROOT = Path(__file__).parents[3]
-DECODER = ROOT / "src" / "torch_dataloader_utils" / "_decoder"
+DECODER = ROOT / "src" / "torch_dataloader_utils" / "_engine"
 SECONDS = 60
 FOOTER, LINES = 100, 101  # see fuzz.c
 JSON = b"""{"a": 1, "b": {"c": [1.5e-3, null, true, "2024-01-01T12:30:00+01:00"]}, "a key of many bytes": "te\\"xt\\\\"}

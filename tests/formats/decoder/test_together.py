@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.formats.decoder.test_decoder import bits_of, rewritten, tables
 from tests.formats.files import deleting, make_spec, with_field_ids, write_parquet
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.inventory import RowGroupTask
@@ -24,7 +24,7 @@ from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, footer_numbers
 from torch_dataloader_utils.tables.reader import Reader, make_reader
 
-pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 
 def joined(together: JoinedRows, columns: list[str]) -> pa.RecordBatch:
@@ -200,10 +200,10 @@ def test_footers_that_are_cut_or_empty_are_not_understood(length: int) -> None:
     file = io.BytesIO()
     pq.write_table(pa.table({"a": [1, 2]}), file)
     footer = footer_of(file.getvalue())[:-8]
-    assert _decoder.read_footer(footer) is not None
-    assert _decoder.read_footer(footer[:length]) is None
-    assert all(_decoder.read_footer(footer[:cut]) is None for cut in range(len(footer)))
-    assert _decoder.read_footer(footer + b"\0") is None
+    assert _engine.read_footer(footer) is not None
+    assert _engine.read_footer(footer[:length]) is None
+    assert all(_engine.read_footer(footer[:cut]) is None for cut in range(len(footer)))
+    assert _engine.read_footer(footer + b"\0") is None
 
 
 GOOD: dict[str, Any] = {
@@ -261,7 +261,7 @@ def test_places_outside_of_buffers_are_refused(changes: dict[str, Any]) -> None:
         packed = (np.array(options[key], np.int64).tobytes() for key in ("columns", "chunks", "rows"))
         results = bytearray(8 * options["results"])
         memory = pa.allocate_buffer(options["memory"])
-        return _decoder.decode(options["pages"], memory, *packed, results, 1 << 20, True, options["file"])
+        return _engine.decode(options["pages"], memory, *packed, results, 1 << 20, True, options["file"])
 
     assert call(GOOD) == ["damaged"]
     assert call(GOOD | {"columns": [OF_LISTS]}) == ["damaged"]
@@ -275,7 +275,7 @@ def test_a_file_that_does_not_give_all_bytes_is_not_decoded(tmp_path: Path) -> N
     columns, chunks, rows = (np.array(GOOD[key], np.int64) for key in ("columns", "chunks", "rows"))
     with path.open("rb") as file:
         arguments = (bytearray(16), bytearray(128), columns, chunks, rows, bytearray(16), 1 << 20, True)
-        assert _decoder.decode(*arguments, file.fileno()) == ["not read"]
+        assert _engine.decode(*arguments, file.fileno()) == ["not read"]
         path.write_bytes(bytes(16))
-        assert _decoder.decode(*arguments, file.fileno()) == ["damaged"]
-    assert _decoder.decode(*arguments, 1 << 20) == ["not read"]
+        assert _engine.decode(*arguments, file.fileno()) == ["damaged"]
+    assert _engine.decode(*arguments, 1 << 20) == ["not read"]

@@ -17,12 +17,12 @@ from pandas.api.types import pandas_dtype
 
 from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, bits_of, lists, numbers, read
 from tests.formats.files import parquet_tasks
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import GroupRows
 from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
-pytestmark = pytest.mark.skipif(not _decoder.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 # What all of these writers have.
 TYPES = (*INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us"), pa.date32())

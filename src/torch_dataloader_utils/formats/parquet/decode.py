@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
@@ -104,14 +104,11 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
     start, stop = needed.of(group.num_rows)
     _check_budget(source, footer, columns, stop - start)
     num_rows = None
-    numbers = [
-        footer.columns.numbers[name] for name in columns if source.is_compiled and name in footer.columns.numbers
-    ]
-    _count_others(source, footer, columns, len(numbers))
-    if numbers and footer.numbers is not None:
-        decoded = read_numbers(
-            source, footer.numbers.chunks[task.ordinal], numbers, group.num_rows, GroupRows(start, stop)
-        )
+    numbers = footer.columns.number_table(columns if source.is_compiled else ())
+    _count_others(source, footer, columns, len(numbers.columns))
+    chunks = footer.chunks_of(numbers, task.file_size) if numbers.columns else None
+    if chunks is not None:
+        decoded = read_numbers(source, chunks, group.num_rows, GroupRows(start, stop))
         if decoded is not None:
             yield decoded
             num_rows = stop
@@ -132,8 +129,9 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
 
 def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], num_numbers: int) -> None:
     """Count the chunks that the compiled decoder is not asked for. The decoder counts chunks of numbers itself."""
-    foreign = "type" if _decoder.IS_BUILT else "not_built"
-    count_chunks(foreign if source.is_compiled else "turned_off", len(footer.columns.leaves_of(columns)) - num_numbers)
+    foreign = "type" if _engine.IS_BUILT else "not_built"
+    num_leaves = sum(len(footer.columns.leaves[name]) for name in columns)
+    count_chunks(foreign if source.is_compiled else "turned_off", num_leaves - num_numbers)
     if num_numbers and footer.numbers is None:
         count_chunks("damaged", num_numbers)
 

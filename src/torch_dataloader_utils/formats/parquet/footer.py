@@ -3,8 +3,8 @@
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import pyarrow as pa
@@ -17,7 +17,9 @@ from torch_dataloader_utils._store import TAIL_BYTES
 from torch_dataloader_utils.formats.checks import no_such_group, repeated_names
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, footer_numbers
-from torch_dataloader_utils.formats.parquet.numbers import NumberColumn, number_columns
+from torch_dataloader_utils.formats.parquet.number_columns import NumberColumn, number_columns
+from torch_dataloader_utils.formats.parquet.number_places import NumberTable
+from torch_dataloader_utils.formats.parquet.numbers import FileChunks
 from torch_dataloader_utils.formats.parquet.trailer import (
     check_metadata,
     check_structure,
@@ -49,6 +51,7 @@ class FileColumns:
     row_bits: dict[str, int]
     int96: frozenset[str]
     numbers: dict[str, NumberColumn]
+    _tables: Recent[tuple[str, ...], NumberTable] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData, schema: pa.Schema) -> Self:
@@ -64,6 +67,12 @@ class FileColumns:
             row_bits={each.name: _row_bits(each.type) for each in schema},
             int96=frozenset(int96),
             numbers=number_columns(metadata, schema),
+        )
+
+    def number_table(self, names: Sequence[str]) -> NumberTable:
+        """The columns of these names that the compiled decoder reads."""
+        return self._tables.get(
+            tuple(names), lambda key: NumberTable.of(self.numbers[name] for name in key if name in self.numbers)
         )
 
     def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:
@@ -125,6 +134,16 @@ class Footer:
         self.numbers = numbers
         self._encoded = encoded
         self._metadata = metadata
+        self._chunks: tuple[int, FileChunks] | None = None
+
+    def chunks_of(self, table: NumberTable, file_size: int) -> FileChunks | None:
+        """The chunks of these columns in all row groups; None if the compiled decoder did not understand the footer."""
+        if self.numbers is None:
+            return None
+        known = self._chunks
+        if known is None or known[1].table is not table or known[0] != file_size:
+            known = self._chunks = (file_size, FileChunks.of(table, self.numbers, file_size))
+        return known[1]
 
     @property
     def metadata(self) -> pq.FileMetaData:
@@ -185,7 +204,8 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
     footer = Footer(encoded, columns, numbers, metadata)
     if kept is None:
         source.store.keep_tail(*source.key, encoded)
-    return footer, len(encoded) + (0 if numbers is None else numbers.chunks.nbytes)
+    # The chunks of the columns that are read take as much again, see `chunks_of`.
+    return footer, len(encoded) + (0 if numbers is None else 2 * numbers.chunks.nbytes)
 
 
 def _fetched(source: TaskSource) -> bytes:

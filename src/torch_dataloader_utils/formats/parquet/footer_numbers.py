@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils.formats.parquet.trailer import TRAILER_BYTES, footer_length
 
 _Int64s = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def footer_numbers(tail: bytes | memoryview) -> FooterNumbers | None:
     other files, or a missing field that pyarrow demands.
     """
     encoded = memoryview(tail)[-footer_length(tail) : -TRAILER_BYTES]
-    found = _decoder.read_footer(encoded) if _decoder.IS_BUILT else None
+    found = _engine.read_footer(encoded) if _engine.IS_BUILT else None
     if found is None:
         return None
     num_groups, num_leaves, rows, head_end, tail_start, content = found

@@ -12,14 +12,15 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils.formats.checks import check_stored_rows, check_unique
 from torch_dataloader_utils.formats.parquet.footer import Footer, parquet_footer
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, chunk_starts
-from torch_dataloader_utils.formats.parquet.numbers import PAGES, NumberColumn, Places
+from torch_dataloader_utils.formats.parquet.number_places import NumberTable, Places
+from torch_dataloader_utils.formats.parquet.numbers import PAGES
 from torch_dataloader_utils.formats.task_source import TaskSource
 
 # Everything between the first and the last chunk of a row group is read. A longer span is not worth it.
@@ -37,7 +38,7 @@ class NumberGroups(NamedTuple):
     """
 
     sources: Sequence[TaskSource]
-    columns: Sequence[NumberColumn]
+    numbers: NumberTable
     others: frozenset[str]
     rows: Int64s
     codecs: Int64s
@@ -59,11 +60,11 @@ class NumberGroups(NamedTuple):
             of_file = list(run)
             footers += [parquet_footer(of_file[0])] * len(of_file)
         columns, names = footers[0].columns, set(schema.names)
-        flat = {name: column for name, column in columns.numbers.items() if not column.is_list}
-        others = frozenset(names.intersection(columns.leaves).difference(flat))
-        numbers = [flat[name] for name in schema.names if name in flat]
-        numbers.sort(key=NumberColumn.kind)
-        if not numbers or any(footer.columns is not columns for footer in footers):
+        numbers = columns.number_table(
+            [name for name in schema.names if name in columns.numbers and not columns.numbers[name].is_list]
+        )
+        others = frozenset(names.intersection(columns.leaves).difference(numbers.schema.names))
+        if not numbers.columns or any(footer.columns is not columns for footer in footers):
             return None
         check_unique(sources[0].task, columns.repeated, schema.names)
         for footer, source in zip(footers, sources, strict=True):
@@ -71,13 +72,13 @@ class NumberGroups(NamedTuple):
         found = _numbers_of(footers, sources)
         if found is None:
             return None
-        rows, chunks = found[0], found[1][:, [column.leaf for column in numbers]]
+        rows, chunks = found[0], found[1][:, numbers.leaves]
         codecs, lengths = chunks[:, :, OfChunk.CODEC], chunks[:, :, OfChunk.COMPRESSED]
         sizes = np.array([source.task.file_size for source in sources])[:, None]
         starts = chunk_starts(chunks)
         if (
             not 0 <= rows.min() <= rows.max() <= _MOST_DECODED_BYTES
-            or not all(map(_decoder.has_codec, np.unique(codecs).tolist()))
+            or not all(map(_engine.has_codec, np.unique(codecs).tolist()))
             or (chunks[:, :, OfChunk.VALUES] != rows[:, None]).any()
             or ((starts < 0) | (lengths < 0) | (starts > sizes) | (lengths > sizes - starts)).any()
             or ((starts + lengths).max(axis=1) - starts.min(axis=1)).max() > _MOST_SPAN_BYTES
@@ -94,7 +95,7 @@ class NumberGroups(NamedTuple):
         for source, rows in zip(self.sources, self.rows.tolist(), strict=True):
             check_stored_rows(source.task, rows)
         num_rows = int(self.rows.sum())
-        places = Places.of(self.columns, [num_rows] * len(self.columns), num_rows)
+        places = Places.flat(self.numbers, num_rows)
         most = self.sources[0].max_row_group_bytes
         if places.num_bytes > min(_MOST_DECODED_BYTES, most):
             return None
@@ -102,9 +103,9 @@ class NumberGroups(NamedTuple):
             for source in self.sources:
                 source.whole()
         pages, begins = self._pages()
-        memory, results = RECYCLED.take(places.num_bytes), np.empty((len(self.columns), 2), np.int64)
+        memory, results = RECYCLED.take(places.num_bytes), np.empty((len(self.numbers.columns), 2), np.int64)
         values = np.broadcast_to(self.rows[:, None], self.codecs.shape)
-        reasons = _decoder.decode(
+        reasons = _engine.decode(
             pages,
             memory,
             places.numbers,

@@ -6,7 +6,7 @@ Source: parquet-format, "File Format"; "Parquet Modular Encryption", "Plaintext 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def has_sound_bounds(tail: bytes | memoryview) -> bool:
 
 def _structure(tail: bytes | memoryview) -> tuple[str, int, int, bool]:
     encoded = memoryview(tail)[-footer_length(tail) : -TRAILER_BYTES]
-    return _decoder.check_footer(encoded) if _decoder.IS_BUILT else ("", -1, -1, True)
+    return _engine.check_footer(encoded) if _engine.IS_BUILT else ("", -1, -1, True)
 
 
 def check_unsigned(tail: bytes | memoryview, metadata: "pq.FileMetaData", where: str) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from torch_dataloader_utils import _decoder
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils.errors import SchemaError
@@ -79,7 +79,7 @@ class JsonSchema:
             start = piece.find(b"\n") + 1 if self._open else 0
             self._learn_text(b"".join([*self._open, piece[:start]]))
             lines = memoryview(piece)[start:stop]
-            self._learn_text(lines if _decoder.IS_BUILT else bytes(lines))
+            self._learn_text(lines if _engine.IS_BUILT else bytes(lines))
             self._open = []
         if stop < len(piece):
             self._open.append(piece[stop:])
@@ -105,8 +105,8 @@ class JsonSchema:
 
     def _find(self, lines: bytes | memoryview, start: int) -> list[_NewLine]:
         """Return the first lines from `start` on that show a new key or kind of value."""
-        if not isinstance(lines, bytes) or _decoder.IS_BUILT:
-            news = _decoder.find_news(memoryview(lines)[start:], self._seen, self._root, self._most)
+        if not isinstance(lines, bytes) or _engine.IS_BUILT:
+            news = _engine.find_news(memoryview(lines)[start:], self._seen, self._root, self._most)
             found = [
                 (start + first, start + stop, bool(is_noted))
                 for first, stop, is_noted in struct.iter_unpack("3q", news)

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "decoder.h"
+#include "engine.h"
 
 static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read"};
 static const char *const faults[] = {
@@ -227,42 +227,76 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
 }
 
 PyDoc_STRVAR(gather_doc,
-             "gather(parts, part_rows, outs, width, order, scratch)\n\n"
+             "gather(parts, part_rows, outs, widths, order, scratch, joins)\n\n"
              "Writes rows of columns in another order, without the interpreter's lock.\n\n"
              "parts: addresses of the parts of each column, uint64 [columns, parts]. part_rows: their rows, the same in all\n"
-             "columns, int64 [parts]. outs: addresses of room for the rows, uint64 [columns]. width: bytes of a row: 1, 2, 4, 8.\n"
-             "order: rows of the parts joined, uint32. scratch: room to join the parts of one column; empty: its only part is\n"
-             "read where it is. What addresses lead to is the caller's to know.");
+             "columns, int64 [parts]. outs: addresses of room for the rows, uint64 [columns]. widths: bytes of a row of each\n"
+             "column: 1, 2, 4, 8, int64 [columns]. order: rows of the parts joined, int64. joins: whether the parts of each column\n"
+             "are joined first; else there is one, which is read where it is. scratch: room for the order, in 32 bits, and if\n"
+             "parts are joined, for those of the widest column 8-byte aligned behind it. What addresses lead to is the caller's to know.");
+
+/* How many rows the parts have; -1 if columns, parts and scratch memory do not fit each other. */
+static int64_t rows_to_gather(const Columns *columns, const Py_buffer *parts, size_t count, size_t scratch, bool joins) {
+    uint64_t rows = 0, widest = 0;
+    if (columns->num_parts == 0 || (!joins && columns->num_parts > 1)) return -1;
+    size_t num_addresses = (size_t)parts->len / sizeof(uint64_t);
+    if (num_addresses % columns->num_parts != 0 || num_addresses / columns->num_parts != columns->count) return -1;
+    for (size_t i = 0; i < columns->num_parts; rows += (uint64_t)columns->part_rows[i++])
+        if (columns->part_rows[i] < 0 || rows + (uint64_t)columns->part_rows[i] > UINT32_MAX) return -1;
+    for (size_t i = 0; i < columns->count; i++) {
+        int64_t width = columns->widths[i];
+        if (width != 1 && width != 2 && width != 4 && width != 8) return -1;
+        widest = (uint64_t)width > widest ? (uint64_t)width : widest;
+    }
+    if (scratch / sizeof(uint64_t) < (count + 1) / 2) return -1;
+    return !joins || rows * widest <= scratch - (count + 1) / 2 * sizeof(uint64_t) ? (int64_t)rows : -1;
+}
 
 static PyObject *gather(PyObject *module, PyObject *arguments) {
     (void)module;
-    Py_buffer parts, part_rows, outs, order, scratch;
-    Py_ssize_t width;
-    if (!PyArg_ParseTuple(arguments, "y*y*y*ny*w*", &parts, &part_rows, &outs, &width, &order, &scratch)) return NULL;
-    size_t size = sizeof(uint64_t), count = (size_t)order.len / sizeof(uint32_t);
-    Columns columns = {(size_t)outs.len / size, (size_t)part_rows.len / size, (size_t)width,
-                       part_rows.buf, parts.buf, outs.buf};
-    uint64_t rows = 0;
-    bool fits_all = (size_t)parts.len / size == columns.count * columns.num_parts && columns.num_parts > 0;
-    fits_all = fits_all && (width == 1 || width == 2 || width == 4 || width == 8);
-    for (size_t i = 0; fits_all && i < columns.num_parts; rows += (uint64_t)columns.part_rows[i++])
-        fits_all = columns.part_rows[i] >= 0 && rows + (uint64_t)columns.part_rows[i] <= UINT32_MAX;
-    bool joins = scratch.len > 0, is_there = true;
-    bool reads_in_place = !joins && columns.num_parts == 1;
-    fits_all = fits_all && (reads_in_place || rows <= (uint64_t)scratch.len / columns.width);
-    if (fits_all) {
+    Py_buffer parts, part_rows, outs, widths, order, scratch;
+    int joins;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*y*y*w*p", &parts, &part_rows, &outs, &widths, &order, &scratch, &joins)) return NULL;
+    size_t size = sizeof(int64_t), count = (size_t)order.len / size;
+    Columns columns = {(size_t)outs.len / size, (size_t)part_rows.len / size, part_rows.buf, parts.buf, outs.buf, widths.buf};
+    Py_buffer *buffers[] = {&parts, &part_rows, &outs, &widths, &order, &scratch};
+    bool fits_all = widths.len == outs.len, is_there = true;
+    for (size_t i = 0; i < 6; i++) fits_all = fits_all && (buffers[i]->len == 0 || (uintptr_t)buffers[i]->buf % size == 0);
+    int64_t rows = fits_all ? rows_to_gather(&columns, &parts, count, (size_t)scratch.len, joins) : -1;
+    if (rows >= 0) {
         Py_BEGIN_ALLOW_THREADS
-        const uint32_t *each = order.buf;
-        uint32_t last = 0;
-        for (size_t i = 0; i < count; i++) last = each[i] > last ? each[i] : last;
-        is_there = count == 0 || last < rows;
-        if (is_there) gather_columns(&columns, each, count, joins ? scratch.buf : NULL);
+        uint8_t *joined = joins ? (uint8_t *)scratch.buf + (count + 1) / 2 * sizeof(uint64_t) : NULL;
+        is_there = short_order(order.buf, count, (uint64_t)rows, scratch.buf);
+        if (is_there) gather_columns(&columns, scratch.buf, count, joined);
         Py_END_ALLOW_THREADS
     }
-    Py_buffer *buffers[] = {&parts, &part_rows, &outs, &order, &scratch};
-    for (size_t i = 0; i < 5; i++) PyBuffer_Release(buffers[i]);
-    if (!fits_all) return PyErr_Format(PyExc_ValueError, "columns, parts and rows do not fit each other");
-    if (!is_there) return PyErr_Format(PyExc_IndexError, "rows were requested that do not exist");
+    for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    if (rows < 0) return PyErr_Format(PyExc_ValueError, "columns, parts and rows do not fit each other");
+    if (!is_there)
+        return PyErr_Format(PyExc_IndexError, "rows were requested that do not exist: there are %lld rows", (long long)rows);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(permute_doc,
+             "permute(order, seed, epoch, purpose, index)\n\n"
+             "Writes a permutation of range(len(order)) to `order`, int64, without the interpreter's lock: the stable argsort of the\n"
+             "words of Philox 4x64 with key (seed, epoch) and counter (0, 0, index, purpose), all numbers modulo 2^64.");
+
+static PyObject *permute_rows(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer order;
+    unsigned long long seed, epoch, purpose, index;
+    if (!PyArg_ParseTuple(arguments, "w*KKKK", &order, &seed, &epoch, &purpose, &index)) return NULL;
+    bool is_aligned = (uintptr_t)order.buf % sizeof(int64_t) == 0, is_done = false;
+    if (is_aligned) {
+        PermutationKey key = {seed, epoch, purpose, index};
+        Py_BEGIN_ALLOW_THREADS
+        is_done = permute(&key, (size_t)order.len / sizeof(int64_t), order.buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&order);
+    if (!is_aligned) return PyErr_Format(PyExc_ValueError, "the order is not an array of int64");
+    if (!is_done) return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -370,6 +404,7 @@ static PyMethodDef functions[] = {
     {"find_news", find_new_lines, METH_VARARGS, find_news_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
+    {"permute", permute_rows, METH_VARARGS, permute_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
     {"check_footer", footer_fault, METH_VARARGS, check_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},

@@ -5,6 +5,7 @@
  *     values.c   encodings: PLAIN, dictionary, RLE, BYTE_STREAM_SPLIT, DELTA_BINARY_PACKED
  *     codecs.c   compression, checksums
  *     gather.c   rows of decoded columns in another order
+ *     permute.c  random orders of rows
  *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
  *     check.c    whether a footer fits itself
  *     json.c     lines of JSON with keys that no earlier line had
@@ -17,8 +18,8 @@
  *
  * Source: parquet-format, "Data Pages", "Encodings", "Compression", "parquet.thrift".
  */
-#ifndef DECODER_H
-#define DECODER_H
+#ifndef ENGINE_H
+#define ENGINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,7 +59,14 @@ uint8_t *scratch_of(Scratch *scratch, size_t size);
 
 /* codecs.c */
 typedef enum { UNCOMPRESSED = 0, SNAPPY = 1, ZSTD = 6, LZ4_RAW = 7 } Codec;
-Reason decompress(int codec, Bytes in, uint8_t *out, size_t size);
+
+/* What is looked up or made once a call: functions of the system's libraries, and a context of zstd. NULL: not yet. */
+typedef struct {
+    void *zstd_decompress, *zstd_is_error, *zstd, *lz4_decompress;
+} Codecs;
+
+Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs);
+void free_codecs(Codecs *codecs);
 uint32_t crc32_of(Bytes bytes);
 bool has_codec(int codec);
 
@@ -134,6 +142,7 @@ typedef struct {
 
 typedef struct {
     Scratch page, dictionary_page, dictionary, values, present, expanded, definitions, repetitions;
+    Codecs codecs;
 } Work;
 
 /* The items of a data page: rows, or what lists hold. */
@@ -161,17 +170,33 @@ void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 /* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4 or 8. The caller has checked the order. */
 void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
 
-/* Columns of `width` bytes a row (1, 2, 4 or 8), each in `num_parts` parts that have the same rows in all columns. */
+/* Columns, each in `num_parts` parts that have the same rows in all columns. */
 typedef struct {
-    size_t count, num_parts, width;
+    size_t count, num_parts;
     const int64_t *part_rows;
     const uint64_t *parts;    /* addresses, all parts of the first column first */
     const uint64_t *outs;     /* addresses of room for as many rows as the order has */
+    const int64_t *widths;    /* bytes of a row: 1, 2, 4 or 8 */
 } Columns;
+
+/* The order in 32 bits; false if it has a number that is not below `rows`, which are of 32 bits. */
+bool short_order(const int64_t *order, size_t count, uint64_t rows, uint32_t *shorter);
 
 /* Row order[i] of each column becomes its row i, as in `take_rows`. A column's parts are joined first, in
  * `joined`, which all columns share. NULL: its only part is read where it is. */
 void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined);
+
+/* permute.c: the key of a permutation, as `_core/permute.py` has it. */
+typedef struct {
+    uint64_t seed, epoch, purpose, index;
+} PermutationKey;
+
+/* Writes a permutation of the numbers below `count`: the stable order of as many random words. False: there is no memory,
+ * or `count` takes more than 32 bits. */
+bool permute(const PermutationKey *key, size_t count, int64_t *order);
+
+/* The stable order of words that are random: others take time. count: of 32 bits. room: for as many words. */
+void order_words(const uint64_t *words, size_t count, uint64_t *room, int64_t *order);
 
 /* footer.c: what a footer says of its row groups. For each row group GROUP_NUMBERS numbers, and then for each leaf column
  * CHUNK_NUMBERS, in the order of the enums; -1 for none. */

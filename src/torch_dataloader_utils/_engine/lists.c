@@ -11,7 +11,7 @@
  *
  * Source: Dremel, "Nested columnar storage"; parquet-format, "Nested Encoding".
  */
-#include "decoder.h"
+#include "engine.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
  *
  * Source: parquet-format, "parquet.thrift" (PageHeader), "Data Pages"; Thrift compact protocol.
  */
-#include "decoder.h"
+#include "engine.h"
 #include "thrift.h"
 
 #include <stdlib.h>
@@ -34,6 +34,7 @@ void free_work(Work *work) {
     free(work->expanded.bytes);
     free(work->definitions.bytes);
     free(work->repetitions.bytes);
+    free_codecs(&work->codecs);
 }
 
 enum { DATA_PAGE = 0, INDEX_PAGE = 1, DICTIONARY_PAGE = 2, DATA_PAGE_V2 = 3 };
@@ -96,7 +97,7 @@ static Reason read_dictionary(const Chunk *chunk, const Header *header, Bytes st
     if (header->encoding != PLAIN && header->encoding != PLAIN_DICTIONARY) return ENCODING;
     uint8_t *page = scratch_of(&work->dictionary_page, (size_t)header->size);
     if (page == NULL) return NO_MEMORY;
-    Reason reason = decompress(chunk->codec, stored, page, (size_t)header->size);
+    Reason reason = decompress(chunk->codec, stored, page, (size_t)header->size, &work->codecs);
     if (reason != DECODED) return reason;
     /* Every value takes bytes of the page, so that the count is bounded by it. */
     if (!is_within(header->count, (uint64_t)header->size / (uint64_t)chunk->layout.stored)) return DAMAGED;
@@ -164,7 +165,7 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
                      chunk->layout.stored == chunk->layout.width;
         uint8_t *page = *is_direct ? direct : scratch_of(&work->page, size);
         if (page == NULL) return NO_MEMORY;
-        reason = decompress(chunk->codec, stored, page, size);
+        reason = decompress(chunk->codec, stored, page, size, &work->codecs);
         if (reason != DECODED) return reason;
         *values = (Bytes){page, page + size};
     }

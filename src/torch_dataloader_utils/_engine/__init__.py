@@ -2,20 +2,21 @@
 
 In: the pages of column chunks, and addresses for their values. Out: values and bitmaps of nulls, or the reason for
 which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and verdicts. `gather` writes rows
-of decoded columns in another order. `check_footer` refuses footers that contradict themselves. `find_news` finds lines
-of JSON with keys that no earlier line had. `decoder.h` lists the C files.
+of decoded columns in another order, `permute` makes random orders. `check_footer` refuses footers that contradict
+themselves. `find_news` finds lines of JSON with keys that no earlier line had. `engine.h` lists the C files.
 
 The decoder is built where a compiler exists; otherwise `IS_BUILT` is false and pyarrow decodes all chunks.
 """
 
 try:
-    from torch_dataloader_utils._decoder._numbers import (
+    from torch_dataloader_utils._engine._numbers import (
         check_footer,
         count_values,
         decode,
         find_news,
         gather,
         has_codec,
+        permute,
         read_footer,
     )
 except ImportError:
@@ -31,5 +32,6 @@ __all__ = [
     "find_news",
     "gather",
     "has_codec",
+    "permute",
     "read_footer",
 ]

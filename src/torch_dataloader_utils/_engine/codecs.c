@@ -5,7 +5,7 @@
  *
  * Source: snappy, "format_description.txt"; parquet-format, "Compression" (LZ4_RAW is one LZ4 block).
  */
-#include "decoder.h"
+#include "engine.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -76,7 +76,9 @@ static Reason decompress_snappy(Bytes in, uint8_t *out, size_t size) {
     return at == end ? DECODED : DAMAGED;
 }
 
-typedef size_t (*ZstdDecompress)(void *, size_t, const void *, size_t);
+typedef void *(*ZstdMake)(void);
+typedef size_t (*ZstdFree)(void *);
+typedef size_t (*ZstdDecompress)(void *, void *, size_t, const void *, size_t);
 typedef unsigned (*ZstdIsError)(size_t);
 typedef int (*Lz4Decompress)(const char *, char *, int, int);
 
@@ -94,20 +96,36 @@ static void *function_of(const char *library, const char *name) {
 #define LZ4_LIBRARY "liblz4.so.1"
 #endif
 
-static Reason decompress_zstd(Bytes in, uint8_t *out, size_t size) {
-    ZstdDecompress decompressed = (ZstdDecompress)function_of(ZSTD_LIBRARY, "ZSTD_decompress");
-    ZstdIsError is_error = (ZstdIsError)function_of(ZSTD_LIBRARY, "ZSTD_isError");
+/* The function of this name, looked up unless that was done before. */
+static void *known(void **function, const char *library, const char *name) {
+    if (*function == NULL) *function = function_of(library, name);
+    return *function;
+}
+
+static Reason decompress_zstd(Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
+    ZstdDecompress decompressed = (ZstdDecompress)known(&codecs->zstd_decompress, ZSTD_LIBRARY, "ZSTD_decompressDCtx");
+    ZstdIsError is_error = (ZstdIsError)known(&codecs->zstd_is_error, ZSTD_LIBRARY, "ZSTD_isError");
     if (decompressed == NULL || is_error == NULL) return CODEC;
-    size_t written = decompressed(out, size, in.at, left_of(in));
+    if (codecs->zstd == NULL) {
+        ZstdMake make = (ZstdMake)function_of(ZSTD_LIBRARY, "ZSTD_createDCtx");
+        codecs->zstd = make == NULL ? NULL : make();
+        if (codecs->zstd == NULL) return NO_MEMORY;
+    }
+    size_t written = decompressed(codecs->zstd, out, size, in.at, left_of(in));
     return !is_error(written) && written == size ? DECODED : DAMAGED;
 }
 
-static Reason decompress_lz4(Bytes in, uint8_t *out, size_t size) {
-    Lz4Decompress decompressed = (Lz4Decompress)function_of(LZ4_LIBRARY, "LZ4_decompress_safe");
+static Reason decompress_lz4(Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
+    Lz4Decompress decompressed = (Lz4Decompress)known(&codecs->lz4_decompress, LZ4_LIBRARY, "LZ4_decompress_safe");
     if (decompressed == NULL) return CODEC;
     if (left_of(in) > INT_MAX || size > INT_MAX) return TOO_LARGE;
     int written = decompressed((const char *)in.at, (char *)out, (int)left_of(in), (int)size);
     return written >= 0 && (size_t)written == size ? DECODED : DAMAGED;
+}
+
+void free_codecs(Codecs *codecs) {
+    ZstdFree free_context = codecs->zstd == NULL ? NULL : (ZstdFree)function_of(ZSTD_LIBRARY, "ZSTD_freeDCtx");
+    if (free_context != NULL) free_context(codecs->zstd);
 }
 
 bool has_codec(int codec) {
@@ -120,35 +138,84 @@ bool has_codec(int codec) {
     }
 }
 
-Reason decompress(int codec, Bytes in, uint8_t *out, size_t size) {
+Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
     switch (codec) {
         case UNCOMPRESSED:
             if (left_of(in) != size) return DAMAGED;
             memcpy(out, in.at, size);
             return DECODED;
         case SNAPPY: return decompress_snappy(in, out, size);
-        case ZSTD: return decompress_zstd(in, out, size);
-        case LZ4_RAW: return decompress_lz4(in, out, size);
+        case ZSTD: return decompress_zstd(in, out, size, codecs);
+        case LZ4_RAW: return decompress_lz4(in, out, size, codecs);
         default: return CODEC;
     }
 }
 
-/* CRC-32 as in gzip, eight bytes at a time; the tables are computed for each call (2 us), so that nothing is global. */
-uint32_t crc32_of(Bytes bytes) {
+enum { LEAST_FOLDED = 64 };
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+#define FOLD(into, constants, next) \
+    _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(into, constants, 0x00), _mm_clmulepi64_si128(into, constants, 0x11)), next)
+
+static __attribute__((target("pclmul,sse4.1"))) __m128i load(const uint8_t *at) {
+    return _mm_loadu_si128((const __m128i *)at);
+}
+
+/* The CRC of at least 64 bytes, a multiple of 16. Source: Gopal et al., "Fast CRC computation for generic polynomials using
+ * the PCLMULQDQ instruction" (Intel), section "bit-reflected"; its constants for CRC-32. */
+__attribute__((target("pclmul,sse4.1"))) static uint32_t folded_crc(const uint8_t *at, size_t size, uint32_t crc) {
+    __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    __m128i last = _mm_set_epi64x(0, 0x0163cd6124), polynomial = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+    __m128i low = _mm_setr_epi32(-1, 0, -1, 0), parts[4];
+    for (int i = 0; i < 4; i++) parts[i] = load(at + 16 * i);
+    parts[0] = _mm_xor_si128(parts[0], _mm_cvtsi32_si128((int)crc));
+    for (at += 64, size -= 64; size >= 64; at += 64, size -= 64)
+        for (int i = 0; i < 4; i++) parts[i] = FOLD(parts[i], by_64, load(at + 16 * i));
+    __m128i sum = parts[0];
+    for (int i = 1; i < 4; i++) sum = FOLD(sum, by_16, parts[i]);
+    for (; size >= 16; at += 16, size -= 16) sum = FOLD(sum, by_16, load(at));
+    sum = _mm_xor_si128(_mm_srli_si128(sum, 8), _mm_clmulepi64_si128(sum, by_16, 0x10));
+    sum = _mm_xor_si128(_mm_srli_si128(sum, 4), _mm_clmulepi64_si128(_mm_and_si128(sum, low), last, 0x00));
+    __m128i quotient = _mm_and_si128(_mm_clmulepi64_si128(_mm_and_si128(sum, low), polynomial, 0x10), low);
+    sum = _mm_xor_si128(sum, _mm_clmulepi64_si128(quotient, polynomial, 0x00));
+    return (uint32_t)_mm_extract_epi32(sum, 1);
+}
+
+static bool can_fold(void) { return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1"); }
+#else
+static bool can_fold(void) { return false; }
+static uint32_t folded_crc(const uint8_t *at, size_t size, uint32_t crc) { return (void)at, (void)size, crc; }
+#endif
+
+static uint32_t next_crc(uint32_t crc) {
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    return crc;
+}
+
+/* The CRC of a multiple of 8 bytes; the tables are computed for each call (2 us), so that nothing is global. */
+static uint32_t tabled_crc(const uint8_t *at, size_t size, uint32_t crc) {
     uint32_t table[8][256];
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t value = i;
-        for (int bit = 0; bit < 8; bit++) value = value >> 1 ^ (value & 1 ? 0xEDB88320u : 0);
-        table[0][i] = value;
-    }
+    for (uint32_t i = 0; i < 256; i++) table[0][i] = next_crc(i);
     for (int k = 1; k < 8; k++)
         for (int i = 0; i < 256; i++) table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
-    uint32_t crc = 0xFFFFFFFFu;
-    for (; left_of(bytes) >= 8; bytes.at += 8) {
-        uint32_t low = crc ^ little_endian(bytes.at, 4), high = little_endian(bytes.at + 4, 4);
+    for (; size > 0; at += 8, size -= 8) {
+        uint32_t low = crc ^ little_endian(at, 4), high = little_endian(at + 4, 4);
         crc = table[7][low & 255] ^ table[6][low >> 8 & 255] ^ table[5][low >> 16 & 255] ^ table[4][low >> 24] ^
               table[3][high & 255] ^ table[2][high >> 8 & 255] ^ table[1][high >> 16 & 255] ^ table[0][high >> 24];
     }
-    for (; bytes.at < bytes.end; bytes.at++) crc = crc >> 8 ^ table[0][(crc ^ *bytes.at) & 255];
+    return crc;
+}
+
+/* CRC-32 as in gzip: most bytes by the processor's instruction, or by tables, the others one by one. */
+uint32_t crc32_of(Bytes bytes) {
+    uint32_t crc = 0xFFFFFFFFu;
+    if (left_of(bytes) >= LEAST_FOLDED) {
+        size_t size = left_of(bytes) / 16 * 16;
+        crc = can_fold() ? folded_crc(bytes.at, size, crc) : tabled_crc(bytes.at, size, crc);
+        bytes.at += size;
+    }
+    for (; bytes.at < bytes.end; bytes.at++) crc = crc >> 8 ^ next_crc((crc ^ *bytes.at) & 255);
     return ~crc;
 }

@@ -5,7 +5,7 @@
 #ifndef THRIFT_H
 #define THRIFT_H
 
-#include "decoder.h"
+#include "engine.h"
 
 enum { TRUE_FIELD = 1, FALSE_FIELD = 2, BYTE = 3, I16 = 4, I32 = 5, I64 = 6, DOUBLE = 7, BINARY = 8, LIST = 9, SET = 10,
        MAP = 11, STRUCT = 12 };

@@ -2,7 +2,7 @@
  *
  * Source: parquet-format, "Encodings".
  */
-#include "decoder.h"
+#include "engine.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  *
  * Lines are walked, not checked: whether one decodes is for its reader to say.
  */
-#include "decoder.h"
+#include "engine.h"
 
 #include <stdlib.h>
 #include <string.h>
