@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.batches import for_take, one_after_other, rows_only, side_by_side
+from torch_dataloader_utils._arrow.number_batch import NumberBatch, as_arrow
 from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
@@ -290,11 +291,11 @@ def _mask(first_row: int, num_rows: int, deleted: Int64s | None) -> pa.BooleanAr
     return None if deleted is None else pa.array(live_mask(first_row, num_rows, deleted))
 
 
-def _live(rows: pa.RecordBatch, mask: pa.BooleanArray | None) -> pa.RecordBatch:
+def _live(rows: pa.RecordBatch | NumberBatch, mask: pa.BooleanArray | None) -> pa.RecordBatch | NumberBatch:
     """Return the rows of the mask; None is all rows."""
     if mask is None or mask.true_count == rows.num_rows:
         return rows
-    return for_take(rows).filter(mask) if rows.num_columns else rows_only(mask.true_count)
+    return for_take(as_arrow(rows)).filter(mask) if rows.num_columns else rows_only(mask.true_count)
 
 
 def _with_made(
