@@ -1,7 +1,7 @@
 """Cut a corpus, with documents laid end to end, into samples of a fixed number of tokens."""
 
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -217,7 +217,8 @@ class GPTDataset(MegatronDataset):
         else:
             tokens, labels = text, torch.roll(text, shifts=-1)
             labels[-1] = pad
-        sample: GPTSample = {"tokens": tokens, "labels": labels, **self._build_masks(tokens, labels, part_tokens)}
+        masks = self._build_masks(tokens, labels, part_tokens)
+        sample = cast("GPTSample", {"tokens": tokens, "labels": labels, **masks})
         if index is None:
             sample["loss_mask"].zero_()
         # Padding may be an id that no embedding has.
