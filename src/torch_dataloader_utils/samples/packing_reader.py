@@ -13,7 +13,13 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows,
 from torch_dataloader_utils._core.permute import Purpose
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError
 from torch_dataloader_utils.samples.batch_fields import PackedField
-from torch_dataloader_utils.samples.layout import count_greedy, count_samples, document_tokens, lay_out
+from torch_dataloader_utils.samples.layout import (
+    count_greedy,
+    count_samples,
+    document_tokens,
+    lay_out,
+    over_long_cost,
+)
 from torch_dataloader_utils.samples.sample_batch import PackedGroup
 from torch_dataloader_utils.samples.text import TokenizingReader
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking
@@ -84,13 +90,14 @@ class PackingReader:
         """Return all samples of several row groups; each row group is packed by itself."""
         return join_row_groups(self, tasks)
 
-    def count_rows(self, task: RowGroupTask) -> int:
-        """Return the number of samples of one row group by reading its tokens."""
-        return self.count_samples(list_documents(_read(self.counter, task).column(0), task.where).lengths, task)
+    def count_documents(self, task: RowGroupTask) -> tuple[int, int, int]:
+        """Return `count_lengths` of one row group by reading its tokens."""
+        return self.count_lengths(list_documents(_read(self.counter, task).column(0), task.where).lengths, task)
 
-    def count_samples(self, lengths: Int64s, task: RowGroupTask) -> int:
-        """Return the number of samples of one row group, from the lengths of its documents."""
-        return count_samples(document_tokens(lengths, self.packing, task.where), self.packing)
+    def count_lengths(self, lengths: Int64s, task: RowGroupTask) -> tuple[int, int, int]:
+        """Return the samples of one row group, and `over_long_cost`, from the lengths of its documents."""
+        samples = count_samples(document_tokens(lengths, self.packing, task.where), self.packing)
+        return samples, *(over_long_cost(lengths, self.packing) if self.packing.fill == "best_fit" else (0, 0))
 
     def _order(self, task: RowGroupTask, count: int) -> Int64s | None:
         if task.epoch_key is None or not self.packing.shuffle_documents:

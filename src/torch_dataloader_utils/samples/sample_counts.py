@@ -87,7 +87,8 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
     stored = stored_inventory(inventory)
     schema = _packed_schema(stored.schema, packing)
     share.check_alike(stored)
-    samples = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))
+    counted = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))
+    samples = counted[0]
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
         stored.groups,
@@ -98,10 +99,20 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
         stored,
         schema=schema.serialize().to_pybytes(),
         groups=groups.take(np.flatnonzero(samples > 0)),
-        notes=(*stored.notes, f"{_NOTE}{samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
+        notes=(*stored.notes, *_notes(packing, *counted.sum(axis=1).tolist())),
         nulls={},
         tokenizer="" if packing.tokenizer is None else packing.tokenizer.name or "",
     )
+
+
+def _notes(packing: TokenPacking, samples: int, over_long: int, left_out: int) -> list[str]:
+    notes = [f"{_NOTE}{samples} samples of {packing.sample_tokens} tokens, {packing.fill}"]
+    if over_long:
+        notes.append(
+            f"{_NOTE}over_long={packing.over_long} left out {left_out:,} tokens of {over_long:,} documents that are "
+            "longer than a sample"
+        )
+    return notes
 
 
 def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
@@ -114,7 +125,7 @@ def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
 
 
 def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Int64s:
-    """Return the samples of each row group of this process's share, 0 for other row groups; int64 [groups]."""
+    """Return `count_lengths` of each row group of this process's share, 0 for other row groups; int64 [3, groups]."""
     groups = inventory.groups
     tokenizer = reader.packing.tokenizer
     if tokenizer is not None and inventory.rows_are_known:
@@ -130,25 +141,26 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
         )
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
     by_footer = is_whole & footer_counts(reader.packing)
-    counted = np.zeros(len(groups), dtype=np.int64)
+    counted = np.zeros((3, len(groups)), dtype=np.int64)
     in_threads = partial(map_watched, threads=share.threads, name="tdu-pack")
     files = np.unique(groups.file[by_footer])[share.index :: share.count]
     for indices, counts in in_threads(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
-        counted[indices] = counts
+        counted[0, indices] = counts
     # Row groups that the footer could not count are UNKNOWN; the process that read the footer reads them.
     unread = np.flatnonzero(~by_footer)[share.index :: share.count]
-    unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
-    counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
+    unread = np.concatenate([unread, np.flatnonzero(counted[0] == UNKNOWN)])
+    read = in_threads(lambda group: reader.count_documents(inventory.task(group)), unread.tolist())
+    counted[:, unread] = np.array(read, dtype=np.int64).reshape(-1, 3).T
     return counted
 
 
 def _from_lengths(inventory: Inventory, reader: PackingReader, share: Share, lengths: npt.NDArray[Any]) -> Int64s:
     """Return the result of `_count` from the lengths of all documents of the share, in order."""
     mine = share.of(inventory.num_groups)
-    counted = np.zeros(inventory.num_groups, dtype=np.int64)
+    counted = np.zeros((3, inventory.num_groups), dtype=np.int64)
     ends = np.cumsum(inventory.groups.live_rows[mine.start :: mine.step])
     for group, documents in zip(mine, np.split(lengths.astype(np.int64), ends)[:-1], strict=True):
-        counted[group] = reader.count_samples(documents, inventory.task(group))
+        counted[:, group] = reader.count_lengths(documents, inventory.task(group))
     return counted
 
 

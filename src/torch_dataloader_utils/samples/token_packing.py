@@ -11,7 +11,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.samples.text import NamedTokenizer
 
 Fill = Literal["greedy", "best_fit"]
-OverLong = Literal["cut", "drop", "error"]
+OverLong = Literal["cut", "truncate", "drop", "error"]
 Counts = Literal["footers", "read"]
 Field = Literal["tokens", "positions", "loss_mask", "cu_seqlens"]
 
@@ -282,7 +282,8 @@ def pack_tokens(
         fill: "greedy" or "best_fit", see above.
         pad_id: Token for the padding.
         over_long: Treatment of documents longer than a sample, with best_fit: "cut" (full samples, and the rest is
-            placed like a document), "drop" or "error".
+            placed like a document), "truncate" (the first tokens, as many as a sample has), "drop" or "error". The plan
+            says how many documents and tokens this concerns.
         fields: Names of the fields of a batch. For B samples and L = sequence_length, packing makes
             tokens [B, L or L + 1], the column's integer type;
             positions [B, L], int32: place in the document, from 0 at each piece of a document;
