@@ -8,15 +8,16 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.documents import Documents, to_plain
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._arrow.documents import Documents, list_offsets, to_plain
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
+from torch_dataloader_utils._core.skipping import log_left_out
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
 from torch_dataloader_utils.samples.tokenizers import (
@@ -30,6 +31,12 @@ from torch_dataloader_utils.tables.reader import Reader
 
 TOKENS = "input_ids"
 """Key of the tokens where a tokenizer returns several lists for each text; Hugging Face tokenizers use this key."""
+
+BAD_ROW = -1
+"""Length of a row that the tokenizer refuses."""
+
+# Errors of the machine, not of a row: another host would not skip the same rows.
+_NOT_OF_THE_ROW = (MemoryError, OSError, ImportError)
 
 # The key of transformers for masks of the assistant's words.
 _MASKS = "assistant_masks"
@@ -189,22 +196,24 @@ class TokenizingReader:
     """Reader that replaces the first column by its tokens, and appends the tokenizer's outputs as columns.
 
     outputs: Names of lists that the tokenizer returns beside the tokens, each as long as the tokens.
+    skips_bad_rows: Whether rows that the tokenizer refuses have no tokens, instead of raising an error.
     """
 
     reader: Reader
     tokenizer: NamedTokenizer
     outputs: tuple[str, ...] = ()
+    skips_bad_rows: bool = False
 
     def read(self, task: RowGroupTask) -> pa.RecordBatch:
-        """Return the live rows of one row group; null rows have no tokens.
+        """Return the live rows of one row group; null rows and bad rows have no tokens.
 
         Raises:
             SchemaError: the tokenizer did not return one flat list of int32 tokens for each text, or not all outputs.
-            TransformError: the tokenizer raised an error.
+            TransformError: the tokenizer raised an error; the message names the row.
             DataError, StoreError: see Reader.read.
         """
         rows = self.reader.read(task)
-        lists = self._tokenized(to_plain(rows.column(0)), task.where)
+        lists, _ = self._tokenized(to_plain(rows.column(0)), task.where)
         names = [*rows.schema.names, *map(output_column, self.outputs)]
         return pa.RecordBatch.from_arrays([lists[0], *rows.columns[1:], *lists[1:]], names=names)
 
@@ -212,14 +221,33 @@ class TokenizingReader:
         """Return None: footers do not count the tokens of a text."""
         return None
 
-    def _tokenized(self, column: pa.Array, where: str) -> list[pa.Array]:
+    def measure(self, task: RowGroupTask) -> pa.RecordBatch:
+        """Return one column: the tokens of each live row, BAD_ROW for a row that the tokenizer refuses.
+
+        Raises:
+            See `read`.
+        """
+        rows = self.reader.read(replace(task, live_rows=UNKNOWN))
+        lists, bad = self._tokenized(to_plain(rows.column(0)), task.where)
+        lengths = np.diff(list_offsets(lists[0]))
+        lengths[list(bad)] = BAD_ROW
+        for refusal in bad.values():
+            log_left_out(refusal)
+        return pa.RecordBatch.from_arrays([pa.array(lengths)], names=["tokens"])
+
+    def _tokenized(self, column: pa.Array, where: str) -> tuple[list[pa.Array], dict[int, TransformError]]:
+        """Return the lists of tokens and of each output, and the error of each bad row by its number."""
         is_there = column.is_valid().to_numpy(zero_copy_only=False)
-        values = column.drop_null().to_pylist()
-        given: Any = {}
+        values, bad = column.drop_null().to_pylist(), {}
         try:
-            given = self.tokenizer.call(values, self.outputs) if values else {}
-        except Exception as error:  # a user's tokenizer may raise anything
-            raise TransformError(f"The tokenizer raised {type(error).__name__} for {where}: {error}") from error
+            given = self._call(values, where)
+        except TransformError:
+            bad = self._bad_rows(dict(zip(np.flatnonzero(is_there).tolist(), values, strict=True)), where)
+            if not bad:
+                raise
+            is_there[list(bad)] = False
+            values = column.filter(pa.array(is_there)).to_pylist()
+            given = self._call(values, where)
         named = given if isinstance(given, Mapping) else {TOKENS: given}
         wanted = (TOKENS, *self.outputs)
         if values and (missing := [name for name in wanted if name not in named]):
@@ -227,16 +255,41 @@ class TokenizingReader:
                 f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
                 f"lists, or a mapping with {list(wanted)}."
             )
-        return [_as_lists(check_token_lists(named.get(name, []), len(values), where), is_there) for name in wanted]
+        return [_as_lists(check_token_lists(named.get(name, []), len(values), where), is_there) for name in wanted], bad
+
+    def _call(self, values: list[Any], where: str) -> Any:
+        try:
+            return self.tokenizer.call(values, self.outputs) if values else {}
+        except Exception as error:  # a user's tokenizer may raise anything
+            raise TransformError(
+                f"The tokenizer raised {type(error).__name__} for {where}: {error}. Correct the row or the tokenizer; "
+                'on_error="skip" leaves such rows out.'
+            ) from error
+
+    def _bad_rows(self, values: dict[int, Any], where: str) -> dict[int, TransformError]:
+        """Return the errors of the rows that the tokenizer refuses alone, by the number of the row.
+
+        Raises:
+            TransformError: bad rows are not skipped, or the error is not about a row.
+        """
+        bad = {}
+        for row, value in values.items():
+            try:
+                self._call([value], f"{where}, live row {row}")
+            except TransformError as refusal:
+                if not self.skips_bad_rows or isinstance(refusal.__cause__, _NOT_OF_THE_ROW):
+                    raise
+                bad[row] = refusal
+        return bad
 
 
 def tokenized(
-    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = ()
+    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = (), *, skips_bad_rows: bool = False
 ) -> Reader | TokenizingReader:
     """Return the reader, with its first column tokenized if there is a tokenizer."""
     if tokenizer is None:
         return reader
-    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs)
+    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs, skips_bad_rows=skips_bad_rows)
 
 
 def _as_lists(documents: Documents, is_there: Any) -> pa.Array:
