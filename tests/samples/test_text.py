@@ -438,7 +438,7 @@ def test_a_tokenizer_without_a_name_is_told_about(folder, caplog):
         ({"ids": [[1]] * 4}, SchemaError, r"gave \['ids'\] for .*row group 0, and not \['input_ids'\]"),
         ([[1.5]] * 4, SchemaError, "gave a float64 array"),
         ([[2**31]] * 4, SchemaError, "return tokens that fit int32"),
-        (ValueError("no"), TransformError, "raised ValueError for .*row group 0: no"),
+        (ValueError("no"), TransformError, "raised ValueError for .*row group 0, live row 0: no"),
     ],
 )
 def test_what_is_no_list_of_tokens_is_an_error(folder, given, error, says):

@@ -261,7 +261,7 @@ def _build_samples(
     stored = stored_inventory(inventory)
     fields = find_fields(decode_schema(stored.schema), packing)
     rows = make_reader(read_spec(stored, options, access, packing.columns))
-    tokens = make_reader(read_spec(stored, options, access, (packing.column,)))
+    tokens = make_reader(read_spec(stored, options, access, packing.token_columns))
     skips = options.on_error == "skip"
     reader = PackingReader(
         reader=tokenized(rows, packing.tokenizer, packing.outputs, skips_bad_rows=skips),
