@@ -75,6 +75,25 @@ def test_packed_training(home: Path) -> None:
     assert [line.split()[:2] for line in lines] == [["step", str(step)] for step in range(0, 20, 4)]
 
 
+def losses(lines: list[str]) -> list[float]:
+    return [float(line.removeprefix("loss ")) for line in lines if line.startswith("loss ")]
+
+
+@needs("transformers")
+@pytest.mark.parametrize("program", ["pretrain", "dpo", pytest.param("recommend", marks=needs("torchrec"))])
+def test_a_short_program_learns(home: Path, program: str) -> None:
+    found = losses(run(home, f"short.{program}", None))
+    assert len(found) > 10
+    assert found[-1] < 0.7 * found[0]
+
+
+@needs("transformers")
+def test_short_fine_tuning_goes_on_where_it_stopped(home: Path) -> None:
+    first, second = (losses(run(home, "short.sft")) for _ in range(2))
+    assert len(first) == len(second) == 8
+    assert second[-1] < second[0] < first[-1] < first[0]
+
+
 @needs("PIL")
 @pytest.mark.parametrize("arguments", [[], ["--threads"]])
 def test_images(home: Path, arguments: list[str]) -> None:

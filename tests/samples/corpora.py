@@ -28,6 +28,7 @@ def packings(draw, **fixed):
         eod=draw(st.sampled_from([None, EOD])),
         extra_token=draw(st.booleans()) and (multiple == 1 or fill == "greedy"),
         fill=fill,
+        over_long="cut" if fill == "greedy" else draw(st.sampled_from(["cut", "truncate", "drop"])),
         counts=draw(st.sampled_from(["footers", "read"])),
         pad_to_multiple_of=multiple,
         **fixed,
@@ -99,6 +100,8 @@ def _padded(count, packing):
 def _best_fit(documents, packing):
     width = packing.sample_tokens
     kept = [each for each in documents if len(each) <= width or packing.over_long != "drop"]
+    if packing.over_long == "truncate":
+        kept = [each[:width] for each in kept]
     pieces = [each[start : start + width] for each in kept for start in range(0, len(each), width)]
     bins = []
     for piece in sorted(pieces, key=len, reverse=True):

@@ -113,7 +113,7 @@ def test_processes_share_the_counting(corpus, counts):
         share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
         count_packed(inventory, reader, share, read_lengths)
     expected = [len(pack_corpus([[group]], packing)) for groups in TOKENS for group in groups]
-    assert np.sum(parts, axis=0).tolist() == expected
+    assert np.sum(parts, axis=0)[0].tolist() == expected
     assert all((part < expected).any() for part in parts)
 
 
@@ -147,11 +147,19 @@ def test_a_plan_says_one_number_of_samples(corpus):
     assert loader.plan.inventory.notes == (f"packed: {loader.plan.inventory.num_rows} samples of 16 tokens, greedy",)
 
 
-def test_over_long_documents_are_cut_dropped_or_refused(corpus):
-    for over_long in ("cut", "drop"):
-        packing = pack_tokens("tokens", 16, eod=EOD, fill="best_fit", over_long=over_long)
-        assert drain(load(corpus, packing)) == pack_corpus(TOKENS, packing)
-    with pytest.raises(DataError, match=r"row group 0: 1 documents do not fit .* 16 tokens \(the longest has 31\)"):
+@pytest.mark.parametrize("extra_token", [False, True])
+def test_over_long_documents_are_cut_truncated_dropped_or_refused(corpus, extra_token):
+    lengths = [len(document or ()) for groups in TOKENS for group in groups for document in group]
+    width = 16 + extra_token
+    over = [length for length in lengths if length + 1 > width]
+    lost = {"cut": 0, "truncate": sum(max(0, length - width) for length in over), "drop": sum(over)}
+    for over_long, tokens in lost.items():
+        packing = pack_tokens("tokens", 16, eod=EOD, fill="best_fit", over_long=over_long, extra_token=extra_token)
+        loader = load(corpus, packing)
+        assert drain(loader) == pack_corpus(TOKENS, packing)
+        cost = f"packed: over_long={over_long} left out {tokens} tokens of {len(over)} documents"
+        assert cost in loader.plan.explain()
+    with pytest.raises(DataError, match=r"row group 0: 1 documents do not fit .*the first is live row 2, the longest"):
         load(corpus, replace(packing, over_long="error"))
 
 

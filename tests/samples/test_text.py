@@ -30,6 +30,7 @@ from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,
     DataError,
+    NoDataError,
     RowCountError,
     SchemaError,
     TransformError,
@@ -133,6 +134,73 @@ def test_another_list_of_the_tokenizer_goes_with_the_tokens(folder):
         is_token = batch["tokens"] > 0
         assert batch["half"][is_token].equal(batch["tokens"][is_token] // 2)
         assert (batch["half"][~is_token] == -1).all()
+
+
+def even_numbers(texts):
+    """`numbers` that refuses a text that begins with an odd number."""
+    tokens = numbers(texts)
+    if odd := [each for each in tokens if each and each[0] % 2]:
+        raise ValueError(f"{odd[0][0]} is odd")
+    return tokens
+
+
+class Unnamed:
+    """A tokenizer that no other process can identify, so that its counts are not kept."""
+
+    def __call__(self, texts):
+        return even_numbers(texts)
+
+
+def without_odd(files):
+    return [[[None if each and each[0] % 2 else each for each in group] for group in groups] for groups in files]
+
+
+@pytest.mark.parametrize("tokenizer", [even_numbers, Unnamed()])
+def test_a_row_that_the_tokenizer_refuses_is_named_or_left_out(folder, tokenizer):
+    packing = pack_tokens("tokens", 16, eod=0, tokenizer=tokenizer)
+    rows = [
+        (group, row) for group, docs in enumerate(FILES[0]) for row, each in enumerate(docs) if each and each[0] % 2
+    ]
+    group, row = rows[0]
+    with pytest.raises(TransformError, match=rf"ValueError for .*part-00.parquet row group {group}, live row {row}: "):
+        load(folder, packing)
+    expected = pack_corpus(without_odd(FILES), packing)
+    total = sum(len(group) for groups in FILES for group in groups)
+    bad = sum(bool(each and each[0] % 2) for groups in FILES for group in groups for each in group)
+    for _ in range(2):  # counted, then counts that are kept
+        with pytest.warns(UserWarning, match=rf"left out {bad} of {total} rows; .*part-00.parquet row group {group}: "):
+            loader = load(folder, packing, on_error="skip")
+        assert [sample for batch in loader for sample in samples_of(batch)] == expected
+        assert f"on_error=skip left out {bad} of {total} rows" in loader.plan.explain()
+
+
+def test_bad_rows_are_left_out_alike_by_every_rank_and_after_a_resume(folder):
+    packing = pack_tokens("tokens", 4, tokenizer=even_numbers)
+    expected = pack_corpus(without_odd(FILES), packing)
+    received = []
+    for rank in range(2):
+        options = {"on_error": "skip", "rank": rank, "num_ranks": 2, "batch_size": 2}
+        with pytest.warns(UserWarning, match="left out"):
+            loader, resumed = (load(folder, packing, **options) for _ in range(2))
+        batches = iter(loader)
+        received += samples_of(next(batches))
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        received += [sample for batch in resumed for sample in samples_of(batch)]
+    assert {str(sample) for sample in received} == {str(sample) for sample in expected}
+
+
+def test_what_is_not_about_a_row_is_never_left_out(folder):
+    def tokenize(texts):
+        raise MemoryError
+
+    with pytest.raises(TransformError, match="MemoryError"):
+        load(folder, pack_tokens("tokens", 16, tokenizer=tokenize), on_error="skip")
+
+    def refuse(texts):
+        raise ValueError(texts[0])
+
+    with pytest.raises(NoDataError, match="refuses 26 of 27 rows"):
+        load(folder, pack_tokens("tokens", 16, tokenizer=refuse), on_error="skip")
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "hugging face"])
@@ -334,7 +402,7 @@ def test_processes_share_the_counting(folder):
     for index in range(2):
         share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
         count_packed(inventory, reader, share, read_lengths)
-    assert np.sum(parts, axis=0).tolist() == [len(pack_corpus([[g]], packing)) for groups in FILES for g in groups]
+    assert np.sum(parts, axis=0)[0].tolist() == [len(pack_corpus([[g]], packing)) for groups in FILES for g in groups]
 
 
 def test_a_state_binds_to_the_tokenizer(folder):
@@ -370,7 +438,7 @@ def test_a_tokenizer_without_a_name_is_told_about(folder, caplog):
         ({"ids": [[1]] * 4}, SchemaError, r"gave \['ids'\] for .*row group 0, and not \['input_ids'\]"),
         ([[1.5]] * 4, SchemaError, "gave a float64 array"),
         ([[2**31]] * 4, SchemaError, "return tokens that fit int32"),
-        (ValueError("no"), TransformError, "raised ValueError for .*row group 0: no"),
+        (ValueError("no"), TransformError, "raised ValueError for .*row group 0, live row 0: no"),
     ],
 )
 def test_what_is_no_list_of_tokens_is_an_error(folder, given, error, says):

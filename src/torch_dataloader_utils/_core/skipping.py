@@ -43,14 +43,14 @@ def report_left_out(
     """Warn that `count` of `total` things are left out, and return the lines of the warning as notes for the inventory.
 
     places: Place and class of the error of each left-out thing; only the first 20 are shown.
-    units: Kind of things, in the plural. rows: Rows of all these things, None if not known.
+    units: Kind of things, in the plural. rows: Rows of all these things, None if not known or if the things are rows.
     why: One reason for all of them.
 
         on_error=skip left out 1 of 9 row groups with 100 rows
         data/a.parquet row group 3: CorruptFileError
     """
     counted = "uncounted rows" if rows is None else f"{rows:,} rows"
-    first = f"on_error=skip left out {count:,} of {total:,} {units} with {counted}"
+    first = f"on_error=skip left out {count:,} of {total:,} {units}{'' if units == 'rows' else f' with {counted}'}"
     notes = [f"{first}: {why}" if why else first, *islice(places, _MOST_NAMED)]
     if count > _MOST_NAMED:
         notes.append(f"and {count - _MOST_NAMED:,} more, in the log")

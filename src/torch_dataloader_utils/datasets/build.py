@@ -271,15 +271,16 @@ def _build_samples(
     stored = stored_inventory(inventory)
     fields = find_fields(decode_schema(stored.schema), packing)
     rows = make_reader(read_spec(stored, options, access, packing.columns))
-    tokens = make_reader(read_spec(stored, options, access, (packing.column,)))
+    tokens = make_reader(read_spec(stored, options, access, packing.token_columns))
+    skips = options.on_error == "skip"
     reader = PackingReader(
-        reader=tokenized(rows, packing.tokenizer, packing.outputs),
-        counter=tokenized(tokens, packing.tokenizer),
+        reader=tokenized(rows, packing.tokenizer, packing.outputs, skips_bad_rows=skips),
+        counter=tokenized(tokens, packing.tokenizer, skips_bad_rows=skips),
         packing=packing,
         fields=fields,
     )
     with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
-        if options.on_error == "skip":
+        if skips:
             good = leave_out_bad_groups(stored, rows, share, on_progress)
             inventory = inventory if good.num_groups == stored.num_groups else good
         packed = count_packed(inventory, reader, share, partial(read_lengths, on_progress=on_progress))

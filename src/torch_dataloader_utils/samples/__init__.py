@@ -17,11 +17,14 @@ from torch_dataloader_utils.samples.attention import (
     position_ids,
     thd_cu_seqlens,
 )
+from torch_dataloader_utils.samples.conversations import Chat, Completion
 from torch_dataloader_utils.samples.layout import DocumentPieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking, pack_tokens
 from torch_dataloader_utils.samples.tokenizers import TokenizerFile
 
 __all__ = [
+    "Chat",
+    "Completion",
     "DocumentPieces",
     "PerDocument",
     "PerToken",

@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._arrow.documents import is_integer_list, plain_type
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.samples.text import output_column
+from torch_dataloader_utils.samples.text import output_column, output_type
 from torch_dataloader_utils.samples.token_packing import (
     PerDocument,
     PerToken,
@@ -46,7 +46,7 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
             f"pack_tokens: column {packing.column!r} is {arrow}, but tokens are a list of integers. For text pass "
             "tokenizer=, or tokenize first (torch_dataloader_utils.megatron.corpora.build_corpus does)."
         )
-    if packing.tokenizer is not None and not _is_text(arrow):
+    if packing.tokenizer is not None and not packing.tokenizer.columns and not _is_text(arrow):
         raise ConfigError(
             f"pack_tokens: column {packing.column!r} is {arrow}, but a tokenizer takes text, or conversations (lists "
             "of structs). Leave tokenizer= out if the column holds tokens."
@@ -97,7 +97,7 @@ def find_fields(schema: pa.Schema, packing: TokenPacking) -> tuple[PackedField, 
 
 def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPacking) -> PackedField:
     if isinstance(source, PerToken) and source.output is not None:
-        column, arrow = output_column(source.output), pa.list_(pa.int32())
+        column, arrow = output_column(source.output), pa.list_(output_type(source.output))
     else:
         column = column_of(name, source)
         arrow = _column_type(schema, column)

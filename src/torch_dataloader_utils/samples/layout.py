@@ -196,7 +196,7 @@ class Segments:
 def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64s:
     """Return the tokens that each document takes with its EOD and padding, int64 [documents].
 
-    Documents that are empty or dropped take 0 tokens.
+    Documents that are empty or dropped take 0 tokens, and truncated ones a whole sample.
 
     where: Name of the row group, for messages.
 
@@ -210,17 +210,28 @@ def document_tokens(lengths: Int64s, packing: TokenPacking, where: str) -> Int64
         return tokens
     is_over = tokens > packing.sample_tokens
     if packing.over_long == "error" and is_over.any():
-        longest = int(tokens.max())
         raise DataError(
-            f"{where}: {int(is_over.sum())} documents do not fit a sample of {packing.sample_tokens} tokens (the "
-            f'longest has {longest}), and over_long="error". Raise sequence_length, or pass over_long="cut" or "drop".'
+            f"{where}: {int(is_over.sum())} documents do not fit a sample of {packing.sample_tokens} tokens (the first "
+            f'is live row {int(is_over.argmax())}, the longest has {int(tokens.max())}), and over_long="error". Raise '
+            "sequence_length, or pass another over_long."
         )
-    return np.where(is_over, 0, tokens)
+    return np.where(is_over, packing.sample_tokens if packing.over_long == "truncate" else 0, tokens)
 
 
 def with_eod(lengths: Int64s, packing: TokenPacking) -> Int64s:
     """Return the tokens of each document with its EOD; 0 for an empty document."""
     return lengths if packing.eod is None else lengths + (lengths > 0)
+
+
+def over_long_cost(lengths: Int64s, packing: TokenPacking) -> tuple[int, int]:
+    """Return the number of best-fit documents that are longer than a sample, and of their tokens that no sample has."""
+    over = lengths[with_eod(lengths, packing) > packing.sample_tokens]
+    match packing.over_long:
+        case "truncate":
+            return len(over), int((over - packing.sample_tokens).clip(min=0).sum())
+        case "drop":
+            return len(over), int(over.sum())
+    return len(over), 0
 
 
 def count_samples(tokens: Int64s, packing: TokenPacking) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,15 @@ from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows,
 from torch_dataloader_utils._core.permute import Purpose
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError
 from torch_dataloader_utils.samples.batch_fields import PackedField
-from torch_dataloader_utils.samples.layout import count_greedy, count_samples, document_tokens, lay_out
+from torch_dataloader_utils.samples.layout import (
+    count_greedy,
+    count_samples,
+    document_tokens,
+    lay_out,
+    over_long_cost,
+)
 from torch_dataloader_utils.samples.sample_batch import PackedGroup
-from torch_dataloader_utils.samples.text import TokenizingReader
+from torch_dataloader_utils.samples.text import BAD_ROW, TokenizingReader
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking
 from torch_dataloader_utils.tables.reader import Reader, join_row_groups, slice_rows
 
@@ -38,6 +45,21 @@ def count_from_footer(items: Int64s, packing: TokenPacking) -> int:
     num_tokens = entries - without_value
     num_documents = max(0, rows - without_value)
     return count_greedy(num_tokens + (num_documents if packing.eod is not None else 0), packing)
+
+
+class DocumentCounts(NamedTuple):
+    """Counts of one row group.
+
+    over_long, left_out: See `over_long_cost`. rows: Live rows. bad: Rows that the tokenizer refuses. first_bad: Number
+    of the first bad row.
+    """
+
+    samples: int
+    over_long: int
+    left_out: int
+    rows: int
+    bad: int
+    first_bad: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,13 +106,19 @@ class PackingReader:
         """Return all samples of several row groups; each row group is packed by itself."""
         return join_row_groups(self, tasks)
 
-    def count_rows(self, task: RowGroupTask) -> int:
-        """Return the number of samples of one row group by reading its tokens."""
-        return self.count_samples(list_documents(_read(self.counter, task).column(0), task.where).lengths, task)
+    def count_documents(self, task: RowGroupTask) -> DocumentCounts:
+        """Return `count_lengths` of one row group by reading its tokens."""
+        if isinstance(self.counter, TokenizingReader):
+            return self.count_lengths(self.counter.measure(task).column(0).to_numpy(), task)
+        return self.count_lengths(list_documents(_read(self.counter, task).column(0), task.where).lengths, task)
 
-    def count_samples(self, lengths: Int64s, task: RowGroupTask) -> int:
-        """Return the number of samples of one row group, from the lengths of its documents."""
-        return count_samples(document_tokens(lengths, self.packing, task.where), self.packing)
+    def count_lengths(self, lengths: Int64s, task: RowGroupTask) -> DocumentCounts:
+        """Return the counts of one row group from the lengths of its documents, where bad rows are BAD_ROW."""
+        bad = np.flatnonzero(lengths == BAD_ROW)
+        tokens = lengths.clip(min=0)
+        samples = count_samples(document_tokens(tokens, self.packing, task.where), self.packing)
+        cost = over_long_cost(tokens, self.packing) if self.packing.fill == "best_fit" else (0, 0)
+        return DocumentCounts(samples, *cost, len(lengths), len(bad), int(bad[0]) if len(bad) else 0)
 
     def _order(self, task: RowGroupTask, count: int) -> Int64s | None:
         if task.epoch_key is None or not self.packing.shuffle_documents:

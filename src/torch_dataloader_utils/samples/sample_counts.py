@@ -13,10 +13,17 @@ import pyarrow as pa
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask
+from torch_dataloader_utils._core.skipping import report_left_out
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.errors import ConfigError, NoDataError
 from torch_dataloader_utils.samples.batch_fields import own_types, token_type
-from torch_dataloader_utils.samples.packing_reader import PackingReader, count_from_footer, footer_counts
+from torch_dataloader_utils.samples.packing_reader import (
+    DocumentCounts,
+    PackingReader,
+    count_from_footer,
+    footer_counts,
+)
+from torch_dataloader_utils.samples.text import TokenizingReader
 from torch_dataloader_utils.samples.token_packing import FIELDS, TokenPacking
 
 _log = logging.getLogger(__name__)
@@ -25,6 +32,7 @@ _log = logging.getLogger(__name__)
 _PACKING = b"torch_dataloader_utils.packing"
 _STORED_SCHEMA = b"torch_dataloader_utils.stored_schema"
 _NOTE = "packed: "
+_NUM_COUNTS = len(DocumentCounts._fields)
 _BYTES_BESIDE_TOKEN = 5  # positions and loss mask
 
 
@@ -87,7 +95,8 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
     stored = stored_inventory(inventory)
     schema = _packed_schema(stored.schema, packing)
     share.check_alike(stored)
-    samples = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))
+    counted = share.exchange(share.together(lambda: _count(stored, reader, share, read_lengths)))
+    samples = counted[0]
     item_bytes = schema.field("tokens").type.value_type.bit_width // 8
     groups = replace(
         stored.groups,
@@ -98,10 +107,33 @@ def count_packed(inventory: Inventory, reader: PackingReader, share: Share, read
         stored,
         schema=schema.serialize().to_pybytes(),
         groups=groups.take(np.flatnonzero(samples > 0)),
-        notes=(*stored.notes, f"{_NOTE}{samples.sum()} samples of {packing.sample_tokens} tokens, {packing.fill}"),
+        notes=(*stored.notes, *(f"{_NOTE}{note}" for note in _notes(stored, packing, counted))),
         nulls={},
         tokenizer="" if packing.tokenizer is None else packing.tokenizer.name or "",
     )
+
+
+def _notes(inventory: Inventory, packing: TokenPacking, counted: Int64s) -> list[str]:
+    total = DocumentCounts(*counted.sum(axis=1).tolist())
+    notes = [f"{total.samples} samples of {packing.sample_tokens} tokens, {packing.fill}"]
+    if total.over_long:
+        notes.append(
+            f"over_long={packing.over_long} left out {total.left_out:,} tokens of {total.over_long:,} documents that "
+            "are longer than a sample"
+        )
+    if total.bad and not total.samples:
+        raise NoDataError(
+            f"{inventory.source}: the tokenizer refuses {total.bad:,} of {total.rows:,} rows, and the other rows have "
+            "no tokens. The log has each reason; check the tokenizer and column=."
+        )
+    if total.bad:
+        of_group = [(group, DocumentCounts(*counted[:, group].tolist())) for group in np.flatnonzero(counted[4])]
+        places = (
+            f"{inventory.task(int(group)).where}: {counts.bad:,} rows, the first is live row {counts.first_bad}"
+            for group, counts in of_group
+        )
+        notes += report_left_out(places, count=total.bad, total=total.rows, units="rows", rows=None)
+    return notes
 
 
 def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
@@ -114,15 +146,14 @@ def _packed_schema(stored: bytes, packing: TokenPacking) -> pa.Schema:
 
 
 def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> Int64s:
-    """Return the samples of each row group of this process's share, 0 for other row groups; int64 [groups]."""
+    """Return `count_lengths` of each row group of this process's share, 0 for other row groups; int64 [6, groups]."""
     groups = inventory.groups
-    tokenizer = reader.packing.tokenizer
-    if tokenizer is not None and inventory.rows_are_known:
-        if tokenizer.version is not None:
-            what = f"{reader.packing.column} by {tokenizer.version}"
-            return _from_lengths(
-                inventory, reader, share, read_lengths(inventory, reader.counter.read, share, what=what)
-            )
+    counter = reader.counter
+    if isinstance(counter, TokenizingReader) and inventory.rows_are_known:
+        if counter.tokenizer.version is not None:
+            skips = " that takes them" * counter.skips_bad_rows
+            what = f"{reader.packing.column} by {counter.tokenizer.version}{skips}"
+            return _from_lengths(inventory, reader, share, read_lengths(inventory, counter.measure, share, what=what))
         _log.warning(
             "This tokenizer cannot be identified in another process: all text is tokenized before every start, and the "
             "counts are not kept. Pass a function of a module in a file, or give the tokenizer an attribute "
@@ -130,25 +161,26 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
         )
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
     by_footer = is_whole & footer_counts(reader.packing)
-    counted = np.zeros(len(groups), dtype=np.int64)
+    counted = np.zeros((_NUM_COUNTS, len(groups)), dtype=np.int64)
     in_threads = partial(map_watched, threads=share.threads, name="tdu-pack")
     files = np.unique(groups.file[by_footer])[share.index :: share.count]
     for indices, counts in in_threads(lambda file: _from_footer(inventory, reader, file, by_footer), files.tolist()):
-        counted[indices] = counts
+        counted[0, indices] = counts
     # Row groups that the footer could not count are UNKNOWN; the process that read the footer reads them.
     unread = np.flatnonzero(~by_footer)[share.index :: share.count]
-    unread = np.concatenate([unread, np.flatnonzero(counted == UNKNOWN)])
-    counted[unread] = in_threads(lambda group: reader.count_rows(inventory.task(group)), unread.tolist())
+    unread = np.concatenate([unread, np.flatnonzero(counted[0] == UNKNOWN)])
+    read = in_threads(lambda group: reader.count_documents(inventory.task(group)), unread.tolist())
+    counted[:, unread] = np.array(read, dtype=np.int64).reshape(-1, _NUM_COUNTS).T
     return counted
 
 
 def _from_lengths(inventory: Inventory, reader: PackingReader, share: Share, lengths: npt.NDArray[Any]) -> Int64s:
     """Return the result of `_count` from the lengths of all documents of the share, in order."""
     mine = share.of(inventory.num_groups)
-    counted = np.zeros(inventory.num_groups, dtype=np.int64)
+    counted = np.zeros((_NUM_COUNTS, inventory.num_groups), dtype=np.int64)
     ends = np.cumsum(inventory.groups.live_rows[mine.start :: mine.step])
     for group, documents in zip(mine, np.split(lengths.astype(np.int64), ends)[:-1], strict=True):
-        counted[group] = reader.count_samples(documents, inventory.task(group))
+        counted[:, group] = reader.count_lengths(documents, inventory.task(group))
     return counted
 
 

@@ -8,15 +8,16 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.documents import Documents, to_plain
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._arrow.documents import Documents, list_offsets, to_plain
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
+from torch_dataloader_utils._core.skipping import log_left_out
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
 from torch_dataloader_utils.samples.tokenizers import (
@@ -31,6 +32,15 @@ from torch_dataloader_utils.tables.reader import Reader
 TOKENS = "input_ids"
 """Key of the tokens where a tokenizer returns several lists for each text; Hugging Face tokenizers use this key."""
 
+LABELS = "labels"
+"""Name of the list of labels; int64, as cross entropy of torch takes it, where other lists are int32."""
+
+BAD_ROW = -1
+"""Length of a row that the tokenizer refuses."""
+
+# Errors of the machine, not of a row: another host would not skip the same rows.
+_NOT_OF_THE_ROW = (MemoryError, OSError, ImportError)
+
 # The key of transformers for masks of the assistant's words.
 _MASKS = "assistant_masks"
 
@@ -40,13 +50,17 @@ class NamedTokenizer:
     """Tokenizer with its name and version.
 
     call: Function of the values that are not null and the names of outputs wanted beside the tokens.
+    columns: Columns of which the values are rows; empty for a tokenizer of the values of one column.
+    outputs: Names of lists that the tokenizer always gives beside the tokens.
     name: Name that states are bound to; None if the tokenizer has no name.
     version: Name under which counts are kept, see `tokenizer_version`.
     """
 
-    call: "_Plain | _HuggingFace"
+    call: "_Plain | _HuggingFace | _PerRow"
     name: str | None
     version: str | None
+    columns: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Any, outputs: Sequence[str] = ()) -> "NamedTokenizer":
@@ -74,11 +88,21 @@ class NamedTokenizer:
                 "a function from a list of texts to their token lists."
             )
         found = name_tokenizer(tokenizer)
+        columns = _names(tokenizer, "columns")
         return cls(
-            call=_Plain(tokenizer),
+            call=_PerRow(tokenizer) if columns else _Plain(tokenizer),
             name=None if found is None else str(found),
             version=tokenizer_version(tokenizer),
+            columns=columns,
+            outputs=_names(tokenizer, "outputs"),
         )
+
+
+def _names(tokenizer: Any, attribute: str) -> tuple[str, ...]:
+    names = getattr(tokenizer, attribute, ())
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ConfigTypeError(f"{attribute}={names!r} of the tokenizer: give a tuple of names.")
+    return tuple(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +116,18 @@ class _Plain:
 
 
 @dataclass(frozen=True, slots=True)
+class _PerRow:
+    """Call of a function that takes one row, a dict of columns, and gives named lists."""
+
+    tokenizer: Callable[[dict[str, Any]], Any]
+
+    def __call__(self, values: list[Any], outputs: Sequence[str]) -> dict[str, list[Any]]:
+        rows = [self.tokenizer(row) for row in values]
+        rows = [row if isinstance(row, Mapping) else {TOKENS: row} for row in rows]
+        return {name: [row[name] for row in rows] for name in (TOKENS, *outputs) if all(name in row for row in rows)}
+
+
+@dataclass(frozen=True, slots=True)
 class _HuggingFace:
     """Call of a Hugging Face tokenizer for text, and of its chat template for conversations."""
 
@@ -100,7 +136,7 @@ class _HuggingFace:
     def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:
         if isinstance(values[0], str):
             return self.tokenizer(values, verbose=False)
-        with _TEMPLATES.get(threading.Lock):
+        with TEMPLATES.get(threading.Lock):
             return self.tokenizer.apply_chat_template(
                 values, tokenize=True, return_dict=True, return_assistant_tokens_mask=_MASKS in outputs
             )
@@ -108,7 +144,7 @@ class _HuggingFace:
 
 # A lock for chat templates: transformers compiles each template text once in a process, and the compiled template holds
 # the masks while they are made.
-_TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+TEMPLATES: ProcessLocal[Any] = ProcessLocal()
 
 
 def _of_its_own(template: Any) -> Any:
@@ -120,27 +156,40 @@ def _of_its_own(template: Any) -> Any:
 
 
 def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
-    # Without this mark in the template, transformers only warns and returns masks of zeros.
-    if _MASKS in outputs and not re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))):
+    if _MASKS in outputs and not has_marks(tokenizer):
         raise ConfigError(
             f"fields has output={_MASKS!r}, but the chat template of the tokenizer does not mark the assistant's "
             "words: set tokenizer.chat_template to a template with {% generation %} before the words and "
             "{% endgeneration %} after the words."
         )
-    # A copy, because truncation and padding are switched off below (both would change documents), and switching them
-    # off while another thread uses the tokenizer is an error.
+    name = tokenizer_digest(tokenizer)
+    return NamedTokenizer(call=_HuggingFace(own_copy(tokenizer)), name=name, version=name)
+
+
+def has_marks(tokenizer: Any) -> bool:
+    """Return whether the chat template marks the assistant's words.
+
+    Without marks, transformers only warns and returns masks of zeros.
+    """
+    return bool(re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))))
+
+
+def own_copy(tokenizer: Any) -> Any:
+    """Return a copy of a Hugging Face tokenizer that neither cuts nor pads, with a chat template of its own.
+
+    A copy, because truncation and padding would change documents, and switching them off while another thread uses
+    the tokenizer is an error.
+    """
     tokenizer = copy.deepcopy(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         backend.no_truncation()
         backend.no_padding()
-    template = getattr(tokenizer, "chat_template", None)
-    tokenizer.chat_template = _of_its_own(template)
-    name = _identity(tokenizer, template)
-    return NamedTokenizer(call=_HuggingFace(tokenizer), name=name, version=name)
+    tokenizer.chat_template = _of_its_own(getattr(tokenizer, "chat_template", None))
+    return tokenizer
 
 
-# Tokenizers disagree about these texts and conversations; `_identity` adds the spellings of special tokens.
+# Tokenizers disagree about these texts and conversations; `tokenizer_digest` adds the spellings of special tokens.
 _TEXTS = (
     "Hello, world!  In 2024: 1,234.50\t+ 7\n\n \u00a0",
     "naïve Übergröße e\u0301 ﬁ ½ 漢字 かな नमस्ते 🙂👩\u200d🚀 \x00",
@@ -148,7 +197,7 @@ _TEXTS = (
 _ROLES = (("user", "assistant"), ("system", "user", "assistant"), ("user", "assistant", "tool"))
 
 
-def _identity(tokenizer: Any, template: Any) -> str:
+def tokenizer_digest(tokenizer: Any) -> str:
     """Return a digest of all that decides the tokens and of the tokens of sample texts; the same in all processes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     special = getattr(tokenizer, "special_tokens_map", None)
@@ -157,7 +206,7 @@ def _identity(tokenizer: Any, template: Any) -> str:
     parts = {
         "fingerprint": name_tokenizer(tokenizer),
         "backend": sorted(tokenizer.get_vocab().items()) if backend is None else backend.to_str(),
-        "template": template,
+        "template": getattr(tokenizer, "chat_template", None),
         "special": special,
         "texts": [_given(tokenizer, text, verbose=False) for text in texts],
         "conversations": [_given(_rendered, tokenizer, list(zip(roles, texts, strict=False))) for roles in _ROLES],
@@ -167,7 +216,7 @@ def _identity(tokenizer: Any, template: Any) -> str:
 
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
     conversation = [{"role": role, "content": text} for role, text in messages]
-    with _TEMPLATES.get(threading.Lock):
+    with TEMPLATES.get(threading.Lock):
         # A template that writes the date would have another digest tomorrow.
         return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
 
@@ -189,22 +238,24 @@ class TokenizingReader:
     """Reader that replaces the first column by its tokens, and appends the tokenizer's outputs as columns.
 
     outputs: Names of lists that the tokenizer returns beside the tokens, each as long as the tokens.
+    skips_bad_rows: Whether rows that the tokenizer refuses have no tokens, instead of raising an error.
     """
 
     reader: Reader
     tokenizer: NamedTokenizer
     outputs: tuple[str, ...] = ()
+    skips_bad_rows: bool = False
 
     def read(self, task: RowGroupTask) -> pa.RecordBatch:
-        """Return the live rows of one row group; null rows have no tokens.
+        """Return the live rows of one row group; null rows and bad rows have no tokens.
 
         Raises:
             SchemaError: the tokenizer did not return one flat list of int32 tokens for each text, or not all outputs.
-            TransformError: the tokenizer raised an error.
+            TransformError: the tokenizer raised an error; the message names the row.
             DataError, StoreError: see Reader.read.
         """
         rows = self.reader.read(task)
-        lists = self._tokenized(to_plain(rows.column(0)), task.where)
+        lists, _ = self._tokenized(rows, task.where)
         names = [*rows.schema.names, *map(output_column, self.outputs)]
         return pa.RecordBatch.from_arrays([lists[0], *rows.columns[1:], *lists[1:]], names=names)
 
@@ -212,14 +263,35 @@ class TokenizingReader:
         """Return None: footers do not count the tokens of a text."""
         return None
 
-    def _tokenized(self, column: pa.Array, where: str) -> list[pa.Array]:
-        is_there = column.is_valid().to_numpy(zero_copy_only=False)
-        values = column.drop_null().to_pylist()
-        given: Any = {}
+    def measure(self, task: RowGroupTask) -> pa.RecordBatch:
+        """Return one column: the tokens of each live row, BAD_ROW for a row that the tokenizer refuses.
+
+        Raises:
+            See `read`.
+        """
+        rows = self.reader.read(replace(task, live_rows=UNKNOWN))
+        lists, bad = self._tokenized(rows, task.where)
+        lengths = np.diff(list_offsets(lists[0]))
+        lengths[list(bad)] = BAD_ROW
+        for refusal in bad.values():
+            log_left_out(refusal)
+        return pa.RecordBatch.from_arrays([pa.array(lengths)], names=["tokens"])
+
+    def _tokenized(self, rows: pa.RecordBatch, where: str) -> tuple[list[pa.Array], dict[int, TransformError]]:
+        """Return the lists of tokens and of each output, and the error of each bad row by its number."""
+        values = dict(enumerate(self._values(rows)))
+        values = {row: value for row, value in values.items() if value is not None}
+        bad: dict[int, TransformError] = {}
         try:
-            given = self.tokenizer.call(values, self.outputs) if values else {}
-        except Exception as error:  # a user's tokenizer may raise anything
-            raise TransformError(f"The tokenizer raised {type(error).__name__} for {where}: {error}") from error
+            given = self._call(list(values.values()), where)
+        except TransformError:
+            bad = self._bad_rows(values, where)
+            if not bad:
+                raise
+            values = {row: value for row, value in values.items() if row not in bad}
+            given = self._call(list(values.values()), where)
+        is_there = np.zeros(rows.num_rows, dtype=np.bool_)
+        is_there[list(values)] = True
         named = given if isinstance(given, Mapping) else {TOKENS: given}
         wanted = (TOKENS, *self.outputs)
         if values and (missing := [name for name in wanted if name not in named]):
@@ -227,20 +299,59 @@ class TokenizingReader:
                 f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
                 f"lists, or a mapping with {list(wanted)}."
             )
-        return [_as_lists(check_token_lists(named.get(name, []), len(values), where), is_there) for name in wanted]
+        lists = [
+            _as_lists(check_token_lists(named.get(name, []), len(values), where), is_there, output_type(name))
+            for name in wanted
+        ]
+        return lists, bad
+
+    def _values(self, rows: pa.RecordBatch) -> list[Any]:
+        if self.tokenizer.columns:
+            return list(rows.select(list(self.tokenizer.columns)).to_pylist())
+        return list(to_plain(rows.column(0)).to_pylist())
+
+    def _call(self, values: list[Any], where: str) -> Any:
+        try:
+            return self.tokenizer.call(values, self.outputs) if values else {}
+        except Exception as error:  # a user's tokenizer may raise anything
+            raise TransformError(
+                f"The tokenizer raised {type(error).__name__} for {where}: {error}. Correct the row or the tokenizer; "
+                'on_error="skip" leaves such rows out.'
+            ) from error
+
+    def _bad_rows(self, values: dict[int, Any], where: str) -> dict[int, TransformError]:
+        """Return the errors of the rows that the tokenizer refuses alone, by the number of the row.
+
+        Raises:
+            TransformError: bad rows are not skipped, or the error is not about a row.
+        """
+        bad = {}
+        for row, value in values.items():
+            try:
+                self._call([value], f"{where}, live row {row}")
+            except TransformError as refusal:
+                if not self.skips_bad_rows or isinstance(refusal.__cause__, _NOT_OF_THE_ROW):
+                    raise
+                bad[row] = refusal
+        return bad
 
 
 def tokenized(
-    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = ()
+    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = (), *, skips_bad_rows: bool = False
 ) -> Reader | TokenizingReader:
     """Return the reader, with its first column tokenized if there is a tokenizer."""
     if tokenizer is None:
         return reader
-    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs)
+    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs, skips_bad_rows=skips_bad_rows)
 
 
-def _as_lists(documents: Documents, is_there: Any) -> pa.Array:
-    """Return the documents as lists of int32, with null for the rows that were null."""
+def output_type(output: str) -> pa.DataType:
+    """Return the type of the numbers of an output."""
+    return pa.int64() if output == LABELS else pa.int32()
+
+
+def _as_lists(documents: Documents, is_there: Any, number: pa.DataType) -> pa.Array:
+    """Return the documents as lists of numbers that fit int32, with null for the rows that were null."""
     tokens, limits = documents.values, np.iinfo(np.int32)
     if len(tokens) and not limits.min <= tokens.min() <= tokens.max() <= limits.max:
         raise SchemaError(f"The tokenizer gave {tokens.max()} and {tokens.min()}: return tokens that fit int32.")
@@ -248,4 +359,4 @@ def _as_lists(documents: Documents, is_there: Any) -> pa.Array:
     lengths[is_there] = documents.lengths
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     mask = pa.array(~is_there)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens.astype(np.int32)), mask=mask)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(tokens, number), mask=mask)

@@ -8,10 +8,10 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch_dataloader_utils._core.arguments import check_column_name, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.samples.text import NamedTokenizer
+from torch_dataloader_utils.samples.text import LABELS, NamedTokenizer
 
 Fill = Literal["greedy", "best_fit"]
-OverLong = Literal["cut", "drop", "error"]
+OverLong = Literal["cut", "truncate", "drop", "error"]
 Counts = Literal["footers", "read"]
 Field = Literal["tokens", "positions", "loss_mask", "cu_seqlens"]
 
@@ -141,8 +141,23 @@ class TokenPacking:
         object.__setattr__(self, "fields", _check_fields(self.fields))
         if self.tokenizer is not None:
             object.__setattr__(self, "tokenizer", NamedTokenizer.of(self.tokenizer, self.outputs))
+            self._take_outputs(self.tokenizer)
         elif self.outputs:
             raise ConfigError(f"fields has outputs of a tokenizer, {list(self.outputs)}, but there is no tokenizer=.")
+
+    def _take_outputs(self, tokenizer: NamedTokenizer) -> None:
+        """Make fields of the lists that the tokenizer always gives: if they are named, or no field is."""
+        if tokenizer.columns and self.column not in tokenizer.columns:
+            raise ConfigError(
+                f"column={self.column!r} is not read by the tokenizer, which makes samples of "
+                f"{list(tokenizer.columns)}: pass one of these names."
+            )
+        named = [*FIELDS, *tokenizer.outputs] if self.fields == FIELDS else self.sources
+        sources = dict(self.sources)
+        for name in (name for name in tokenizer.outputs if name in named and sources.get(name) is None):
+            sources[name] = PerToken(output=name, pad=-100 if name == LABELS else 0)
+        if sources != self.sources:
+            object.__setattr__(self, "fields", sources)
 
     def _check_multiple(self) -> None:
         multiple = self.pad_to_multiple_of
@@ -170,7 +185,12 @@ class TokenPacking:
             for name, source in self.sources.items()
             if not is_own(name, source) and not is_output(source)
         )
-        return tuple(dict.fromkeys([self.column, *named]))
+        return tuple(dict.fromkeys([*self.token_columns, *named]))
+
+    @property
+    def token_columns(self) -> tuple[str, ...]:
+        """Columns of which tokens are made, `column` first."""
+        return tuple(dict.fromkeys([self.column, *(() if self.tokenizer is None else self.tokenizer.columns)]))
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -274,7 +294,8 @@ def pack_tokens(
         best_fit    whole documents side by side while they fit, longest first; each sample is padded
 
     Args:
-        column: Name of a list column of integers; with `tokenizer`, of a column of text or conversations.
+        column: Name of a list column of integers; with `tokenizer`, of a column of text or conversations, or of one of
+            the columns that the tokenizer reads.
         sequence_length: Number of tokens of a sample.
         eod: Token that is appended to every document; None appends nothing.
         extra_token: Make samples of `sequence_length` + 1 tokens, so that inputs are `tokens[:, :-1]` and labels are
@@ -282,7 +303,8 @@ def pack_tokens(
         fill: "greedy" or "best_fit", see above.
         pad_id: Token for the padding.
         over_long: Treatment of documents longer than a sample, with best_fit: "cut" (full samples, and the rest is
-            placed like a document), "drop" or "error".
+            placed like a document), "truncate" (the first tokens, as many as a sample has), "drop" or "error". The plan
+            says how many documents and tokens this concerns.
         fields: Names of the fields of a batch. For B samples and L = sequence_length, packing makes
             tokens [B, L or L + 1], the column's integer type;
             positions [B, L], int32: place in the document, from 0 at each piece of a document;
@@ -301,7 +323,9 @@ def pack_tokens(
         tokenizer: Tokenizer that makes int32 tokens of the text while it is read: a Hugging Face tokenizer (which takes
             conversations, lists of messages, through its chat template), the path of a tokenizer.json, or a picklable
             function from a list of values to their token lists, or to a mapping with the token lists as "input_ids" and
-            further lists. All text is tokenized once before the plan, to count samples; this host keeps the counts.
+            further lists. `Chat`, `Completion`, and any function with an attribute `columns` (a tuple of names) take
+            one row, a dict of these columns, and return such a mapping of flat lists. All text is tokenized once before
+            the plan, to count samples; this host keeps the counts.
         shuffle_documents: Permute the documents of a row group by seed and epoch before they are packed, so that each
             epoch puts other documents together. With best_fit only documents of equal length change places.
 

@@ -1,5 +1,7 @@
 """Samples of a GPT data set: tokens, labels, masks, positions, padding, and the way through pickles and caches."""
 
+import gzip
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.effort import effort
 from tests.megatron.corpora.corpora import write_corpus, write_lengths
 from torch_dataloader_utils.errors import ConfigError, NoDataError, SchemaError
 from torch_dataloader_utils.megatron.corpora import (
+    BlendedMegatronDatasetBuilder,
     GPTDataset,
     GPTDatasetConfig,
     IndexedDataset,
@@ -115,7 +118,9 @@ def test_every_sample_is_a_slice_padded_at_the_very_end_only(
         assert sample["loss_mask"].tolist() == [1.0] * len(known) + [0.0] * (length - len(known))
         borders = sample["cu_seqlens"].tolist()
         assert (borders[0], borders[-1], len(borders)) == (0, length, length + 1)
-        assert sample["max_seqlen"] == max(np.diff(borders))
+        sizes = np.diff(borders)
+        assert sample["max_seqlen"] == max(sizes)
+        assert sample["position_ids"].tolist() == [place for size in sizes for place in range(size)]
     assert len(dataset) >= (num_samples or 0)
 
 
@@ -127,7 +132,6 @@ def test_end_of_document_options(corpus: str) -> None:
         reset_position_ids=True,
         reset_attention_mask=True,
         eod_mask_loss=True,
-        inter_document_masking=True,
     )
     dataset = _open(corpus, config, ids=range(3))
     sample = dataset[0]
@@ -139,16 +143,66 @@ def test_end_of_document_options(corpus: str) -> None:
     assert not hidden[7, :8].any()
     assert hidden[8, :8].all()
     assert not hidden[9, 8:].any()
+
+
+def test_inter_document_masking_has_borders_in_place_of_a_mask(corpus: str) -> None:
+    config = replace(CONFIG, sequence_length=10, inter_document_masking=True)
+    sample = _open(corpus, config, ids=range(3))[0]
+    assert list(sample) == ["tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "max_seqlen"]
+    assert sample["position_ids"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1]
     assert sample["cu_seqlens"].tolist() == [0, 5, 8, 10, 10, 10, 10, 10, 10, 10, 10]
-    assert sample["max_seqlen"] == 5
+    assert (sample["max_seqlen"].item(), sample["max_seqlen"].dtype) == (5, torch.int32)
 
 
 def test_padding_belongs_to_the_last_document_of_a_sample() -> None:
-    assert build_document_borders([2], 4)[0].tolist() == [0, 4, 4, 4, 4]
-    assert build_document_borders([2, 1], 4)[0].tolist() == [0, 2, 4, 4, 4]
-    assert build_document_borders([3, 0, 2, 0], 5)[0].tolist() == [0, 3, 5, 5, 5, 5]
-    assert build_document_borders([], 2)[0].tolist() == [0, 2, 2]
+    assert build_document_borders([2], 4).tolist() == [0, 4]
+    assert build_document_borders([2, 1], 4).tolist() == [0, 2, 4]
+    assert build_document_borders([], 2).tolist() == [0, 2]
+
+
+def test_an_end_of_document_token_ends_its_own_document() -> None:
     assert number_documents(torch.tensor([4, 0, 5, 6, 0, 7]), 0).tolist() == [0, 0, 1, 1, 1, 2]
+
+
+def test_an_empty_part_has_a_border_if_there_is_place_for_one() -> None:
+    assert build_document_borders([0, 3, 0, 2], 5).tolist() == [0, 0, 3, 3, 5]
+    assert build_document_borders([0, 1, 1], 2).tolist() == [0, 1, 2]
+
+
+def test_samples_are_those_of_megatron_main(tmp_path: Path) -> None:
+    with gzip.open(Path(__file__).with_name("megatron_main.json.gz")) as file:
+        recorded = json.load(file)
+    tokens = SpecialTokens(eod=recorded["eod"], pad=recorded["pad"])
+    for number, case in enumerate(recorded["cases"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        blends: list[Any] = [
+            ([write_corpus(folder / str(corpus), [[document] for document in documents], np.int32)], None)
+            for corpus, documents in enumerate(case["documents"])
+        ]
+        config = GPTDatasetConfig(
+            blend_per_split=[*blends, None], tokenizer=tokens, path_to_cache=folder, **case["options"]
+        )
+        splits = BlendedMegatronDatasetBuilder(GPTDataset, case["sizes"], lambda: True, config).build()
+        for dataset, wanted in zip(splits, case["splits"], strict=False):
+            assert len(dataset) == wanted["len"]
+            indices = [*range(min(6, wanted["len"])), None]
+            for index, sample in zip(indices, wanted["samples"], strict=True):
+                # Megatron-Core has no place for the borders of these samples and raises an error.
+                if "error" not in sample:
+                    assert list(_described(dataset[index], sample).items()) == list(sample.items()), (number, index)
+
+
+def _described(sample: Any, like: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys in order, and the dtype, shape and values of each field; None for values not recorded."""
+    return {
+        name: {
+            "dtype": str(field.dtype).removeprefix("torch."),
+            "shape": list(field.shape),
+            "values": None if like[name]["values"] is None else field.reshape(-1).tolist(),
+        }
+        for name, field in sample.items()
+    }
 
 
 @pytest.mark.parametrize(

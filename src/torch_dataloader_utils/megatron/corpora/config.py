@@ -225,7 +225,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         drop_last_partial_validation_sequence: whether a partial last sample of the validation split is left out. If
             not, the sample is padded.
         add_extra_token_to_sequence: whether a sample takes one token more, so that the last label is a real token.
-        inter_document_masking: whether samples have `cu_seqlens` and `max_seqlen` of their documents.
+        inter_document_masking: whether samples have `cu_seqlens` and `max_seqlen` of their documents instead of a mask,
+            and positions of each document.
     """
 
     reset_position_ids: bool = False

@@ -1,7 +1,7 @@
 """Cut a corpus, with documents laid end to end, into samples of a fixed number of tokens."""
 
 from collections.abc import Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,24 +52,21 @@ def build_position_ids(sequence_length: int, documents: Tensor | None = None) ->
     return positions - starts
 
 
-def build_document_borders(part_tokens: Sequence[int], sequence_length: int) -> tuple[Tensor, int]:
-    """Return the cumulative lengths of the documents in a sample, int32 [L + 1] filled with L, and the longest length.
+def build_document_borders(part_tokens: Sequence[int], sequence_length: int) -> Tensor:
+    """Return the cumulative lengths of the documents in a sample, int32 [documents + 1].
 
     `part_tokens` has the number of tokens of each document in the sample, in order. Padding belongs to the last
-    document. Empty parts make no document.
+    document. An empty part is an empty document, as in Megatron-Core, unless [L + 1] has no place for all borders.
 
-        parts 3 2, L=5    cu_seqlens 0 3 5 5 5 5, longest 3
-        parts 2, L=4      cu_seqlens 0 4 4 4 4, longest 4 (two tokens of padding)
+        parts 3 2, L=5      cu_seqlens 0 3 5
+        parts 2, L=4        cu_seqlens 0 4 (two tokens of padding)
+        parts 0 1 1, L=3    cu_seqlens 0 0 1 3
+        parts 0 1 1, L=2    cu_seqlens 0 1 2
     """
-    borders = [0]
-    for tokens in part_tokens:
-        if tokens > 0 and borders[-1] < sequence_length:
-            borders.append(min(borders[-1] + tokens, sequence_length))
-    # Padding is part of the last document; a sample of padding only is one document.
-    borders[max(1, len(borders) - 1) :] = [sequence_length]
-    filled = torch.full((sequence_length + 1,), sequence_length, dtype=torch.int32)
-    filled[: len(borders)] = torch.tensor(borders, dtype=torch.int32)
-    return filled, int(torch.diff(filled).max()) if sequence_length else 0
+    parts = list(part_tokens) if len(part_tokens) <= sequence_length else [part for part in part_tokens if part]
+    borders = np.cumsum([0, *(parts or [0])], dtype=np.int32)
+    borders[-1] = sequence_length
+    return torch.from_numpy(borders)
 
 
 # Part of the cache key: raise the version when the same description gives other indices.
@@ -81,18 +78,19 @@ class GPTSample(TypedDict):
 
     tokens: Tensor
     labels: Tensor
+    attention_mask: NotRequired[Tensor]
     loss_mask: Tensor
     position_ids: Tensor
-    attention_mask: NotRequired[Tensor]
     cu_seqlens: NotRequired[Tensor]
-    max_seqlen: NotRequired[int]
+    max_seqlen: NotRequired[Tensor]
 
 
 class GPTDataset(MegatronDataset):
     """Samples of L = sequence_length tokens, with the next token of each token as label, a loss mask and positions.
 
-    Keys: `tokens`, `labels`, `position_ids` int64 [L], `loss_mask` float32 [L]; `attention_mask` bool [1, L, L] with
-    `create_attention_mask`; `cu_seqlens` int32 [L + 1] and `max_seqlen` with `inter_document_masking`.
+    Keys: `tokens`, `labels`, `position_ids` int64 [L], `loss_mask` float32 [L], and, with `create_attention_mask`,
+    `attention_mask` bool [1, L, L]. With `inter_document_masking` a sample has `cu_seqlens`, int32 [L + 1] filled up
+    with L, and `max_seqlen`, int32 [], instead of the mask, and positions begin at 0 in every document.
 
     Order and content are Megatron-Core's for the same files, seed and options. All samples share one attention mask
     unless `reset_attention_mask`: copy the tensor before writing to it.
@@ -219,25 +217,32 @@ class GPTDataset(MegatronDataset):
         else:
             tokens, labels = text, torch.roll(text, shifts=-1)
             labels[-1] = pad
-        documents = self._number_documents(tokens)
-        sample: GPTSample = {
-            "tokens": tokens,
-            "labels": labels,
-            "loss_mask": self._build_loss_mask(tokens, labels),
-            "position_ids": build_position_ids(
-                config.sequence_length, documents if config.reset_position_ids else None
-            ),
-        }
-        if config.create_attention_mask:
-            sample["attention_mask"] = self._build_attention_mask(documents)
+        masks = self._build_masks(tokens, labels, part_tokens)
+        sample = cast("GPTSample", {"tokens": tokens, "labels": labels, **masks})
         if index is None:
-            sample["loss_mask"] = torch.zeros_like(sample["loss_mask"])
-        if config.inter_document_masking:
-            sample["cu_seqlens"], sample["max_seqlen"] = build_document_borders(part_tokens, config.sequence_length)
+            sample["loss_mask"].zero_()
         # Padding may be an id that no embedding has.
         tokens[tokens == pad] = 0
         labels[labels == pad] = 0
         return sample
+
+    def _build_masks(self, tokens: Tensor, labels: Tensor, part_tokens: Sequence[int]) -> dict[str, Tensor]:
+        """Return the keys of a sample beside tokens and labels, in Megatron-Core's order."""
+        config, length = self.config, self.config.sequence_length
+        loss_mask = self._build_loss_mask(tokens, labels)
+        if config.inter_document_masking:
+            borders = build_document_borders(part_tokens, length)
+            sizes = torch.diff(borders)
+            return {
+                "loss_mask": loss_mask,
+                "position_ids": torch.arange(length) - torch.repeat_interleave(borders[:-1], sizes),
+                "cu_seqlens": torch.nn.functional.pad(borders, (0, length + 1 - len(borders)), value=length),
+                "max_seqlen": sizes.max(),
+            }
+        documents = self._number_documents(tokens)
+        mask = {"attention_mask": self._build_attention_mask(documents)} if config.create_attention_mask else {}
+        positions = build_position_ids(length, documents if config.reset_position_ids else None)
+        return {**mask, "loss_mask": loss_mask, "position_ids": positions}
 
     def _number_documents(self, tokens: Tensor) -> Tensor | None:
         """Return `number_documents`, or None if neither positions nor attention depend on documents."""
@@ -283,8 +288,10 @@ class GPTDataset(MegatronDataset):
         joined = np.concatenate(pieces)
         text[: len(joined)] = joined
         part_tokens = [len(piece) for piece in pieces]
-        if len(joined) == length:
-            part_tokens[-1] -= extra_tokens
+        # Megatron-Core takes the extra token from the last document, also where padding follows.
+        part_tokens[-1] -= extra_tokens
+        if extra_tokens and part_tokens[-1] == 0:
+            part_tokens.pop()
         return torch.from_numpy(text), part_tokens
 
     def __getstate__(self) -> dict[str, Any]:
