@@ -20,7 +20,7 @@ from tests.discover.datasets import FILES, WRITERS, Write, write_parquet
 from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.sealed_state import sealed
-from torch_dataloader_utils._core.table_file import IcebergFile, TableFields
+from torch_dataloader_utils._core.table_file import TableFields, TableFile
 from torch_dataloader_utils._store import LocalStore, StoreAccess
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.saved_inventory import _KEY, sealed_parquet, to_table
@@ -243,7 +243,7 @@ def test_what_was_known_by_the_ends_of_files_is_not_taken_for_proved(tmp_path: P
 def test_rows_that_a_table_deletes_by_position_count(tmp_path: Path) -> None:
     def fingerprint(deleted: list[int]) -> str:
         write_parquet(tmp_path / "part", 0, [10])
-        extra = IcebergFile(table=TableFields(schema=b"", keys=b""), positions=np.array(deleted, dtype=np.int64))
+        extra = TableFile(table=TableFields(schema=b"", keys=b""), positions=np.array(deleted, dtype=np.int64))
         inventory = scan_files(tmp_path / "part")
         inventory = replace(inventory, files=replace(inventory.files, extras=(extra,)))
         return identified(inventory, "content", StoreAccess()).fingerprint()

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
-from torch_dataloader_utils._core.table_file import IcebergFile, TableFields
+from torch_dataloader_utils._core.table_file import TableFields, TableFile
 from torch_dataloader_utils.tables.projection import ReadSpec
 
 
@@ -62,10 +62,10 @@ def with_field_ids(schema: pa.Schema) -> pa.Schema:
     return pa.schema([numbered(field) for field in schema])
 
 
-def deleting(schema: pa.Schema, positions: Iterable[int]) -> IcebergFile:
+def deleting(schema: pa.Schema, positions: Iterable[int]) -> TableFile:
     """What a table of this schema (with field ids) says of a data file of which these rows are deleted."""
     table = TableFields(schema=schema.serialize().to_pybytes(), keys=pa.schema([]).serialize().to_pybytes())
-    return IcebergFile(table=table, positions=np.unique(np.array([*positions], dtype=np.int64)))
+    return TableFile(table=table, positions=np.unique(np.array([*positions], dtype=np.int64)))
 
 
 def parquet_tasks(path: Path, **changes: Any) -> list[RowGroupTask]:

@@ -7,7 +7,7 @@
 from collections.abc import Container, Iterable
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils.errors import ConfigError
 
 FILE, POSITION = "_file", "_pos"
@@ -29,7 +29,7 @@ def check_lineage(names: Iterable[str], inventory: Inventory) -> None:
     """Raise ConfigError if one of these metadata columns needs row lineage and the data has no lineage."""
     lineage = [name for name in names if name in LINEAGE_IDS]
     extras = inventory.files.extras or (None,) * inventory.num_files
-    if lineage and not all(isinstance(each, IcebergFile) and each.sequence_number is not None for each in extras):
+    if lineage and not all(isinstance(each, TableFile) and each.sequence_number is not None for each in extras):
         raise ConfigError(
             f"columns names {lineage[0]!r}, a column of Iceberg tables of format version 3, and {inventory.source} is "
             f"not such a table. {FILE} and {POSITION} give the place of any row."

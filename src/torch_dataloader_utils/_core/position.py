@@ -97,9 +97,9 @@ class Segment:
         return replace(self, steps=steps)
 
     @property
-    def has_drifted(self) -> bool:
-        """Whether ranks received different numbers of batches."""
-        return not isinstance(self.steps, int)
+    def has_common_steps(self) -> bool:
+        """Whether all ranks received the same, known number of batches."""
+        return isinstance(self.steps, int)
 
     @property
     def has_begun(self) -> bool:
@@ -151,7 +151,7 @@ class Position:
 
     def under(self, topology: Topology) -> "Position":
         """Return the same place, continued under `topology`; a changed topology begins a new segment."""
-        if self.topology == topology and not self.segment.has_drifted:
+        if self.topology == topology and self.segment.has_common_steps:
             return self
         history = (*self.history, self.segment) if self.segment.has_begun else self.history
         return replace(self, history=history, segment=Segment(topology=topology))

@@ -68,7 +68,7 @@ class EqualityDeleteFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IcebergFile:
+class TableFile:
     """One data file of a table.
 
     partition_values: (field id, value) of its identity partition columns, for columns that the file does not hold.

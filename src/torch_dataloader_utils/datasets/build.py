@@ -176,7 +176,7 @@ def build_stages(
         workers=options.workers,
         decode=_decode_options(rows.inventory, options, open_bytes),
         callbacks=(ProgressReporter(options.progress_interval_sec),) if options.show_progress else (),
-        sent=_functions_of_readers(access, options),
+        functions_to_check=_functions_of_readers(access, options),
         # Discovery has used obstore in this process already; see _store/obstore.py.
         start_method="forkserver" if access.remote.backend == "obstore" else None,
         peers=peers,

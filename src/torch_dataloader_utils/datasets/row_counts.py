@@ -13,7 +13,7 @@ from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask, short_digest
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget
 from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
@@ -288,7 +288,7 @@ def check_rows_fit(tokens: Lengths, inventory: Inventory, budget: TokenBudget, c
 def _read_by(inventory: Inventory) -> str:
     """Return the names by which files without field ids are read. A table may change its names within a snapshot."""
     files = inventory.files.extras
-    return f" by {files[0].table.names}" if files and isinstance(files[0], IcebergFile) else ""
+    return f" by {files[0].table.names}" if files and isinstance(files[0], TableFile) else ""
 
 
 def _whole(lengths: Lengths) -> Int64s:

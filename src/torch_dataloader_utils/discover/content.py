@@ -17,7 +17,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.inventory import Inventory, StringColumn
 from torch_dataloader_utils._core.option_values import FileIdentity
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._runtime.parallel import map_in_order, map_watched, threads_for
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import FileStat, StoreAccess, is_local, open_store, redact
@@ -111,7 +111,7 @@ def _digests(
 
 
 def _with_deletes(digest: str, extra: Any) -> str:
-    if not isinstance(extra, IcebergFile) or not len(extra.positions):
+    if not isinstance(extra, TableFile) or not len(extra.positions):
         return digest
     return blake2b(digest.encode() + extra.positions.tobytes(), digest_size=16).hexdigest()
 

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import check_path, split_chain
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     ConfigError,
@@ -192,7 +192,7 @@ class Roots:
 
     def check_inventory(self, inventory: Inventory) -> None:
         """Raise UnsupportedFeatureError if a file of the inventory, or of its deletes, lies outside all roots."""
-        tables = [extra for extra in inventory.files.extras if isinstance(extra, IcebergFile)]
+        tables = [extra for extra in inventory.files.extras if isinstance(extra, TableFile)]
         deletes = {file.path for extra in tables for file in extra.equality_deletes}
         for path in chain(inventory.files.paths, deletes):
             if len(split_chain(path)) > 1:  # only the chained clients know the storage at the end

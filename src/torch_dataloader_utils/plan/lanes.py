@@ -116,7 +116,7 @@ class LaneAssignment:
 
     def resumed(self, received: Segment, topology: Topology) -> "LaneAssignment":
         """See Assignment."""
-        if received.has_drifted:
+        if not received.has_common_steps:
             raise ConfigError(
                 "Ranks that received different numbers of batches cannot resume with lanes: the job's batches "
                 "are one numbered sequence. Save the state when all ranks have taken the same steps."

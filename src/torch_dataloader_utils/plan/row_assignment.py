@@ -339,7 +339,7 @@ class RowAssignment:
         strategy, before = self.inputs.strategy, self.divided.topology
         is_shared = strategy is not None and not takes_ranks(strategy.strategy)
         # With the same ranks, the rest of each rank is one of the equal parts of the remaining rows.
-        if is_shared and (received.has_drifted or topology.num_ranks != before.num_ranks):
+        if is_shared and (not received.has_common_steps or topology.num_ranks != before.num_ranks):
             raise ConfigError(
                 f"Split strategy {self.inputs.options.strategy} has no rank arguments: every rank reads everything, "
                 "and the rest of the epoch cannot be assigned to another number of ranks, or to ranks that had drifted "

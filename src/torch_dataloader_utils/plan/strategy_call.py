@@ -23,7 +23,7 @@ from torch_dataloader_utils._core.splits import (
     Split,
     SplitStrategy,
 )
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._core.units import RowSpace, Units
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategies import file_starts
@@ -300,13 +300,13 @@ def describe_files(inventory: Inventory) -> list[DataFileInfo]:
         info = DataFileInfo(path=path, file_size=size, record_count=count, row_groups=row_groups)
         extra = inventory.files.extras[file] if inventory.files.extras else None
         # Files of Delta tables have these extras too, but no snapshot.
-        if isinstance(extra, IcebergFile) and extra.table.snapshot_id is not None:
+        if isinstance(extra, TableFile) and extra.table.snapshot_id is not None:
             info = _of_table(info, extra)
         files.append(info)
     return files
 
 
-def _of_table(info: DataFileInfo, extra: IcebergFile) -> IcebergDataFileInfo:
+def _of_table(info: DataFileInfo, extra: TableFile) -> IcebergDataFileInfo:
     return IcebergDataFileInfo(
         path=info.path,
         file_size=info.file_size,

@@ -48,7 +48,7 @@ class Stages:
 
     num_processes: number of worker processes of the loader; 0 decodes in threads, and the topology then has 1 worker.
     workers: options of Ray actors that run the workers instead of processes; None without Ray.
-    sent: functions of the user that workers call.
+    functions_to_check: functions of the user that workers call.
     start_method: start method of worker processes if the caller gives none; None for Python's default.
     peers: global ranks that this rank is compared with, () for the whole process group; None for no comparison.
     compared: options that must be equal on all peers, as texts.
@@ -64,7 +64,7 @@ class Stages:
     decode: DecodeOptions
     workers: RayWorkers | None = None
     callbacks: tuple[LoaderCallback, ...] = ()
-    sent: tuple[Callable[..., Any], ...] = ()
+    functions_to_check: tuple[Callable[..., Any], ...] = ()
     start_method: str | None = None
     peers: tuple[int, ...] | None = None
     compared: Mapping[str, str] = field(default_factory=dict)

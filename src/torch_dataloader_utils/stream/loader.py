@@ -93,8 +93,8 @@ class TableDataLoader(DataLoader[BatchT]):
             self._workers = RayWorkerActors(stages.pipeline, stages.decode, stages.workers)
         elif num_workers > 0:
             begin = options["worker_init_fn"]
-            sent = stages.sent if begin is None else (*stages.sent, begin)
-            check_functions(sent, options["multiprocessing_context"])
+            to_check = stages.functions_to_check if begin is None else (*stages.functions_to_check, begin)
+            check_functions(to_check, options["multiprocessing_context"])
             self._workers = WorkerProcesses(stages.pipeline, stages.decode, num_workers, options)
 
     def __repr__(self) -> str:

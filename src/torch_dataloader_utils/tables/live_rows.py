@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import GroupRows, Int64s, RowGroupTask
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils.errors import InternalError
 
 
@@ -22,7 +22,7 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
     match task.extra:
         case None:
             return None
-        case IcebergFile(positions=positions):
+        case TableFile(positions=positions):
             if len(positions) and (task.first_row < 0 or task.physical_rows < 0):
                 raise InternalError(f"{task.where} has deletes but no known first row or length; please report this.")
             span = np.searchsorted(positions, [task.first_row, task.first_row + task.physical_rows])
@@ -35,7 +35,7 @@ def group_deletes(task: RowGroupTask) -> Int64s | None:
 
 def has_unplaced_deletes(task: RowGroupTask) -> bool:
     """Return whether equality deletes apply. Their rows are known only once all rows are read."""
-    return isinstance(task.extra, IcebergFile) and bool(task.extra.equality_deletes)
+    return isinstance(task.extra, TableFile) and bool(task.extra.equality_deletes)
 
 
 def rows_to_decode(live_rows: int, deleted: Int64s | None) -> int:

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.metadata_columns import FILE, LINEAGE_IDS, POSITION, ROW_ID, metadata_columns
-from torch_dataloader_utils._core.table_file import FIELD_ID, IcebergFile
+from torch_dataloader_utils._core.table_file import FIELD_ID, TableFile
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.formats.conform import constant
 
@@ -43,7 +43,7 @@ def place_column(task: RowGroupTask, name: str, first_row: int, num_rows: int) -
 
 
 def with_lineage(
-    task: RowGroupTask, extra: IcebergFile, fields: Sequence[pa.Field], arrays: Sequence[pa.Array], first_row: int
+    task: RowGroupTask, extra: TableFile, fields: Sequence[pa.Field], arrays: Sequence[pa.Array], first_row: int
 ) -> list[pa.Array]:
     """Return the columns of an Iceberg file, with inherited row ids and sequence numbers in place of nulls.
 
@@ -57,7 +57,7 @@ def with_lineage(
     return filled
 
 
-def _inherited(task: RowGroupTask, extra: IcebergFile, field: pa.Field, stored: pa.Array, first_row: int) -> pa.Array:
+def _inherited(task: RowGroupTask, extra: TableFile, field: pa.Field, stored: pa.Array, first_row: int) -> pa.Array:
     if not stored.null_count:
         return stored
     if field.name != ROW_ID:

@@ -13,7 +13,7 @@ from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.option_values import Holdout
-from torch_dataloader_utils._core.table_file import IcebergFile
+from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, DataError
 from torch_dataloader_utils.formats.checks import check_live_rows, check_stored_rows
@@ -139,7 +139,7 @@ class Reader:
         if file_format.list_items is None:
             return None
         with foreign_errors(task, source.file_is_planned):
-            if isinstance(task.extra, IcebergFile) and file_format.read_schema is not None:
+            if isinstance(task.extra, TableFile) and file_format.read_schema is not None:
                 column = stored_name(file_format.read_schema(source), self.projection.stored.field(column), task.extra)
             return file_format.list_items(source, column)
 
@@ -217,7 +217,7 @@ class Reader:
             is_compiled=self.spec.is_compiled,
             max_row_group_bytes=self.spec.max_row_group_bytes,
             known=known,
-            is_of_table=isinstance(task.extra, IcebergFile),
+            is_of_table=isinstance(task.extra, TableFile),
         )
 
     def _decoded(
@@ -225,7 +225,7 @@ class Reader:
     ) -> tuple[pa.RecordBatch, Int64s | None]:
         """Return these stored rows, and all rows of the row group that are deleted."""
         extra = source.task.extra
-        if not isinstance(extra, IcebergFile):
+        if not isinstance(extra, TableFile):
             return _decode(source, projection.stored, rows), deleted
         found = decode_table_rows(source, extra, projection.stored, rows, _decode, self._store)
         if len(found.deleted):

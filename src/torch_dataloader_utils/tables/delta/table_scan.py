@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.inventory import (
     PartitionColumn,
 )
 from torch_dataloader_utils._core.skipping import OnError
-from torch_dataloader_utils._core.table_file import IcebergFile, TableFields
+from torch_dataloader_utils._core.table_file import TableFields, TableFile
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.group_table import join_scans
@@ -267,7 +267,7 @@ def _nulls(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) 
     return known_nulls(whole, columns.names, names_in)
 
 
-def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> tuple[IcebergFile | None, ...]:
+def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> tuple[TableFile | None, ...]:
     """Return the facts that a reader needs about each data file beside its path; () if all files are plain."""
     fields = TableFields(
         schema=schema.stored.serialize().to_pybytes(),
@@ -276,7 +276,7 @@ def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s])
         is_by_name=schema.mode != "id",
     )
     extras = tuple(
-        None if not len(deleted) and is_plain(scan.schema, schema) else IcebergFile(table=fields, positions=deleted)
+        None if not len(deleted) and is_plain(scan.schema, schema) else TableFile(table=fields, positions=deleted)
         for scan, deleted in zip(scanned.scans, positions, strict=True)
     )
     return extras if any(extra is not None for extra in extras) else ()

@@ -3,7 +3,7 @@
     catalog → metadata → snapshot → manifests → files and their deletes → row groups
 
 In: a table name with catalog properties, or the place of a metadata file. Out: an `Inventory` of the live data files,
-sorted by path. Its `extras` (`IcebergFile`) tell a reader how to map columns by field id, and which rows are deleted.
+sorted by path. Its `extras` (`TableFile`) tell a reader how to map columns by field id, and which rows are deleted.
 Only deletes with positions are read here (position deletes, deletion vectors); equality deletes travel as references.
 
 pyiceberg parses metadata, manifests and partition transforms; it is imported on first use. Files are read through

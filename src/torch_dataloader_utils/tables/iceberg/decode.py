@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch_dataloader_utils._arrow.batches import rows_only
 from torch_dataloader_utils._arrow.schema import FieldPath, case_error, in_other_case
 from torch_dataloader_utils._core.inventory import GroupRows, Int64s
-from torch_dataloader_utils._core.table_file import IcebergFile, field_id
+from torch_dataloader_utils._core.table_file import TableFile, field_id
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import InternalError, SchemaError
 from torch_dataloader_utils.formats.file_cache import FileCache
@@ -50,7 +50,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergRows:
+class TableFileRows:
     """Rows of one row group.
 
     stored: Stored rows, as columns of the table. deleted: Rows that equality deletes delete, ascending.
@@ -62,12 +62,12 @@ class IcebergRows:
 
 def decode_table_rows(
     source: TaskSource,
-    extra: IcebergFile,
+    extra: TableFile,
     fields: pa.Schema,
     rows: GroupRows,
     decode: Decode,
     open_store: Callable[[str], Store],
-) -> IcebergRows:
+) -> TableFileRows:
     """Return stored rows of one row group as the columns `fields` of the table.
 
     rows: Rows to return. fields: Arrow schema with field ids. decode: Reads columns of the file by the file's names.
@@ -95,10 +95,10 @@ def decode_table_rows(
     deleted = np.zeros(0, dtype=np.int64)
     if keys:
         deleted = deleted_by_keys(source.task, batch, columns, extra, open_store)
-    return IcebergRows(stored=stored, deleted=deleted)
+    return TableFileRows(stored=stored, deleted=deleted)
 
 
-def _load(source: TaskSource, extra: IcebergFile) -> tuple[_Columns, int]:
+def _load(source: TaskSource, extra: TableFile) -> tuple[_Columns, int]:
     read_schema = format_of(source.task.file_format).read_schema
     if read_schema is None:
         raise InternalError(f"{source.task.where}: the format has no schema with field ids")
@@ -107,13 +107,13 @@ def _load(source: TaskSource, extra: IcebergFile) -> tuple[_Columns, int]:
     return _Columns(schema=schema, by_id=identify(schema, extra.table), in_other_case=others), 200 * len(schema)
 
 
-def stored_name(schema: pa.Schema, field: pa.Field, extra: IcebergFile) -> str:
+def stored_name(schema: pa.Schema, field: pa.Field, extra: TableFile) -> str:
     """Return the name of a table's column in a file of this schema; "" if the file lacks the column."""
     column = identify(schema, extra.table).get(field_id(field))
     return "" if column is None else column.name
 
 
-def _check_case(source: TaskSource, file: _Columns, extra: IcebergFile, wanted: Set[int]) -> None:
+def _check_case(source: TaskSource, file: _Columns, extra: TableFile, wanted: Set[int]) -> None:
     """Raise SchemaError if a wanted column, or a field inside a wanted column, has another case in the file."""
     for path, other in file.in_other_case.items():
         columns = {number for name, number in extra.table.names if name == path[:1]}
@@ -121,14 +121,14 @@ def _check_case(source: TaskSource, file: _Columns, extra: IcebergFile, wanted: 
             raise case_error(source.task.where, path, other)
 
 
-def _keys_of(extra: IcebergFile) -> Sequence[pa.Field]:
+def _keys_of(extra: TableFile) -> Sequence[pa.Field]:
     if not extra.equality_deletes:
         return ()
     used = {str(key_id) for file in extra.equality_deletes for key_id in file.key_ids}
     return [each for each in key_fields(extra) if each.name in used]
 
 
-def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, FileColumn], extra: IcebergFile) -> None:
+def _check_known(source: TaskSource, schema: pa.Schema, columns: Mapping[int, FileColumn], extra: TableFile) -> None:
     if columns or len(schema) == 0 or extra.table.names:
         return
     raise SchemaError(

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
-from torch_dataloader_utils._core.table_file import EqualityDeleteFile, IcebergFile, field_id
+from torch_dataloader_utils._core.table_file import EqualityDeleteFile, TableFile, field_id
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.formats.errors import foreign_errors
@@ -90,7 +90,7 @@ def deleted_by_keys(
     task: RowGroupTask,
     batch: pa.RecordBatch,
     columns: Mapping[int, FileColumn],
-    extra: IcebergFile,
+    extra: TableFile,
     open_store: Callable[[str], Store],
 ) -> Int64s:
     """Return the rows of the batch that equality deletes delete, ascending.
@@ -111,7 +111,7 @@ def deleted_by_keys(
     return np.flatnonzero(deleted)
 
 
-def key_fields(extra: IcebergFile) -> pa.Schema:
+def key_fields(extra: TableFile) -> pa.Schema:
     """Return the schema of all key columns; see `TableFields.keys`."""
     return decode_schema(extra.table.keys)
 
@@ -119,7 +119,7 @@ def key_fields(extra: IcebergFile) -> pa.Schema:
 def _key_set(
     files: tuple[EqualityDeleteFile, ...],
     wanted: Sequence[pa.Field],
-    extra: IcebergFile,
+    extra: TableFile,
     open_store: Callable[[str], Store],
 ) -> KeySet:
     def load() -> tuple[KeySet, int]:
@@ -132,7 +132,7 @@ def _key_set(
 
 
 def _keys_of(
-    file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: IcebergFile, open_store: Callable[[str], Store]
+    file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: TableFile, open_store: Callable[[str], Store]
 ) -> list[pa.Array]:
     """Return the key columns of one delete file, cached because other data files need them too."""
 
@@ -143,14 +143,12 @@ def _keys_of(
     return _file_keys.get((file.path, file.identity), load, _reading(wanted, extra))
 
 
-def _reading(wanted: Sequence[pa.Field], extra: IcebergFile) -> tuple[int | str, ...]:
+def _reading(wanted: Sequence[pa.Field], extra: TableFile) -> tuple[int | str, ...]:
     """Return the part of a cache key beside the files: under other names or types the same files give other keys."""
     return (names_key(extra.table), *(str(each.type) for each in wanted))
 
 
-def _read_keys(
-    file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: IcebergFile, store: Store
-) -> list[pa.Array]:
+def _read_keys(file: EqualityDeleteFile, wanted: Sequence[pa.Field], extra: TableFile, store: Store) -> list[pa.Array]:
     task = RowGroupTask(
         path=file.path,
         file_size=file.file_size,

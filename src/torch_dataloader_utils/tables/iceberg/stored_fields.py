@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._core.inventory import RowGroupTask
-from torch_dataloader_utils._core.table_file import FIELD_ID, IcebergFile, TableFields, field_id, stored_field_id
+from torch_dataloader_utils._core.table_file import FIELD_ID, TableFields, TableFile, field_id, stored_field_id
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.conform import constant, is_harmless
 
@@ -79,7 +79,7 @@ def project_columns(
     batch: pa.RecordBatch,
     wanted: Iterable[pa.Field],
     columns: Mapping[int, FileColumn],
-    extra: IcebergFile,
+    extra: TableFile,
 ) -> list[pa.Array]:
     """Return one array for each field of `wanted` (fields with ids), in the field's type.
 
@@ -102,7 +102,7 @@ def _project(
 class _Constants:
     """Values of fields that a file does not have."""
 
-    def __init__(self, extra: IcebergFile) -> None:
+    def __init__(self, extra: TableFile) -> None:
         self._values = {**_defaults_of(extra.table), **dict(extra.partition_values)}
 
     def column(self, wanted: pa.Field, num_rows: int) -> pa.Array:

@@ -14,7 +14,7 @@ from torch_dataloader_utils._arrow.schema import column_names
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
 from torch_dataloader_utils._core.skipping import OnError
-from torch_dataloader_utils._core.table_file import IcebergFile, TableFields, field_id
+from torch_dataloader_utils._core.table_file import TableFields, TableFile, field_id
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.discover.group_table import join_scans
@@ -227,7 +227,7 @@ def _table_fields(table: OpenTable, target: ScanTarget, schema: pa.Schema, key_i
 
 
 def _joined(
-    scanned: _Scanned, options: IcebergScanOptions, extras: tuple[IcebergFile, ...]
+    scanned: _Scanned, options: IcebergScanOptions, extras: tuple[TableFile, ...]
 ) -> tuple[FileTable, GroupTable]:
     unjudged = np.full(len(scanned.files), Verdict.IN if options.filters is None else Verdict.MAYBE, dtype=np.int64)
     formats = [format_of(file.entry) for file in scanned.files]
@@ -236,7 +236,7 @@ def _joined(
 
 def _extras(
     fields: TableFields, scanned: _Scanned, deletes: PositionDeletes, equality: EqualityIndex, *, has_lineage: bool
-) -> tuple[IcebergFile, ...]:
+) -> tuple[TableFile, ...]:
     """Return the facts that a reader needs about each scanned file beside its path.
 
     Raises:
@@ -245,7 +245,7 @@ def _extras(
     positions = [deletes.positions.get(number, _NO_ROWS) for number in scanned.numbers]
     check_positions([file.path for file in scanned.files], scanned.scans, positions)
     return tuple(
-        IcebergFile(
+        TableFile(
             table=fields,
             partition_values=tuple(sorted(file.partition_values.items())),
             positions=deleted,
@@ -262,7 +262,7 @@ def _nulls(
     schema: pa.Schema,
     fields: TableFields,
     scanned: _Scanned,
-    extras: Sequence[IcebergFile],
+    extras: Sequence[TableFile],
     options: IcebergScanOptions,
 ) -> Mapping[str, int]:
     names_in = names_by_id(schema)
