@@ -55,7 +55,6 @@ def _in_order(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
 
 def for_take(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the same rows, safe for take and filter: a column that would give wrong rows is copied."""
-    rows = as_arrow(rows)
     columns = rows.columns
     taken = list(map(array_for_take, columns))
     if all(new is old for new, old in zip(taken, columns, strict=True)):
