@@ -25,15 +25,6 @@ def check_identity(name: str, identity: Any) -> FileIdentity:
     return identity  # type: ignore[no-any-return]
 
 
-_FOOTERS_PART = 16
-_MOST_FOOTER_BYTES = 1 << 30
-
-
-def footer_bytes(max_bytes: int) -> int:
-    """Return the bytes of a host's cache that are reserved for footers; the rest is for row groups."""
-    return min(_MOST_FOOTER_BYTES, max_bytes // _FOOTERS_PART)
-
-
 @dataclass(frozen=True, slots=True)
 class TokenBatches:
     """Batches of rows of similar length, with an optional limit of tokens: `token_batches=TokenBatches("tokens", ...)`.
