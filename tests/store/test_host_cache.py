@@ -2,11 +2,13 @@
 
 import fcntl
 import os
+import pickle
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.store.test_local_patterns import as_a_user
 from torch_dataloader_utils import HostCache
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils._store import Buffer, RemoteOptions, Span, StoreAccess
+from torch_dataloader_utils._store.censor import environment_credentials
 from torch_dataloader_utils.cache.entries import HEAD_BYTES, GroupKey, ValueKey
 from torch_dataloader_utils.cache.host_cache import OpenCache
 from torch_dataloader_utils.cache.schedules import ReadSchedule, ReadSchedules
@@ -590,24 +593,48 @@ for room, most in ((100, 1), (3, 100)):
     assert run(script, tmp_path).splitlines().count("asked 100") == 10
 
 
-def test_another_access_is_given_nothing() -> None:
-    def one() -> dict[str, Any]:
+def one() -> dict[str, Any]:
+    return {}
+
+
+class Role:
+    """Credentials that name their reader."""
+
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
+
+    def __call__(self) -> dict[str, Any]:
         return {}
 
-    def two() -> dict[str, Any]:
-        return {}
 
-    scopes = [
+def test_another_access_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment_credentials():
+        monkeypatch.delenv(name)
+    accesses = [
         StoreAccess.of({"key": "a", "secret": "b"}),
         StoreAccess.of({"key": "a", "secret": "c"}),
         StoreAccess.of({"anon": True}),
         StoreAccess.of({"anon": True, "endpoint_url": "http://other"}),
+        StoreAccess.of({}),
+        StoreAccess.of({"session": object()}),
+        StoreAccess.of({"session": object()}),
         StoreAccess.of({}, one),
-        StoreAccess.of({}, two),
+        StoreAccess.of({}, one),
+        StoreAccess.of({}, partial(one)),
+        StoreAccess.of({}, dict),
+        StoreAccess.of({}, dict),
+        StoreAccess.of({}, Role("a")),
+        StoreAccess.of({}, Role("b")),
     ]
-    assert len({access.scope for access in scopes}) == len(scopes)
-    assert StoreAccess.of({"secret": "b", "key": "a"}).scope == scopes[0].scope
-    assert "b" not in scopes[0].scope or len(scopes[0].scope) == 32
+    scopes = [access.scope for access in accesses]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "HF_TOKEN"):
+        monkeypatch.setenv(name, "me")
+        scopes.append(StoreAccess.of({}).scope)
+        assert StoreAccess.of({"secret": "b", "key": "a"}).scope == scopes[0]
+    assert len(set(scopes)) == len(scopes)
+    assert StoreAccess.of({}, Role("a")).scope == accesses[12].scope
+    assert pickle.loads(pickle.dumps(accesses[7])).scope == accesses[7].scope  # as a worker process has it
+    assert all(len(scope) == 32 for scope in scopes)
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:
