@@ -279,11 +279,13 @@ class FsspecStore:
         handled = sys.exception()  # the error of another place, if the user tries this place after a failure
         while True:
             try:
+                begin = time.monotonic()
                 if is_expired:
                     filesystem = local.renew(filesystem, partial(connect, renews=True))
                     is_expired = False
                 else:
                     filesystem = local.get(connect)
+                attempts.leave_out(time.monotonic() - begin)
                 with exclusive_use(filesystem), no_panic():
                     return call(filesystem, url.key(filesystem))
             except LoaderError:
