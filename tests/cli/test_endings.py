@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
-from torch_dataloader_utils.cache.kept_files import VARIABLE
+from torch_dataloader_utils.cache.kept_values import VARIABLE
 from torch_dataloader_utils.cli.tokens import process_pool
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.megatron import corpora

@@ -11,7 +11,7 @@ from tests.faults.ranks import RANKS, run_ranks
 from tests.faults.s3_server import S3Server
 from tests.faults.tables import upload
 from tests.tables.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import IcebergDataset, StructuredDataset
+from torch_dataloader_utils import HostCache, IcebergDataset, RemoteOptions, StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.iceberg_source import IcebergSource
 from torch_dataloader_utils.errors import LoaderError
@@ -68,6 +68,30 @@ def test_a_scan_that_fails_fails_on_every_rank(server: S3Server, access: StoreAc
     answers = run_ranks(_rank, tmp_path / "meeting", "s3://bucket/nothing", access)
     assert len(answers) == RANKS
     assert all(answer.startswith("NoDataError") for answer in answers)
+
+
+def _lone_rank(rank: int, _: str, path: str, access: StoreAccess, answer: Any) -> None:
+    loader, _ = StructuredDataset.create_dataloader(
+        path, num_workers=0, rank=rank % RANKS, num_ranks=RANKS, storage_options=access, batch_size=50
+    )
+    answer.send(len(loader))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_ranks_without_a_group_read_each_footer_once_a_host(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_cache: bool
+) -> None:
+    upload(server, files=40)
+    server.latency_seconds = 0.02
+    monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "own"))
+    cache = HostCache(tmp_path / "cache", max_bytes="1GiB") if has_cache else None
+    access = StoreAccess.of(server.storage_options, remote=RemoteOptions(cache=cache))
+    steps = run_ranks(_lone_rank, tmp_path / "meeting", "s3://bucket/data", access, ranks=4)
+    assert steps == [40 * 300 // 50 // RANKS] * 4
+    footers = Counter(each.key for each in server.of("GET") if each.span is not None)
+    assert footers.keys() == {f"data/{file}.parquet" for file in range(40)}
+    assert footers.total() <= 1.05 * 40
 
 
 def _table_rank(rank: int, meeting: str, table: str, answer: Any) -> None:

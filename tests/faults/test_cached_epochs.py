@@ -160,12 +160,15 @@ def test_two_jobs_with_different_plans_share_a_directory(server: S3Server, tmp_p
         assert all(sorted(each) == list(range(ROWS)) for each in found)
 
 
+PLAIN_BYTES = 20_150  # more than the footers, the schedule and the journal together
+
+
 def plain_files(server: S3Server) -> None:
     """Four files of 20 row groups, all of as many bytes."""
     for number in range(4):
-        table = pa.table({"row": np.arange(number * 5000, number * 5000 + 5000)})
+        table = pa.table({"row": np.arange(number * 50_000, number * 50_000 + 50_000)})
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, row_group_size=250, use_dictionary=False, compression="none")
+        pq.write_table(table, sink, row_group_size=2500, use_dictionary=False, compression="none")
         server.put(f"data/{number}.parquet", bytes(sink.getvalue()))
 
 
@@ -173,10 +176,10 @@ def plain_files(server: S3Server) -> None:
 @pytest.mark.parametrize("groups", [8, 30, 70])
 def test_a_plan_says_what_its_cache_will_give(server: S3Server, tmp_path: Path, groups: int) -> None:
     plain_files(server)
-    cache = HostCache(tmp_path / "cache", max_bytes=round((groups + 0.5) * 2150 * 16 / 15))
-    options = {"columns": None, "split_rows": 250, "num_ranks": 2, "num_workers": 0, "decoding": Decoding(threads=1)}
+    cache = HostCache(tmp_path / "cache", max_bytes=round((groups + 0.9) * PLAIN_BYTES))
+    options = {"columns": None, "split_rows": 2500, "num_ranks": 2, "num_workers": 0, "decoding": Decoding(threads=1)}
     loader = make(server, cache, **options)
-    parts = CacheForecast(host_reads(loader.plan, 1, 9), np.full(80, 2150), groups * 2150 + 1000).parts()
+    parts = CacheForecast(host_reads(loader.plan, 1, 9), np.full(80, PLAIN_BYTES), groups * PLAIN_BYTES).parts()
     found = []
     for epoch in range(5):
         before = loader.metrics()
@@ -193,19 +196,19 @@ def test_hosts_with_room_for_their_shares_make_no_request_after_the_first_epoch(
     server: S3Server, tmp_path: Path
 ) -> None:
     plain_files(server)
-    caches = [HostCache(tmp_path / f"host{host}", max_bytes=round(42 * 2150 * 16 / 15)) for host in range(2)]
-    shares = {"columns": None, "split_rows": 250, "num_ranks": 4, "num_workers": 0, "host_shares": 2}
+    caches = [HostCache(tmp_path / f"host{host}", max_bytes=42 * PLAIN_BYTES) for host in range(2)]
+    shares = {"columns": None, "split_rows": 2500, "num_ranks": 4, "num_workers": 0, "host_shares": 2}
     loaders = [make(server, caches[rank // 2], rank=rank, **shares) for rank in range(4)]
     orders = []
     for epoch in range(3):
         server.forget()
         orders.append([row for loader in loaders for row in unsorted_rows(loader, epoch)])
-        assert sorted(orders[-1]) == list(range(20_000))
+        assert sorted(orders[-1]) == list(range(200_000))
         assert epoch == 0 or data_requests(server) == 0
     assert orders[0] != orders[1] != orders[2]
     # Without shares both hosts meet row groups that they have not seen.
     apart = [make(server, caches[rank // 2], rank=rank, **shares | {"host_shares": None}) for rank in range(4)]
-    assert sorted(row for loader in apart for row in rows(loader, 3)) == list(range(20_000))
+    assert sorted(row for loader in apart for row in rows(loader, 3)) == list(range(200_000))
     assert data_requests(server) > 0
 
 

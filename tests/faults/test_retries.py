@@ -143,6 +143,28 @@ def test_the_cap_ends_the_attempt_under_way_too(server: S3Server, action: Action
             ask()
 
 
+@pytest.mark.parametrize("backend", ["fsspec", "obstore"])
+def test_a_silent_reply_is_asked_for_a_second_time_whatever_the_cap(server: S3Server, backend: Any) -> None:
+    if backend == "obstore":
+        pytest.importorskip("obstore")
+    policy = RetryPolicy(most_seconds=0.1, progress_seconds=0.5, first_delay_seconds=0.01)
+    remote = RemoteOptions(backend=backend, retry=policy, keep_footers=False)
+    url = server.put("a", bytes(100_000))
+    store = open_store(url, StoreAccess.of(server.storage_options, remote=remote))
+    planned = store.stat(url).identity
+    server.rules[:] = [Rule(wait, "GET")]
+    assert store.ranges(url, [(0, 100_000)], planned) == [bytes(100_000)]
+    server.rules[:] = [Rule(wait, "GET", count=None)]
+    with pytest.raises(StoreError, match=r"2 attempts in"):
+        store.ranges(url, [(0, 100_000)], planned)
+
+
+def test_the_time_to_open_a_client_is_left_out() -> None:
+    attempts = Attempts(RetryPolicy(most_seconds=3, progress_seconds=1))
+    attempts.leave_out(100)
+    assert attempts.left_seconds > 100
+
+
 def test_by_default_a_body_of_1500_bytes_a_second_is_asked_for_again_which_is_logged() -> None:
     policy = RetryPolicy()
     assert policy.progress_bytes / policy.progress_seconds > 1500

@@ -28,15 +28,6 @@ def check_identity(name: str, identity: Any) -> FileIdentity:
     return identity  # type: ignore[no-any-return]
 
 
-_FOOTERS_PART = 16
-_MOST_FOOTER_BYTES = 1 << 30
-
-
-def footer_bytes(max_bytes: int) -> int:
-    """Return the bytes of a host's cache that are reserved for footers; the rest is for row groups."""
-    return min(_MOST_FOOTER_BYTES, max_bytes // _FOOTERS_PART)
-
-
 @dataclass(frozen=True, slots=True)
 class Holdout:
     """One of two parts into which rows are divided, to train on one and validate on the other: `holdout=Holdout(...)`.

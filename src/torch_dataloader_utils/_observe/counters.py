@@ -17,7 +17,7 @@ KINDS = {
     "column_chunks": ("compiled", "type", "encoding", "codec", "damaged", "turned_off", "not_built"),
     "requests_by_time": ("to_10ms", "to_100ms", "to_1s", "to_10s", "over_10s"),
     "request_errors": ("throttled", "server", "refused", "connection"),
-    "cache_events": ("hits", "misses", "evictions", "damaged"),
+    "cache_events": ("hits", "misses", "evictions", "damaged", "bypassed"),
 }
 _TIME_LIMITS_SECONDS = (0.01, 0.1, 1.0, 10.0)
 

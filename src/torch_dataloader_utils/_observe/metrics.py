@@ -50,6 +50,7 @@ class Metrics:
             credentials, not found, another version. "connection": no connection, time-out, wrong bytes.
         cache_events: what the cache on this host did, see `HostCache`. "hits", "misses": byte ranges found, and not
             found. "evictions": entries removed to make room. "damaged": entries with wrong bytes, fetched again.
+            "bypassed": entries that were fetched past the cache, because it kept failing.
         cached_bytes: bytes read from the cache on this host.
         fetch_seconds: time in which decoding threads waited for remote storage, pauses before retries included.
         decode_seconds: time in which decoding threads decoded, shaped and shuffled rows, and read local files.
@@ -130,7 +131,9 @@ class Metrics:
         """
         if self.wait_fraction < _MOST_WAIT_FRACTION:
             return None
-        return f"The trainer waits {self.wait_fraction:.0%} of its time, {self._cause()}."
+        bypassed = self.cache_events["bypassed"]
+        cache = f" The cache on this host fails, and {bypassed:,} reads went past it: see its log." if bypassed else ""
+        return f"The trainer waits {self.wait_fraction:.0%} of its time, {self._cause()}.{cache}"
 
     def _cause(self) -> str:
         makers = {"stall": self.stall_seconds, "transform": self.transform_seconds, "handover": self.handover_seconds}

@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 from uuid import uuid4
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
-from torch_dataloader_utils._store.censor import secret_names
+from torch_dataloader_utils._store.censor import environment_credentials, secret_names
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.cache.host_cache import HostCache
@@ -72,7 +72,10 @@ def without_secrets(where: str) -> Iterator[None]:
 
 
 Credentials = Callable[[], Mapping[str, Any]]
-"""Function that returns storage options with credentials; called to open a client, and when storage says "expired"."""
+"""Function that returns storage options with credentials; called to open a client, and when storage says "expired".
+
+An attribute `reader`, text that names who reads (such as a role), lets all processes of a host share cached bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +179,15 @@ class StoreAccess:
     def scope(self) -> str:
         """Digest of the reader: a cache does not give one access the bytes that it holds for another.
 
-        Made of the options, and the name of the function that returns credentials; its results change by the hour.
+        Made of the options, and of the attribute `reader` of a function that returns credentials (its results change
+        by the hour) or of credentials in the environment. What has no text, such as a function without `reader`, is
+        another reader for each access; processes that an access is sent to share its token, and so its reader.
         """
         options = self.options.reveal()
-        who = getattr(self.credentials, "__qualname__", type(self.credentials).__qualname__)
-        text = json.dumps([options, who], default=lambda value: type(value).__qualname__, sort_keys=True)
+        who: Any = {} if secret_names(options) else environment_credentials()
+        if self.credentials is not None:
+            who = str(getattr(self.credentials, "reader", "") or self.token)
+        text = json.dumps([options, who], default=lambda _: self.token, sort_keys=True)
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
     def client_options(self, *, renews: bool = False) -> dict[str, Any]:

@@ -38,6 +38,17 @@ _SECRET_VARIABLE = re.compile(
     r"(?:AWS|AZURE|GOOGLE|GCS|GCP|HF|HUGGING_FACE|FSSPEC|PYICEBERG)_(?:.*_)?"
     r"(?:KEY|KEY_ID|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|CONNECTION_STRING)"
 )
+# Variables that choose credentials and are no secret.
+_CHOICES = (
+    "AWS_PROFILE",
+    "AWS_ROLE_ARN",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_CLIENT_ID",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_HOME",
+)
 # We do not control the environment: a short value may be any word, and a path leads to a secret but is not a secret.
 _SHORT_VALUE = 7
 
@@ -170,6 +181,11 @@ def _environment_secrets() -> Iterator[str]:
     for name, value in os.environ.items():
         if _SECRET_VARIABLE.fullmatch(name) and len(value) > _SHORT_VALUE and not value.startswith("/"):
             yield value
+
+
+def environment_credentials() -> dict[str, str]:
+    """Return the variables of the environment that hold or choose a client's credentials."""
+    return {name: value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name) or name in _CHOICES}
 
 
 def _without_reply(text: str) -> str:

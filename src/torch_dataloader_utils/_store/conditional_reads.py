@@ -49,6 +49,7 @@ class RangeReply:
         self.identity = identity
         self.have = 0
         self.is_pinned = True
+        self._num_silences = 0
         self._buffer = bytearray()
         self._whole: bytes | None = None
 
@@ -61,6 +62,20 @@ class RangeReply:
     def missing(self) -> tuple[int, int]:
         """First and last byte that are still to come."""
         return self.span[0] + self.have, sum(self.span) - 1
+
+    @asynccontextmanager
+    async def begun(self, policy: RetryPolicy) -> AsyncIterator[None]:
+        """Raise StalledError if the block, in which the reply begins, takes longer than `progress_seconds`.
+
+        After each silence the limit is doubled, up to four times: a server may need longer, a lost connection is not
+        worth a wait.
+        """
+        try:
+            async with reply_within(policy.progress_seconds * min(4, 2**self._num_silences)):
+                yield
+        except StalledError:
+            self._num_silences += 1
+            raise
 
     def check_range(self, content_range: str | None, content_length: int | None) -> None:
         """Raise WrongReplyError unless the reply holds the missing bytes."""
@@ -145,7 +160,7 @@ async def fetch_from_s3(filesystem: Any, key: str, reply: RangeReply, policy: Re
     if version:
         condition["VersionId"] = version
     await filesystem.set_session()  # half a second, once; no fault of the server
-    async with reply_within(4 * policy.progress_seconds):
+    async with reply.begun(policy):
         answer = await filesystem._call_s3(
             "get_object", Bucket=bucket, Key=name, Range=f"bytes={first}-{last}", **condition
         )
@@ -219,7 +234,7 @@ async def fetch_from_http(filesystem: Any, url: str, reply: RangeReply, policy: 
     if reply.identity and _is_strong_etag(reply.identity):
         headers["If-Match"] = f'"{reply.identity}"'
     session = await filesystem.set_session()
-    async with reply_within(4 * policy.progress_seconds):
+    async with reply.begun(policy):
         answer = await session.get(filesystem.encode_url(url), headers=headers, **options)
     async with answer:
         if answer.status == 404:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import quote, unquote
 
-from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply, reply_within
+from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply
 from torch_dataloader_utils._store.retry import RetryPolicy
 
 CLIENT = "huggingface_hub"
@@ -94,7 +94,7 @@ async def fetch_from_hub(filesystem: Any, key: str, reply: RangeReply, policy: R
     if session is None:  # runs on the loop's thread, so no other thread makes a session now
         session = filesystem.__dict__[_SESSION] = hub.get_async_session()
     request = session.build_request("GET", _web_address(hub, filesystem.endpoint, key, file), headers=headers)
-    async with reply_within(4 * policy.progress_seconds):
+    async with reply.begun(policy):
         answer = await session.send(request, stream=True, follow_redirects=True)
     try:
         if answer.status_code == 404:

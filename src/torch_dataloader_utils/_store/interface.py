@@ -7,6 +7,7 @@ from typing import Protocol
 from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negative
 from torch_dataloader_utils._core.inventory import pinned
 from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils.cache.kept_values import KeptValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +151,8 @@ class Store(Protocol):
         """
         ...
 
-    def kept_tail(self, path: str, identity: str) -> bytes | None:
-        """Return the footer that a process of this host kept for this version of the file, or None; see `keep_tail`."""
-        ...
-
-    def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
-        """Keep a footer for the other processes of this host, where that saves a request."""
+    def values(self, path: str, identity: str) -> KeptValues:
+        """Return the values that this host keeps for this version of the file, such as its footer."""
         ...
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:

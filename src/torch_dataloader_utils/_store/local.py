@@ -19,6 +19,7 @@ from torch_dataloader_utils._store.identity import check_identity, is_pipe, shor
 from torch_dataloader_utils._store.interface import CoalesceLimits, FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.store_errors import dead_link, translated
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern
+from torch_dataloader_utils.cache.kept_values import KeptValues, user_cache
 from torch_dataloader_utils.errors import NoDataError
 
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -200,11 +201,9 @@ class LocalStore:
             if length != span[1]:
                 raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {length} of {span[1]} bytes")
 
-    def kept_tail(self, path: str, identity: str) -> None:
-        """Return None: reading a footer again is as cheap."""
-
-    def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
-        """Do nothing: local footers are not kept."""
+    def values(self, path: str, identity: str) -> KeptValues:
+        """Return the values of the file in the user's own cache."""
+        return KeptValues(cache=user_cache(), path=path, identity=identity)
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names that are directories. One stat per name; the directory itself is never listed."""

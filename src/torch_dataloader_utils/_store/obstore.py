@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_dataloader_utils._store.access import RemoteOptions
 from torch_dataloader_utils._store.censor import censored_text
-from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply, reply_within
+from torch_dataloader_utils._store.conditional_reads import PieceStream, RangeReply
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
@@ -146,7 +146,7 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
     options: dict[str, Any] = {"range": (first, last + 1)}
     if reply.identity is not None:
         options["if_match"] = f'"{reply.identity}"'
-    async with reply_within(4 * policy.progress_seconds):
+    async with reply.begun(policy):
         answer = await filesystem._construct_store(bucket).get_async(name, options=options)
     reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
     pieces = answer.stream(min_chunk_size=min(_PIECE_BYTES, policy.progress_bytes))

@@ -32,7 +32,7 @@ from torch_dataloader_utils._store.wildcards import before_wildcard, check_patte
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.cache.entries import GroupKey
 from torch_dataloader_utils.cache.host_cache import OpenCache, opened
-from torch_dataloader_utils.cache.kept_files import KeptFiles, footer_cache
+from torch_dataloader_utils.cache.kept_values import KeptValues, user_cache
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
 
 _log = logging.getLogger("torch_dataloader_utils.retries")
@@ -102,7 +102,7 @@ class FsspecStore:
     _scope: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.access.remote.cache is not None:
+        if self.access.remote.cache is not None or self.access.remote.keep_footers:
             object.__setattr__(self, "_scope", self.access.scope)
 
     @property
@@ -169,7 +169,12 @@ class FsspecStore:
         if cache is None:
             return fetch(reads)
         key = self._key(path, identity, row_group)
-        return cache.ranges(key, reads, fetch, self.access.remote.retry.most_seconds, into)
+        return cache.ranges(key, reads, fetch, self._wait_seconds, into)
+
+    @property
+    def _wait_seconds(self) -> float:
+        """Limit for waiting while another process of this host fetches: two attempts that bring nothing."""
+        return 2 * self.access.remote.retry.progress_seconds
 
     def _fetch(self, path: str, identity: str | None, spans: Sequence[Span]) -> list[Buffer]:
         reads = self._read(path, spans, identity)
@@ -185,23 +190,13 @@ class FsspecStore:
         options = self.access.remote.cache
         return None if options is None or identity is None or names_no_version(identity) else opened(options)
 
-    def kept_tail(self, path: str, identity: str) -> bytes | None:
-        """Return the footer, if this host keeps it and the options allow footers to be kept."""
-        tails = self._tails(identity)
-        return None if tails is None else tails.get(path, identity)
-
-    def keep_tail(self, path: str, identity: str, data: Buffer) -> None:
-        """Keep the footer on this host's disk, unless the options or the environment forbid it."""
-        tails = self._tails(identity)
-        if tails is not None:
-            tails.put(path, identity, data)
-
-    def _tails(self, identity: str) -> KeptFiles | None:
+    def values(self, path: str, identity: str) -> KeptValues:
+        """Return the values of the file on this host's disk; none if the options or the environment forbid it."""
         # Where the server gives no more than a size, the next job's file may be another file of the same size.
         if not self.access.remote.keep_footers or names_no_version(identity):
-            return None
-        cache = self._cache(identity)
-        return footer_cache() if cache is None else cache.footers
+            return KeptValues()
+        cache = self._cache(identity) or user_cache()
+        return KeptValues(cache=cache, scope=self._scope, path=path, identity=identity, wait_seconds=self._wait_seconds)
 
     def directories(self, path: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names that are directories: one listing, unless the client has just made it."""
@@ -284,11 +279,13 @@ class FsspecStore:
         handled = sys.exception()  # the error of another place, if the user tries this place after a failure
         while True:
             try:
+                begin = time.monotonic()
                 if is_expired:
                     filesystem = local.renew(filesystem, partial(connect, renews=True))
                     is_expired = False
                 else:
                     filesystem = local.get(connect)
+                attempts.leave_out(time.monotonic() - begin)
                 with exclusive_use(filesystem), no_panic():
                     return call(filesystem, url.key(filesystem))
             except LoaderError:

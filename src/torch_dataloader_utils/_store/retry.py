@@ -27,10 +27,11 @@ class RetryPolicy:
         most_seconds: Limit for one request, all its attempts and waits together. S3 takes minutes to scale a prefix
             that is throttled, a restarted proxy some ten seconds. Each received 64 KiB of a file add a second, but no
             more than they took: a large read over a slow line is not given up. The first attempt has at least
-            progress_seconds.
+            progress_seconds, and so has a second one if the first used them up. To open a client does not count.
         first_delay_seconds: Wait before the second attempt; doubled each time up to most_delay_seconds, then multiplied
             by a random number between one half and one. A longer Retry-After of the server wins.
         progress_seconds: A reply that brings less than `progress_bytes` in this time is given up and requested again.
+            A reply that does not begin has this time too, then two times and four times as long.
     """
 
     most_seconds: float = 120.0
@@ -58,6 +59,7 @@ class Attempts:
         self._received_seconds = 0.0
         self._wrong_replies = 0
         self._renewals = 0
+        self._grace_seconds = 0.0
         self.count = 0
 
     @property
@@ -73,8 +75,12 @@ class Attempts:
     @property
     def left_seconds(self) -> float:
         """Seconds left for the present attempt."""
-        least = 0.0 if self.count else self.policy.progress_seconds
+        least = self._grace_seconds if self.count else self.policy.progress_seconds
         return max(least, self.most_seconds) - self.elapsed_seconds
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out time in which nothing was requested: to open a client is no fault of the storage."""
+        self._begin += seconds
 
     def received(self, num_bytes: int) -> None:
         """Note that all attempts together have received `num_bytes` bytes of a file."""
@@ -87,6 +93,10 @@ class Attempts:
         can_renew: Whether credentials can be renewed. A renewal is tried once a request, without a wait.
         """
         self.count += 1
+        took = self.elapsed_seconds
+        if self.count == 1 and self.policy.progress_seconds <= took >= self.most_seconds:
+            # The first attempt stalled, which a second one, on another connection, need not.
+            self._grace_seconds = took + self.policy.progress_seconds
         match diagnosis.kind:
             case Kind.EXPIRED | Kind.MAYBE_EXPIRED:
                 self._renewals += 1
@@ -105,4 +115,5 @@ class Attempts:
         policy = self.policy
         ceiling = min(policy.most_delay_seconds, policy.first_delay_seconds * 2 ** min(self.count - 1, 20))
         delay = max(ceiling * _random.uniform(0.5, 1.0), diagnosis.retry_after_seconds)
-        return delay if self.elapsed_seconds + delay < self.most_seconds else None
+        limit = max(self._grace_seconds if self.count == 1 else 0.0, self.most_seconds)
+        return delay if self.elapsed_seconds + delay < limit else None

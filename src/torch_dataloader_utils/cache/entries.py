@@ -1,6 +1,6 @@
 """The files of a host's cache, one for each entry; and the choice of the process that fetches a missing entry.
 
-    entries/ab/NAME     a complete entry
+    entries/ab/NAME     a complete entry: a range of a file, or a value such as a footer
     pending/NAME        locked by the process that fetches this entry; the bytes that it has written so far
 
 Only this user can read the files, and they carry a checksum over name, length and bytes. The kernel drops the lock of a
@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple
 
 from torch_dataloader_utils._core.spans import Buffer, Span
-from torch_dataloader_utils.cache.kept_files import make_private
 
 _MAGIC = b"TDUCACH1"
 _HEAD = struct.Struct("<8sQI40s4x")
@@ -28,11 +28,16 @@ HEAD_BYTES = _HEAD.size
 # One call of the kernel reads or writes a little less than 2 GiB.
 MOST_ENTRY_BYTES = 1 << 30
 _KEY_DIGITS = 16
-_NAME = re.compile(r"[0-9a-f]{40}")
+# The first letter of a value's name; names of ranges are digits.
+_VALUE = "k"
+_NAME = re.compile(rf"[0-9a-f{_VALUE}][0-9a-f]{{39}}")
+
+# A file is opened so often if its owners keep removing it.
+_MOST_OPENINGS = 100
 
 # Without waiting: opening a pipe would wait forever for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_CLAIM = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCKED = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class GroupKey(NamedTuple):
@@ -58,6 +63,29 @@ class GroupKey(NamedTuple):
         return f"{self.scope}\0{self.path}\0{self.identity}\0{self.row_group}"
 
 
+class ValueKey(NamedTuple):
+    """Value made from one version of a file, such as its footer.
+
+    scope, path, identity: As in `GroupKey`. what: Kind of value, and all options that decide it.
+    """
+
+    scope: str
+    path: str
+    identity: str
+    what: str
+
+    @property
+    def entry_name(self) -> str:
+        """Name of the entry with this value, 40 letters."""
+        text = "\0".join(self).encode()
+        return f"{_VALUE}{blake2b(text, digest_size=20).hexdigest()[1:]}"
+
+
+def is_value(name: str) -> bool:
+    """Return whether an entry is a value, and not a range of a row group."""
+    return name.startswith(_VALUE)
+
+
 def is_entry(name: str, size: int) -> bool:
     """Return whether a file of this name and size (head included) may be an entry. A size below 0: removed."""
     return bool(_NAME.fullmatch(name)) and size <= HEAD_BYTES + MOST_ENTRY_BYTES
@@ -79,9 +107,28 @@ class EntryFiles:
     root: Path
 
     def make(self) -> None:
-        """Make the directories, for this user alone."""
-        for name in ("entries", "pending", "schedules"):
-            make_private(self.root / name)
+        """Make the directories, and check that only this user can enter them; remove what dead processes left there."""
+        for directory in (self.root, *(self.root / name for name in ("entries", "pending", "schedules"))):
+            make_private(directory)
+        for directory in self._unfinished:
+            sweep(directory)
+
+    @property
+    def _unfinished(self) -> tuple[Path, Path]:
+        return self.root / "pending", self.root / "schedules"
+
+    def unfinished_bytes(self, but: str) -> int:
+        """Return the bytes of pending entries and of schedules. but: Name of a file that is left out."""
+        total = 0
+        for directory in self._unfinished:
+            with os.scandir(directory) as files:
+                for each in files:
+                    # A file may be removed meanwhile.
+                    with suppress(OSError):
+                        status = each.stat(follow_symlinks=False)
+                        if each.name != but and S_ISREG(status.st_mode) and status.st_size <= MOST_ENTRY_BYTES:
+                            total += status.st_size
+        return total
 
     def read(self, name: str, length: int | None = None, into: memoryview | None = None) -> Buffer | None:
         """Return the bytes of an entry; None if it does not exist.
@@ -135,30 +182,15 @@ class EntryFiles:
 
     def claim(self, name: str) -> "Claim | None":
         """Return the right to fetch an entry; None if another thread or process has it."""
-        place = self.root / "pending" / name
-        while True:
-            descriptor = os.open(place, _CLAIM, 0o600)
-            try:
-                if not _try_lock(descriptor):
-                    os.close(descriptor)
-                    return None
-                if _is_at(descriptor, place):
-                    return Claim(self, name, descriptor)
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # its last owner has published or removed the file meanwhile
+        descriptor = open_locked(self.root / "pending" / name)
+        if descriptor is None:
+            return None
+        os.ftruncate(descriptor, 0)  # removes the bytes of a dead process
+        return Claim(self, name, descriptor)
 
-    def sweep(self) -> None:
-        """Remove files that dead processes have left in `pending`."""
-        for place in (self.root / "pending").iterdir():
-            with suppress(OSError):
-                descriptor = os.open(place, _READ)
-                try:
-                    if _try_lock(descriptor) and _is_at(descriptor, place):
-                        place.unlink()
-                finally:
-                    os.close(descriptor)
+    def revoke(self, name: str) -> None:
+        """Let another process claim an entry whose fetching does not end; what is fetched after all is not kept."""
+        (self.root / "pending" / name).unlink(missing_ok=True)
 
     def _place(self, name: str) -> str:
         return f"{self.root}/entries/{name[:2]}/{name}"
@@ -173,9 +205,12 @@ class Claim:
         self._descriptor = descriptor
         self._is_published = False
 
+    def reserve(self, size: int) -> None:
+        """Give the pending file its final size, which other processes count before it is written."""
+        os.ftruncate(self._descriptor, size)
+
     def write(self, data: Buffer) -> None:
         """Write the entry, which stays invisible until `publish`."""
-        os.ftruncate(self._descriptor, 0)  # removes the bytes of a dead process
         parts = [memoryview(_head(self.name, data)), memoryview(data)]
         at = 0
         while parts:
@@ -186,27 +221,85 @@ class Claim:
             if parts:
                 parts[0] = parts[0][written:]
 
-    def publish(self) -> None:
-        """Make the entry visible."""
+    def publish(self) -> bool:
+        """Make the entry visible; return False, and do nothing, if the claim was revoked."""
+        if not is_at(self._descriptor, self._pending):
+            return False
         place = Path(self._files._place(self.name))
-        pending = self._files.root / "pending" / self.name
         try:
-            pending.replace(place)
+            self._pending.replace(place)
         except FileNotFoundError:
             place.parent.mkdir(mode=0o700, exist_ok=True)
-            pending.replace(place)
+            self._pending.replace(place)
         self._is_published = True
+        return True
 
     def release(self) -> None:
         """Let others fetch the entry, if it was not published."""
         try:
             if not self._is_published:
                 with suppress(OSError):
-                    (self._files.root / "pending" / self.name).unlink(missing_ok=True)
+                    if is_at(self._descriptor, self._pending):
+                        self._pending.unlink()
             # Closing alone is not enough: a forked process may have the descriptor too.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             os.close(self._descriptor)
+
+    @property
+    def _pending(self) -> Path:
+        return self._files.root / "pending" / self.name
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, and its missing parents, for this user alone.
+
+    Raises:
+        PermissionError: it exists and others can enter it, or it is no directory: others could exchange its files.
+    """
+    for parent in reversed(directory.parents):
+        parent.mkdir(mode=0o700, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if not is_private(directory.lstat()):
+        raise PermissionError(f"{directory} is not a directory of this user alone")
+
+
+def is_private(status: os.stat_result) -> bool:
+    """Return whether this is the status of a directory that only this user can enter."""
+    return S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+
+
+def open_locked(place: Path) -> int | None:
+    """Open the file at a path, which is made if it is missing, and lock it; None if another process has the lock."""
+    for _ in range(_MOST_OPENINGS):
+        descriptor = os.open(place, _LOCKED, 0o600)
+        try:
+            if not _try_lock(descriptor):
+                os.close(descriptor)
+                return None
+            if is_at(descriptor, place):
+                if S_ISREG(os.fstat(descriptor).st_mode):
+                    return descriptor
+                place.unlink()
+        except BaseException:
+            os.close(descriptor)
+            # Without locks (some network disks) nobody else would remove the file.
+            place.unlink(missing_ok=True)
+            raise
+        os.close(descriptor)  # its last owner has published or removed the file meanwhile
+    return None
+
+
+def sweep(directory: Path) -> None:
+    """Remove the files that no living process has locked."""
+    for place in directory.iterdir():
+        with suppress(OSError):
+            descriptor = os.open(place, _READ)
+            try:
+                if _try_lock(descriptor) and is_at(descriptor, place):
+                    place.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _head(name: str, data: Buffer) -> bytes:
@@ -222,9 +315,9 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _is_at(descriptor: int, place: Path) -> bool:
+def is_at(descriptor: int, place: Path) -> bool:
     """Return whether the open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), place.lstat())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False

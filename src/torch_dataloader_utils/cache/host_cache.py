@@ -1,44 +1,43 @@
 """`HostCache`: the bytes that this host reads of remote files, kept on its disk by next use.
 
-    entries      one file for each range, and the right to fetch a missing range
-    schedules    when each row group is read next, by all ranks of this host
-    index        the present entries, and the entries that make room for a new entry
+    entries        one file for each range or value, and the right to fetch a missing one
+    schedules      when each row group is read next, by all ranks of this host
+    index          the present entries, and the entries that make room for a new entry
+    kept_values    values of a file, such as its footer
+    breaker        when a cache that fails is left alone
 
 If the directory fails, bytes are fetched as without a cache: a fault costs requests, never rows.
 """
 
 import logging
 import os
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 
 from torch_dataloader_utils._core.arguments import parse_bytes
-from torch_dataloader_utils._core.option_values import footer_bytes
 from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._observe.counters import count, thread_counts
 from torch_dataloader_utils._runtime.waiting import pause
+from torch_dataloader_utils.cache.breaker import Breaker
 from torch_dataloader_utils.cache.entries import (
     MOST_ENTRY_BYTES,
     Claim,
     DamagedEntryError,
     GroupKey,
+    ValueKey,
+    is_private,
 )
 from torch_dataloader_utils.cache.index import CacheIndex
-from torch_dataloader_utils.cache.kept_files import KeptFiles, check_private, make_private
 from torch_dataloader_utils.cache.schedules import ReadSchedule
-from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigTypeError, LoaderError, of_type
 
 _log = logging.getLogger("torch_dataloader_utils.cache")
-
-# Errors of the kernel for a disk or a directory, and of Python and numpy for unforeseen content. Only the cache's own
-# work is guarded: requests are made outside.
-_FAULTS = (OSError, ValueError, LookupError, OverflowError, MemoryError, struct.error)
 
 _FIRST_POLL_SECONDS = 0.002
 _MOST_POLL_SECONDS = 0.05
@@ -79,16 +78,26 @@ def cache_root(directory: str | os.PathLike[str]) -> Path:
     return Path(directory) / f"tdu-cache-{os.geteuid()}"
 
 
+_Wanted = TypeVar("_Wanted", bound=Hashable)
+
+
+class _Entry(NamedTuple):
+    """Entry to read. length: Required length, None for any. into: Memory of that length to read the bytes into."""
+
+    name: str
+    length: int | None = None
+    into: memoryview | None = None
+
+
 class OpenCache:
     """Cache as one process uses it; thread-safe."""
 
     def __init__(self, options: HostCache) -> None:
-        for_footers = footer_bytes(options.most_bytes)
-        self.footers = KeptFiles(options.root / "footers", for_footers, options.root)
         self._root = options.root
-        self._index = CacheIndex(options.root, options.most_bytes - for_footers)
+        self._index = CacheIndex(options.root, options.most_bytes)
         self._files = self._index.files
-        self._is_ready = False
+        self._made: tuple[int, int] | None = None
+        self._reading, self._keeping = Breaker(), Breaker()
         self._warned = False
 
     def ranges(
@@ -104,111 +113,155 @@ class OpenCache:
         If several threads and processes want a span, one of them fetches it. The others wait for at most
         `wait_seconds`, and take over if it failed or died.
         """
-        found: dict[Span, Buffer] = {}
-        names = {span: key.entry_name(span) for span in spans}
-        deadline, poll = time.monotonic() + wait_seconds, _FIRST_POLL_SECONDS
+        entries = {span: _Entry(key.entry_name(span), span[1], into.get(span)) for span in spans}
+        missed: list[Span] = []
+
+        def count_and_fetch(missing: Sequence[Span]) -> list[Buffer]:
+            missed.extend(missing)
+            count("cache_events", "misses", len(missing))
+            return fetch(missing)
+
+        found = self._obtain(entries, count_and_fetch, wait_seconds)
+        hits = entries.keys() - set(missed)
+        count("cache_events", "hits", len(hits))
+        thread_counts().cached_bytes += sum(length for _, length in hits)
+        return [found[span] for span in spans]
+
+    def once(self, key: ValueKey, make: Callable[[], Buffer], wait_seconds: float) -> Buffer:
+        """Return a value: from the disk, or made and kept, by one thread and process as in `ranges`."""
+        return self._obtain({key: _Entry(key.entry_name)}, lambda _: [make()], wait_seconds)[key]
+
+    def get(self, key: ValueKey) -> Buffer | None:
+        """Return a value if it is kept."""
+        return None if self._reading.is_open else self._read_all({key: _Entry(key.entry_name)}).get(key)
+
+    def put(self, key: ValueKey, value: Buffer) -> None:
+        """Keep a value, unless another process is making it."""
+        with self._claims({key: _Entry(key.entry_name)}) as claims:
+            self._keep(claims.get(key), value)
+
+    def _obtain(
+        self,
+        entries: Mapping[_Wanted, _Entry],
+        fetch: Callable[[Sequence[_Wanted]], list[Buffer]],
+        wait_seconds: float,
+    ) -> dict[_Wanted, Buffer]:
+        """Return the bytes of each entry, found or fetched."""
+        found: dict[_Wanted, Buffer] = {}
+        begin, poll = time.monotonic(), _FIRST_POLL_SECONDS
         while True:
-            found |= self._read_all({span: name for span, name in names.items() if span not in found}, into)
-            missing = {span: name for span, name in names.items() if span not in found}
+            if not self._reading.is_open:
+                found |= self._read_all({each: entry for each, entry in entries.items() if each not in found})
+            missing = {each: entry for each, entry in entries.items() if each not in found}
             if not missing:
-                return [found[span] for span in spans]
+                return found
             with self._claims(missing) as claims:
-                if time.monotonic() > deadline:
-                    claims = dict.fromkeys(missing) | claims
-                # Another process may have published a span before it was claimed here.
-                found |= self._read_all(
-                    {span: missing[span] for span, claim in claims.items() if claim is not None}, into
-                )
-                claimed = [span for span in claims if span not in found]
+                # Another process may have published an entry before it was claimed here.
+                found |= self._read_all({each: missing[each] for each, claim in claims.items() if claim is not None})
+                claimed = [each for each in claims if each not in found]
                 if claimed:
-                    count("cache_events", "misses", len(claimed))
-                    for span, data in zip(claimed, fetch(claimed), strict=True):
-                        found[span] = data
-                        self._keep(claims[span], data)
-            if not claims:
+                    for each, data in zip(claimed, fetch(claimed), strict=True):
+                        found[each] = data
+                        self._keep(claims[each], data)
+            if not claims and (waited := time.monotonic() - begin) > wait_seconds:
+                self._revoke(missing.values(), waited)
+            elif not claims:
                 pause(poll)
                 poll = min(2 * poll, _MOST_POLL_SECONDS)
 
     def mark(self, token: str, key: GroupKey) -> None:
         """Mark that a row group is being read."""
-        with self._tolerating_faults():
+        with self._tolerating_faults(self._keeping):
             self._index.schedules.mark(token, key.number)
 
     def foresee(self, token: str, schedule: ReadSchedule) -> None:
         """Announce to all processes of this host what this process reads from now on."""
-        with self._tolerating_faults():
+        with self._tolerating_faults(self._keeping):
             self._make()
-            self._index.schedules.publish(token, schedule)
+            self._index.announce(token, schedule)
 
     def withdraw(self, token: str) -> None:
         """Withdraw the schedule that `foresee` published."""
-        with self._tolerating_faults():
+        with self._tolerating_faults(self._keeping):
             self._index.schedules.withdraw(token)
 
-    def _read_all(self, names: Mapping[Span, str], into: Mapping[Span, memoryview]) -> dict[Span, Buffer]:
-        """Return the spans that are on the disk."""
-        found: dict[Span, Buffer] = {}
-        for span, name in names.items():
-            with self._tolerating_faults():
+    def _read_all(self, entries: Mapping[_Wanted, _Entry]) -> dict[_Wanted, Buffer]:
+        """Return the entries that are on the disk."""
+        found: dict[_Wanted, Buffer] = {}
+        for wanted, (name, length, into) in entries.items():
+            with self._tolerating_faults(self._reading):
                 self._make()
                 try:
-                    data = self._files.read(name, span[1], into.get(span))
+                    data = self._files.read(name, length, into)
                 except DamagedEntryError:
                     count("cache_events", "damaged")
                     self._index.remove(name)
                     continue
+                self._reading.succeeded()
                 if data is not None:
-                    found[span] = data
-                    count("cache_events", "hits")
-                    thread_counts().cached_bytes += span[1]
+                    found[wanted] = data
         return found
 
     @contextmanager
-    def _claims(self, names: Mapping[Span, str]) -> Iterator[dict[Span, Claim | None]]:
-        """Yield the claims of free spans, released at the end; None for a span to be fetched without a claim."""
-        claims: dict[Span, Claim | None] = {}
+    def _claims(self, entries: Mapping[_Wanted, _Entry]) -> Iterator[dict[_Wanted, Claim | None]]:
+        """Yield the claims of free entries, released at the end; None for an entry to be fetched without a claim."""
+        claims: dict[_Wanted, Claim | None] = {}
         try:
-            for span, name in names.items():
-                claims[span] = None
-                if 0 < span[1] <= MOST_ENTRY_BYTES:
-                    with self._tolerating_faults():
-                        claims[span] = self._files.claim(name)
-                        if claims[span] is None:
-                            del claims[span]
+            if self._reading.is_open or self._keeping.is_open:
+                count("cache_events", "bypassed", len(entries))
+                claims.update(dict.fromkeys(entries))
+                entries = {}
+            for wanted, (name, length, _) in entries.items():
+                claims[wanted] = None
+                if length is None or 0 < length <= MOST_ENTRY_BYTES:
+                    with self._tolerating_faults(self._keeping):
+                        self._make()
+                        claims[wanted] = self._files.claim(name)
+                        if claims[wanted] is None:
+                            del claims[wanted]
             yield claims
         finally:
             for claim in claims.values():
                 if claim is not None:
-                    with self._tolerating_faults():
+                    with self._tolerating_faults(self._keeping):
                         claim.release()
 
     def _keep(self, claim: Claim | None, data: Buffer) -> None:
-        if claim is None:
+        if claim is None or not 0 < len(data) <= MOST_ENTRY_BYTES or self._keeping.is_open:
             return
-        with self._tolerating_faults():
-            if self._index.admits(claim.name, len(data)):
-                claim.write(data)
-                evicted = self._index.add(claim.name, len(data), claim.publish)
-                count("cache_events", "evictions", evicted or 0)
+        with self._tolerating_faults(self._keeping):
+            count("cache_events", "evictions", self._index.keep(claim, data))
+            self._keeping.succeeded()
+
+    def _revoke(self, entries: Iterable[_Entry], waited_seconds: float) -> None:
+        """Take the entries from a process that has not fetched them in time: it may be stopped."""
+        self._keeping.failed(waited_seconds)
+        for entry in entries:
+            with self._tolerating_faults(self._keeping):
+                self._files.revoke(entry.name)
 
     def _make(self) -> None:
-        """Make the directory, unless it exists, and check that only this user can enter it."""
-        if self._is_ready:
-            return
-        make_private(self._root)
-        check_private(self._root)
+        """Make the directory, unless it is as this process left it, and check that only this user can enter it."""
+        with suppress(FileNotFoundError):
+            status = self._root.lstat()
+            if is_private(status) and (status.st_dev, status.st_ino) == self._made:
+                return
         self._files.make()
-        self._files.sweep()
-        self._is_ready = True
+        status = self._root.lstat()
+        self._made = status.st_dev, status.st_ino
 
     @contextmanager
-    def _tolerating_faults(self) -> Iterator[None]:
-        """End the block at a fault of the disk or of its content, and only log the fault."""
+    def _tolerating_faults(self, breaker: Breaker) -> Iterator[None]:
+        """End the block at any error but this library's own errors; only log it, and note it in the breaker."""
+        begin = time.monotonic()
         try:
             yield
-        except _FAULTS as error:
-            # Somebody may have deleted the directory.
-            self._is_ready = False
+        except LoaderError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a disk's content may raise anything; requests are made outside
+            # Somebody may have deleted a part of the directory.
+            self._made = None
+            breaker.failed(time.monotonic() - begin)
             level = logging.DEBUG if self._warned else logging.WARNING
             _log.log(level, "the cache in %s is not used for some bytes: %r", self._root, error)
             self._warned = True

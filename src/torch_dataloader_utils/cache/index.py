@@ -1,16 +1,19 @@
-"""The entries of a host's cache, the same in all processes; and the choice of entries that make room for a new entry.
+"""The entries of a host's cache, the same in all processes; and the choice of entries that make room for other files.
 
-    journal     added and removed entries, in records of one length; its lock is the lock of the directory
+    journal     a random name, then added and removed entries, in records of one length; its lock is the lock of the
+                directory
 
 The files are the truth. A process lists the files once, and then reads the records that others append to the journal.
 If the journal was cut, replaced, deleted or damaged, the process lists the files again.
+
+All files count: entries, the journal, pending files and schedules.
 """
 
 import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
@@ -18,14 +21,21 @@ from threading import Lock
 
 import numpy as np
 
+from torch_dataloader_utils._core.spans import Buffer
 from torch_dataloader_utils._runtime.waiting import pause
-from torch_dataloader_utils.cache.entries import HEAD_BYTES, EntryFiles, is_entry, key_number
-from torch_dataloader_utils.cache.schedules import ReadSchedules
+from torch_dataloader_utils.cache.entries import HEAD_BYTES, Claim, EntryFiles, is_entry, is_value, key_number
+from torch_dataloader_utils.cache.schedules import ReadSchedule, ReadSchedules
 
 _RECORD = struct.Struct("<40sq")
-_MOST_JOURNAL_BYTES = 16 << 20
+_LEAST_JOURNAL_BYTES, _MOST_JOURNAL_BYTES = 1 << 10, 16 << 20
+# The journal and a schedule have at most these parts of the whole.
+_JOURNAL_PART, _SCHEDULE_PART = 256, 4
+# Values have at least this part: they are small, and every job needs them again. They may have what is free beyond.
+_VALUES_PART = 16
+# An entry up to this size is written while the lock is held, and takes it once instead of twice.
+_SMALL_BYTES = 64 << 10
 # A process holds the lock for milliseconds; a stopped process holds it forever.
-_MOST_WAIT_SECONDS = 5.0
+_MOST_WAIT_SECONDS = 2.0
 _POLL_SECONDS = 0.001
 # Entries are ranked again when at least one in this many has changed or asked for room.
 _RANKING_AGE = 64
@@ -34,19 +44,21 @@ _RANKING_AGE = 64
 class CacheIndex:
     """Entries of one directory; thread-safe. Every method may raise OSError.
 
-    most_bytes: Limit for all entries.
+    most_bytes: Limit for all files.
     """
 
     def __init__(self, root: Path, most_bytes: int) -> None:
         self.files = EntryFiles(root)
         self.schedules = ReadSchedules(root)
         self._most_bytes = most_bytes
+        self._most_journal_bytes = max(_LEAST_JOURNAL_BYTES, min(_MOST_JOURNAL_BYTES, most_bytes // _JOURNAL_PART))
         self._journal = root / "journal"
         self._lock = Lock()
-        self._seen: tuple[int, int] | None = None
+        self._seen = b""
         self._offset = 0
         self._sizes: dict[str, int] = {}
-        self._num_bytes = 0
+        self._values: dict[str, int] = {}  # the part of the sizes that are values, oldest first
+        self._num_bytes = self._value_bytes = 0
         self._ranking: list[tuple[float, str]] = []
         self._changes = 0
 
@@ -54,21 +66,33 @@ class CacheIndex:
         """Replace the lock in a forked child, where the thread that held the lock may not exist."""
         self._lock = Lock()
 
-    def admits(self, name: str, length: int) -> bool:
-        """Return whether an entry should be kept: space is free, or other entries are read later than this entry."""
-        with self._locked():
-            return self._victims(name, HEAD_BYTES + length) is not None
-
-    def add(self, name: str, length: int, publish: Callable[[], None]) -> int | None:
-        """Publish an entry after making room; return the number of removed entries, None if it is not to be kept."""
+    def keep(self, claim: Claim, data: Buffer) -> int:
+        """Write and publish an entry, if there is room or entries that are read later; return how many it replaced."""
+        size = HEAD_BYTES + len(data)
         with self._locked() as journal:
-            victims = self._victims(name, HEAD_BYTES + length)
+            victims = self._victims(claim.name, size)
             if victims is None:
-                return None
-            removed = [victim for victim in victims if self._remove(journal, victim)]
-            publish()
-            self._record(journal, name, HEAD_BYTES + length)
-            return len(removed)
+                return 0
+            removed = sum(self._remove(journal, victim) for victim in victims)
+            if size <= _SMALL_BYTES:
+                claim.write(data)
+                self._publish(journal, claim, size)
+                return removed
+            claim.reserve(size)
+        claim.write(data)
+        with self._locked() as journal:
+            self._publish(journal, claim, size)
+        return removed
+
+    def announce(self, token: str, schedule: ReadSchedule) -> None:
+        """Publish the schedule of this process, if there is room for it."""
+        content = schedule.encoded()
+        if len(content) > self._most_bytes // _SCHEDULE_PART:
+            return
+        with self._locked() as journal:
+            for victim in self._victims("", len(content) - self.schedules.published_bytes(token)) or ():
+                self._remove(journal, victim)
+        self.schedules.publish(token, schedule, content)
 
     def remove(self, name: str) -> None:
         """Remove an entry."""
@@ -80,6 +104,10 @@ class CacheIndex:
         self._record(journal, name, -1)
         return was_there
 
+    def _publish(self, journal: int, claim: Claim, size: int) -> None:
+        if claim.publish():
+            self._record(journal, claim.name, size)
+
     def _record(self, journal: int, name: str, size: int) -> None:
         self._apply(name, size)
         record = _RECORD.pack(name.encode(), size)
@@ -88,28 +116,36 @@ class CacheIndex:
 
     def _apply(self, name: str, size: int) -> None:
         self._num_bytes -= self._sizes.pop(name, 0)
+        self._value_bytes -= self._values.pop(name, 0)
         if size >= 0:
             self._sizes[name] = size
             self._num_bytes += size
+            if is_value(name):
+                self._values[name] = size
+                self._value_bytes += size
         self._changes += 1
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """Hold the lock: no other thread or process changes the entries, and this index knows all of them."""
-        with self._lock:
-            journal = self._open_journal()
+        deadline, lock = time.monotonic() + _MOST_WAIT_SECONDS, self._lock
+        if not lock.acquire(timeout=_MOST_WAIT_SECONDS):
+            raise BlockingIOError(f"another thread waits for {self._journal}")
+        try:
+            journal = self._open_journal(deadline)
             try:
                 self._catch_up(journal)
                 yield journal
-                if self._offset > _MOST_JOURNAL_BYTES:
+                if self._offset > self._most_journal_bytes:
                     self._journal.unlink(missing_ok=True)
             finally:
                 fcntl.flock(journal, fcntl.LOCK_UN)
                 os.close(journal)
+        finally:
+            lock.release()
 
-    def _open_journal(self) -> int:
+    def _open_journal(self, deadline: float) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        deadline = time.monotonic() + _MOST_WAIT_SECONDS
         while True:
             journal = os.open(self._journal, flags, 0o600)
             try:
@@ -120,13 +156,13 @@ class CacheIndex:
                 elif os.path.samestat(status, self._journal.lstat()):
                     return journal
             except (BlockingIOError, FileNotFoundError):
-                if time.monotonic() > deadline:
-                    os.close(journal)
-                    raise
+                pass
             except BaseException:
                 os.close(journal)
                 raise
             os.close(journal)
+            if time.monotonic() > deadline:
+                raise BlockingIOError(f"another process has the lock of {self._journal}")
             pause(_POLL_SECONDS)
 
     def _catch_up(self, journal: int) -> None:
@@ -134,11 +170,15 @@ class CacheIndex:
         rest = status.st_size % _RECORD.size
         if rest:  # a full disk cut a record
             os.ftruncate(journal, status.st_size - rest)
-        seen, stop = (status.st_dev, status.st_ino), status.st_size - rest
+        stop = status.st_size - rest
+        if not stop:
+            # A new journal may have the inode of an old one.
+            stop = os.write(journal, os.urandom(_RECORD.size // 2).hex().encode())
+        seen = os.pread(journal, _RECORD.size, 0)
         if rest or seen != self._seen or not self._follow(journal, stop):
-            self._sizes = dict(self.files.sizes())
-            self._num_bytes = sum(self._sizes.values())
-            self._changes += len(self._sizes)
+            self._sizes, self._values, self._num_bytes, self._value_bytes = {}, {}, 0, 0
+            for name, size in self.files.sizes():
+                self._apply(name, size)
         self._seen, self._offset = seen, stop
 
     def _follow(self, journal: int, stop: int) -> bool:
@@ -154,20 +194,38 @@ class CacheIndex:
         return True
 
     def _victims(self, name: str, size: int) -> list[str] | None:
-        """Return the entries to remove before an entry of `size` bytes; None if earlier reads would lose entries.
+        """Return the entries to remove before a file of `size` bytes; None if earlier reads would lose entries.
 
-        Entries with the farthest next use go first (Belady 1966); entries without a known use by age, oldest first.
+        Ranges with the farthest next use go first (Belady 1966); ranges without a known use by age, oldest first.
+        Before all ranges go values beyond their part of the whole, oldest first.
+
+        name: Entry, or "" for a schedule.
         """
-        missing = self._num_bytes - self._sizes.get(name, 0) + size - self._most_bytes
+        others = self._num_bytes - self._sizes.get(name, 0) + self._offset + self.files.unfinished_bytes(name)
+        missing = others + size + _RECORD.size - self._most_bytes
         if missing <= 0:
             return []
         if size > self._most_bytes:
             return None
+        excess = self._value_bytes - self._most_bytes // _VALUES_PART + (size if is_value(name) else 0)
+        victims = []
+        for value, value_size in self._values.items():
+            if missing <= 0 or excess <= 0:
+                break
+            victims.append(value)
+            missing, excess = missing - value_size + _RECORD.size, excess - value_size
+        if missing > 0 and excess > 0 and is_value(name):
+            return None
+        ranges = [] if missing <= 0 else self._latest_ranges(name, missing)
+        return None if ranges is None else victims + ranges
+
+    def _latest_ranges(self, name: str, missing: int) -> list[str] | None:
+        """Return ranges of `missing` bytes that are read after the entry; None if there are none."""
         self._changes += 1
         uses = self.schedules.next_uses()
-        own = uses.of(key_number(name))
+        own = uses.of(key_number(name)) if name and not is_value(name) else -1.0
         if not self._ranking or self._changes * _RANKING_AGE >= len(self._sizes):
-            names = list(self._sizes)
+            names = [each for each in self._sizes if not is_value(each)]
             distances = uses.of_all(np.array([key_number(each) for each in names], np.uint64))
             farthest = np.argsort(-distances, kind="stable").tolist()
             self._ranking = [(float(distances[index]), names[index]) for index in farthest]
@@ -179,7 +237,7 @@ class CacheIndex:
             if distance < own:
                 break
             victims.append(other)
-            missing -= self._sizes[other]
+            missing -= self._sizes[other] - _RECORD.size
             if missing <= 0:
                 return victims
         return None

@@ -21,6 +21,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils.cache.entries import is_at, open_locked
+
 Uint64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
 
@@ -135,10 +137,7 @@ class OpenSchedule:
 
     def is_at(self, place: Path) -> bool:
         """Return whether this is still the file at the path."""
-        try:
-            return os.path.samestat(os.fstat(self.descriptor), place.lstat())
-        except OSError:
-            return False
+        return is_at(self.descriptor, place)
 
     def has_owner(self) -> bool:
         """Return whether the process that wrote the schedule lives; that process itself must not ask."""
@@ -158,22 +157,34 @@ class ReadSchedules:
         self._known: dict[str, OpenSchedule] = {}
         self._marked: dict[str, tuple[Path, OpenSchedule]] = {}
 
-    def publish(self, token: str, schedule: ReadSchedule) -> None:
+    def publish(self, token: str, schedule: ReadSchedule, content: bytes) -> None:
         """Write down the coming reads of this process, in place of its earlier schedule.
 
         The file stays open, and so locked, as long as the process lives, or until `withdraw`.
+
+        content: The encoded schedule.
         """
         place = self._directory / f"{token}-{os.getpid()}"
         pending = place.with_name(f".{place.name}")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(pending, flags, 0o600)
+        descriptor = open_locked(pending)
+        if descriptor is None:
+            return  # another thread publishes a schedule of this token
         mine = OpenSchedule(descriptor, schedule)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        left, at = memoryview(schedule.encoded()), 0
-        while at < len(left):
-            at += os.pwrite(descriptor, left[at:], at)
-        pending.replace(place)
+        try:
+            os.ftruncate(descriptor, 0)
+            left, at = memoryview(content), 0
+            while at < len(left):
+                at += os.pwrite(descriptor, left[at:], at)
+            pending.replace(place)
+        except BaseException:
+            pending.unlink(missing_ok=True)
+            raise
         self._marked[token] = (place, mine)
+
+    def published_bytes(self, token: str) -> int:
+        """Return the size of the schedule that `publish` would replace."""
+        _, mine = self._marked.get(token, (None, None))
+        return 0 if mine is None else mine.schedule.marks_at + mine.schedule.num_present
 
     def withdraw(self, token: str) -> None:
         """Remove this process's schedule: it reads nothing more."""

@@ -38,27 +38,28 @@ def _subcommand(function: Callable[..., None]) -> Callable[..., None]:
 @_subcommand
 def show(directory: Path, as_json: bool) -> None:
     """Show entries, bytes, and the number of ranks with known next reads."""
-    from torch_dataloader_utils.cache.entries import EntryFiles
+    from torch_dataloader_utils.cache.entries import EntryFiles, is_value
     from torch_dataloader_utils.cache.schedules import ReadSchedules
 
     root = _root(directory)
-    sizes = [size for _, size in EntryFiles(root).sizes()]
-    footers = [path.stat().st_size for path in (root / "footers").glob("*/*")]
+    sizes = list(EntryFiles(root).sizes())
+    ranges = [size for name, size in sizes if not is_value(name)]
+    values = [size for name, size in sizes if is_value(name)]
     ranks = len(ReadSchedules(root).living()) if (root / "schedules").is_dir() else 0
     if as_json:
         facts = {
-            "entries": len(sizes),
-            "entry_bytes": sum(sizes),
-            "footers": len(footers),
-            "footer_bytes": sum(footers),
+            "entries": len(ranges),
+            "entry_bytes": sum(ranges),
+            "values": len(values),
+            "value_bytes": sum(values),
         }
         emit_json({"directory": str(root), **facts, "ranks": ranks})
         return
     print_facts(
         [
             ("directory", str(root)),
-            ("entries", f"{plural(len(sizes), 'range')}, {format_bytes(sum(sizes))}"),
-            ("footers", f"{len(footers):,}, {format_bytes(sum(footers))}"),
+            ("entries", f"{plural(len(ranges), 'range')}, {format_bytes(sum(ranges))}"),
+            ("values", f"{len(values):,} (footers, row counts), {format_bytes(sum(values))}"),
             ("read by", plural(ranks, "rank")),
         ]
     )

@@ -20,7 +20,7 @@ from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils._store import StoreAccess, redact
 from torch_dataloader_utils._store.identity import any_names_no_version
-from torch_dataloader_utils.cache.kept_files import KeptFiles, row_length_cache
+from torch_dataloader_utils.cache.kept_values import KeptValues, user_cache
 from torch_dataloader_utils.discover import with_live_rows
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 from torch_dataloader_utils.shape.lengths import measure_rows
@@ -206,12 +206,12 @@ def read_lengths(
     """
     groups = share.of(inventory.num_groups)
     is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
-    kept = row_length_cache() if is_known else None
     changed = inventory.files.changed_ns
     # A local file may be overwritten and given its old time back; a digest of all bytes does not change with it.
     version = "" if changed is None or inventory.files.contents is not None else short_digest(changed)
-    key = (inventory.fingerprint(), f"{what} of rows {share.index, share.count}{_read_by(inventory)} {version}")
-    found = None if kept is None else _load(kept, key)
+    key = f"lengths of {what} of rows {share.index, share.count}{_read_by(inventory)} {version}"
+    kept = KeptValues(cache=user_cache() if is_known else None, path=inventory.fingerprint())
+    found = _load(kept, key)
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found
 
@@ -220,7 +220,7 @@ def read_lengths(
 
     parts = map_watched(measure, groups, threads=share.threads, name="tdu-lengths", on_progress=on_progress)
     lengths = _narrow(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
-    if kept is not None and lengths.nbytes <= _MOST_KEPT_BYTES:
+    if lengths.nbytes <= _MOST_KEPT_BYTES:
         _save(kept, key, lengths)
     return lengths
 
@@ -311,8 +311,8 @@ def _narrow(lengths: Lengths) -> Lengths:
     return lengths
 
 
-def _load(kept: KeptFiles, key: tuple[str, str]) -> Lengths | None:
-    content = kept.get(*key)
+def _load(kept: KeptValues, key: str) -> Lengths | None:
+    content = kept.get(key)
     if content is None:
         return None
     lengths: Lengths = np.load(BytesIO(content), allow_pickle=False)
@@ -320,7 +320,7 @@ def _load(kept: KeptFiles, key: tuple[str, str]) -> Lengths | None:
     return lengths
 
 
-def _save(kept: KeptFiles, key: tuple[str, str], lengths: Lengths) -> None:
+def _save(kept: KeptValues, key: str, lengths: Lengths) -> None:
     file = BytesIO()
     np.save(file, lengths, allow_pickle=False)
-    kept.put(*key, file.getvalue())
+    kept.put(key, file.getvalue())

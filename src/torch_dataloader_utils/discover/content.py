@@ -28,8 +28,7 @@ from torch_dataloader_utils.formats.whole_reads import (
     KEPT_DIGEST,
     PIECE_BYTES,
     ContentDigest,
-    keep_result,
-    load_result,
+    kept_results,
     piece_digest,
 )
 
@@ -57,7 +56,7 @@ def identified(inventory: Inventory, identity: FileIdentity, access: StoreAccess
     for file, digest in _digests(inventory, access, [(file, known[file].stat) for file in left], threads):
         contents[file] = digest
         path = files.paths[file]
-        keep_result(open_store(path, access), path, known[file].stat, KEPT_DIGEST, digest.encode())
+        kept_results(open_store(path, access), path, known[file].stat).put(KEPT_DIGEST, digest.encode())
     contents = list(map(_with_deletes, contents, files.extras)) if files.extras else contents
     _compare(inventory, contents)
     changed = [version.stat.changed_ns for version in known]
@@ -87,7 +86,8 @@ def _look_up(inventory: Inventory, access: StoreAccess, file: int) -> _Version:
         check_identity(path, files.pin(file), stat)
     else:
         stat = FileStat(size=int(files.sizes[file]), identity=files.identities[file])
-    return _Version(stat, (load_result(store, path, stat, KEPT_DIGEST) or b"").decode())
+    kept = kept_results(store, path, stat).get(KEPT_DIGEST)
+    return _Version(stat, "" if kept is None else bytes(kept).decode())
 
 
 def _digests(

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from torch_dataloader_utils._store import Buffer, FileStat, Store
 from torch_dataloader_utils._store.identity import names_no_version
-from torch_dataloader_utils.cache.kept_files import scan_cache
+from torch_dataloader_utils.cache.kept_values import KeptValues
 
 # To read a smaller local file again takes no longer than a tick of the file system's clock.
 _SMALLEST_LOCAL_BYTES = 8 << 20
@@ -54,27 +54,7 @@ def piece_digest(data: Buffer) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def load_result(store: Store, path: str, stat: FileStat, what: str) -> bytes | None:
-    """Return the result that this host keeps for this version of the file, if any; what: Kind of result."""
-    if not store.is_local:
-        return store.kept_tail(path, _version(stat, what)) if _is_kept(store, stat) else None
-    kept = scan_cache() if _is_kept(store, stat) else None
-    return None if kept is None else kept.get(path, _version(stat, what))
-
-
-def keep_result(store: Store, path: str, stat: FileStat, what: str, result: bytes) -> None:
-    """Keep a result for this version of the file, for other processes of this host and the next job."""
-    if not _is_kept(store, stat):
-        return
-    if not store.is_local:
-        store.keep_tail(path, _version(stat, what), result)
-    elif (kept := scan_cache()) is not None:
-        kept.put(path, _version(stat, what), result)
-
-
-def _version(stat: FileStat, what: str) -> str:
-    return f"{stat.pin} {what}"
-
-
-def _is_kept(store: Store, stat: FileStat) -> bool:
-    return not names_no_version(stat.identity) and (not store.is_local or stat.size >= _SMALLEST_LOCAL_BYTES)
+def kept_results(store: Store, path: str, stat: FileStat) -> KeptValues:
+    """Return the results that this host keeps for this version of the file: none for a small local file."""
+    is_kept = not names_no_version(stat.identity) and (not store.is_local or stat.size >= _SMALLEST_LOCAL_BYTES)
+    return store.values(path, stat.pin) if is_kept else KeptValues()

@@ -6,7 +6,6 @@ import numpy as np
 
 from torch_dataloader_utils._core.arguments import check_integer, format_bytes, parse_bytes
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.option_values import footer_bytes
 from torch_dataloader_utils._core.options import PlanOptions
 from torch_dataloader_utils._core.program import WorkerProgram, touched_groups
 from torch_dataloader_utils._core.units import RowSpace, Units
@@ -106,7 +105,7 @@ def describe_cache(plan: "EpochPlan", cache_bytes: int | str | None, host_ranks:
     # An inventory has the stored bytes of all columns, and the decoded bytes of the projected columns.
     stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
     sizes = np.minimum(groups.projected_bytes, stored)
-    parts = CacheForecast(epochs, sizes, most_bytes - footer_bytes(most_bytes)).parts()
+    parts = CacheForecast(epochs, sizes, most_bytes).parts()
     first, *later = [f"{100 * part.cached_bytes / max(1, part.read_bytes):.0f} %" for part in parts] or ["0 %"]
     read_bytes = sum(part.read_bytes for part in parts) / max(1, len(parts))
     return (

@@ -3,7 +3,7 @@
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.schema import leaf_ranges
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._runtime.recent import Recent
-from torch_dataloader_utils._store import TAIL_BYTES
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Store, redact
 from torch_dataloader_utils.formats.checks import no_such_group, repeated_names
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, footer_numbers
@@ -189,10 +189,22 @@ def parquet_schema(source: TaskSource) -> pa.Schema:
     return parquet_footer(source).columns.schema
 
 
+def kept_footer(store: Store, path: str, identity: str, read: Callable[[], Buffer]) -> Buffer:
+    """Return the footer of a file, trailer included, checked by `check_structure`; a host keeps it for a remote file.
+
+    read: Function that returns the end of the file, from the footer on or from before the footer.
+    """
+
+    def read_footer() -> Buffer:
+        tail = memoryview(read())
+        check_structure(tail, redact(path))
+        return tail[-footer_length(tail) :]
+
+    return read_footer() if store.is_local else store.values(path, identity).once("footer", read_footer)
+
+
 def _load(source: TaskSource) -> tuple[Footer, int]:
-    kept = source.store.kept_tail(*source.key)
-    encoded = _fetched(source) if kept is None else bytes(kept[-footer_length(kept) :])
-    check_structure(encoded, source.task.where)
+    encoded = bytes(kept_footer(source.store, *source.key, lambda: _fetched(source)))
     numbers = footer_numbers(encoded)
     is_small = numbers is not None and len(encoded) <= TAIL_BYTES
     columns = _known_columns.find(numbers) if numbers is not None and is_small else None
@@ -202,8 +214,6 @@ def _load(source: TaskSource) -> tuple[Footer, int]:
         check_metadata(encoded, metadata, source.task.where)
         columns = _known_columns.of(metadata, numbers if is_small else None)
     footer = Footer(encoded, columns, numbers, metadata)
-    if kept is None:
-        source.store.keep_tail(*source.key, encoded)
     # The chunks of the columns that are read take as much again, see `chunks_of`.
     return footer, len(encoded) + (0 if numbers is None else 2 * numbers.chunks.nbytes)
 

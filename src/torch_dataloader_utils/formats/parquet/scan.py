@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.schema import all_nullable, column_names, leaf_ranges
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, Span, Store, Tail, redact
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, FileStat, Span, Store, Tail, redact
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, kept_nulls
+from torch_dataloader_utils.formats.parquet.footer import kept_footer
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, OfChunk, footer_numbers
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups
 from torch_dataloader_utils.formats.parquet.trailer import (
     check_metadata,
-    check_structure,
     checked_footer_length,
     chunk_start,
 )
@@ -96,21 +96,23 @@ def _known_values(schema: pa.Schema, item: ScanItem, request: ScanRequest) -> tu
 
 
 def read_footer(store: Store, entry: FileEntry) -> Tail:
-    """Return the end of the file with the whole footer, by one read; a second read fetches a larger footer.
+    """Return the footer of the file, by one read; a second read fetches a larger footer.
 
-    If this host has kept the footer, nothing is read, and the result is the footer alone.
+    The footer of a remote file is kept on this host; if it is kept, nothing is read.
     """
-    kept = store.kept_tail(entry.path, entry.stat.identity)
-    if kept is not None:
-        check_structure(kept, redact(entry.path))
-        return Tail(data=kept, size=entry.stat.size, identity=entry.stat.identity)
-    tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
-    need = checked_footer_length(tail.data, tail.size, redact(entry.path))
-    if need > len(tail.data):
-        tail = store.tail(entry.path, need, entry.stat)
-    check_structure(tail.data, redact(entry.path))
-    store.keep_tail(entry.path, tail.identity, memoryview(tail.data)[-need:])
-    return tail
+    seen = entry.stat
+
+    def read() -> Buffer:
+        nonlocal seen
+        tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
+        need = checked_footer_length(tail.data, tail.size, redact(entry.path))
+        if need > len(tail.data):
+            tail = store.tail(entry.path, need, entry.stat)
+        seen = FileStat(size=tail.size, identity=tail.identity)
+        return tail.data
+
+    footer = kept_footer(store, entry.path, entry.stat.identity, read)
+    return Tail(data=footer, size=seen.size, identity=seen.identity)
 
 
 def with_uuids(schema: pa.Schema, footer: Buffer, int96_unit: Int96Unit) -> pa.Schema:

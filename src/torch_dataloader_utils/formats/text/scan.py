@@ -7,6 +7,7 @@ returns, or if it has quoted values, which may hold line ends, unless the caller
 
 import io
 import re
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -17,16 +18,19 @@ import pyarrow.csv as pa_csv
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
 from torch_dataloader_utils._core.paths import codec_of
-from torch_dataloader_utils._store import FileEntry, Store, redact
+from torch_dataloader_utils._store import Buffer, FileEntry, Store, redact
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.text.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
-from torch_dataloader_utils.formats.whole_reads import KEPT_DIGEST, ContentDigest, keep_result, load_result
+from torch_dataloader_utils.formats.whole_reads import KEPT_DIGEST, ContentDigest, kept_results
 
 _NEWLINE = 10
 _RETURN = 13
 _LAST_SPACE = 32
+
+# Bytes of the columns that a kept result was made for, and bytes of its schema.
+_LENGTHS = struct.Struct("<qq")
 
 
 class LineCounter:
@@ -174,34 +178,34 @@ def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
 
 def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[pa.Schema, Int64s]:
     """Return the columns and blocks of a file. The host keeps the result for a large file: it took a whole read."""
-    # The needed columns decide which other columns are left out.
-    kept_as = f"JSON {request.text}"
-    for_columns = f"{kept_as} {request.columns}"
-    for what in (kept_as, for_columns):
-        if (kept := load_result(store, entry.path, entry.stat, what)) is not None:
-            schema, groups = _unpacked(kept)
-            break
-    else:
+
+    def read() -> bytes:
         learned = JsonSchema(redact(entry.path), request.columns)
         groups = _json_groups(store, entry, request, learned)
-        schema = learned.schema
-        keep_result(
-            store, entry.path, entry.stat, for_columns if learned.left_out else kept_as, _packed(schema, groups)
-        )
+        return _packed(learned.schema, groups, wanted if learned.left_out else "")
+
+    # The needed columns decide which other columns are left out.
+    wanted, what, results = str(request.columns), f"JSON {request.text}", kept_results(store, entry.path, entry.stat)
+    schema, groups, made_for = _unpacked(results.once(what, read))
+    if made_for not in ("", wanted):
+        schema, groups, _ = _unpacked(results.once(f"{what} {wanted}", read))
     if request.schema is None:
         return schema, groups
     check_keys(schema, request.schema, redact(entry.path), request.columns)
     return request.schema, groups
 
 
-def _packed(schema: pa.Schema, groups: Int64s) -> bytes:
-    data = schema.serialize().to_pybytes()
-    return b"".join([len(data).to_bytes(8, "little"), data, np.ascontiguousarray(groups).tobytes()])
+def _packed(schema: pa.Schema, groups: Int64s, made_for: str) -> bytes:
+    parts = [made_for.encode(), schema.serialize().to_pybytes()]
+    return b"".join([_LENGTHS.pack(*map(len, parts)), *parts, np.ascontiguousarray(groups).tobytes()])
 
 
-def _unpacked(data: bytes) -> tuple[pa.Schema, Int64s]:
-    stop = 8 + int.from_bytes(data[:8], "little")
-    return decode_schema(data[8:stop]), np.frombuffer(data[stop:], dtype=np.int64).reshape(-1, 4)
+def _unpacked(data: Buffer) -> tuple[pa.Schema, Int64s, str]:
+    packed = bytes(data)
+    schema_at = _LENGTHS.size + _LENGTHS.unpack_from(packed)[0]
+    stop = schema_at + _LENGTHS.unpack_from(packed)[1]
+    groups = np.frombuffer(packed[stop:], dtype=np.int64).reshape(-1, 4)
+    return decode_schema(packed[schema_at:stop]), groups, packed[_LENGTHS.size : schema_at].decode()
 
 
 def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: JsonSchema) -> Int64s:
@@ -212,13 +216,12 @@ def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: 
 
 def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
     """Return the blocks of a file. The host keeps them for a large file."""
-    kept_as = f"CSV {request.text}"
-    kept = load_result(store, entry.path, entry.stat, kept_as)
-    if kept is not None:
-        return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
-    groups = _counted_csv(store, entry, head, column, request)
-    keep_result(store, entry.path, entry.stat, kept_as, np.ascontiguousarray(groups).tobytes())
-    return groups
+
+    def read() -> bytes:
+        return np.ascontiguousarray(_counted_csv(store, entry, head, column, request)).tobytes()
+
+    kept = kept_results(store, entry.path, entry.stat).once(f"CSV {request.text}", read)
+    return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
 
 
 def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
@@ -249,7 +252,7 @@ def _counted(
         counter.feed(piece)
         hear(piece)
     if content is not None and (digest := content.result()) is not None:
-        keep_result(store, entry.path, entry.stat, KEPT_DIGEST, digest.encode())
+        kept_results(store, entry.path, entry.stat).put(KEPT_DIGEST, digest.encode())
     return counter
 
 

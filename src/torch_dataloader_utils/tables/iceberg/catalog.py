@@ -214,6 +214,12 @@ class CatalogCredentials:
     place: TablePlace
     own: tuple[str, ...] = ()
 
+    @property
+    def reader(self) -> str:
+        """Text that names who asks the catalog; see `StoreAccess.scope`."""
+        config = self.place.catalog_config
+        return "" if config is None else f"catalog {sorted(config.reveal().items())}"
+
     def __call__(self) -> dict[str, Any]:
         """Return options for the storage client.
 

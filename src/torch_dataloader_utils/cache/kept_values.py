@@ -1,0 +1,68 @@
+"""Values that this host keeps beside ranges: footers, row lengths, and results of whole reads.
+
+A value is an entry of a cache, bound to one version of a file. Without a configured cache the values of a user are in a
+cache of their own, in a directory of the user.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch_dataloader_utils._core.spans import Buffer
+from torch_dataloader_utils.cache.entries import ValueKey
+from torch_dataloader_utils.cache.host_cache import HostCache, OpenCache, opened
+
+VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
+"""Environment variable with the directory of the user's own cache, or "off"."""
+
+# Room for 80,000 footers of 26 KB (50 columns, 4 row groups).
+_MOST_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptValues:
+    """Values of one version of a file (or of one inventory), by what they are.
+
+    cache: Where values are kept; None to keep none. scope, path, identity: See `ValueKey`.
+    wait_seconds: Limit for waiting while another process makes a value.
+    """
+
+    cache: OpenCache | None = None
+    path: str = ""
+    identity: str = ""
+    scope: str = ""
+    wait_seconds: float = 120.0
+
+    def once(self, what: str, make: Callable[[], Buffer]) -> Buffer:
+        """Return a kept value, or make and keep it; one process of this host makes it, and the others wait."""
+        return make() if self.cache is None else self.cache.once(self._key(what), make, self.wait_seconds)
+
+    def get(self, what: str) -> Buffer | None:
+        """Return a value if it is kept."""
+        return None if self.cache is None else self.cache.get(self._key(what))
+
+    def put(self, what: str, value: Buffer) -> None:
+        """Keep a value; a value that cannot be written is not kept."""
+        if self.cache is not None:
+            self.cache.put(self._key(what), value)
+
+    def _key(self, what: str) -> ValueKey:
+        return ValueKey(self.scope, self.path, self.identity, what)
+
+
+def user_cache() -> OpenCache | None:
+    """Return this user's own cache of values; None if it is switched off."""
+    chosen = os.environ.get(VARIABLE, "")
+    directory = _own_directory() if not chosen else None if chosen.lower() == "off" else Path(chosen)
+    # A HostCache of the same directory has entries and a limit of its own.
+    return None if directory is None else opened(HostCache(directory / "values", max_bytes=_MOST_BYTES))
+
+
+def _own_directory() -> Path | None:
+    """Return the directory of this user's caches; None for a user without a home (a bare number in a container)."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError:
+        return None
+    return home / "torch_dataloader_utils"
