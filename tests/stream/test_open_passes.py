@@ -28,7 +28,7 @@ class Told(tdu.LoaderCallback):
         print("completed" if completed else "broken off", flush=True)
 
 def load(**options):
-    options = {{"batch_size": 8, "num_workers": 0, "callbacks": [Told()], **options}}
+    options = {{"batch_size": 8, "num_workers": 0, "columns": ["row", "payload"], "callbacks": [Told()], **options}}
     return tdu.StructuredDataset.create_dataloader(sys.argv[1], **options)[0]
 
 def begun(batches):

@@ -49,8 +49,6 @@ class TensorBatch(dict[str, Tensor]):
         def __setitem__(self, name: str, column: BatchColumn) -> None: ...
 
     def __missing__(self, name: object) -> NoReturn:
-        if not isinstance(name, str):
-            raise KeyError(name)
         raise KeyError(f"a batch has no column {name!r}; {which_column(name, self)}")
 
     def ragged(self, name: str) -> Ragged:
