@@ -23,6 +23,6 @@ pip=("$work/empty/bin/python" -m pip --quiet --disable-pip-version-check)
 tar -xzf "$root"/dist/*.tar.gz -C "$work" --one-top-level=source --strip-components=1
 rm -rf "$work/source/src/torch_dataloader_utils" # what is tested is the wheel
 cd "$work/source"
-read -r -a tests <<<"${TESTS:-tests/plan tests/read tests/shape tests/stream tests/decoder tests/compat}"
+read -r -a tests <<<"${TESTS:-tests/plan tests/formats tests/shape tests/stream tests/compat}"
 TIER=quick "$work/empty/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 ls -l "$root"/dist
