@@ -2,8 +2,9 @@
 
 import logging
 import os
+import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from torch_dataloader_utils.errors import (
     NoDataError,
     SchemaError,
     UnsupportedFeatureError,
+    of_type,
 )
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.registry import REMOTE_THREADS, named_format
@@ -35,6 +37,8 @@ from torch_dataloader_utils.formats.registry import REMOTE_THREADS, named_format
 _log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
+
+_NAME_OF_A_TABLE = re.compile(r"\w+(\.\w+)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +111,15 @@ def find_files(
 
 
 def _listings(store: Store, named: Sequence[str]) -> list[Listing]:
-    if store.is_local or len(named) == 1:
+    if len(named) == 1:
+        try:
+            return [store.list_files(named[0])]
+        except NoDataError as error:
+            if not _NAME_OF_A_TABLE.fullmatch(named[0]) or named_format(named[0]) is not None:
+                raise
+            advice = "If it is the name of a table in a catalog, call IcebergDataset.create_dataloader."
+            raise NoDataError(f"{error} {advice}") from error
+    if store.is_local:
         return [store.list_files(each) for each in named]
     return map_watched(store.list_files, named, threads=min(REMOTE_THREADS, len(named)), name="tdu-list")
 
@@ -121,6 +133,11 @@ def _root(listings: Sequence[Listing]) -> tuple[str, FileEntry | None]:
 
 
 def _named(path: PathLike | Sequence[PathLike]) -> list[str]:
+    if isinstance(path, Mapping) or hasattr(path, "columns"):  # they iterate over names of columns
+        raise ConfigTypeError(
+            f"path is {of_type(path)}: pass a path of files, or a list of paths. Write data in memory to a file first, "
+            'for example with frame.to_parquet("data.parquet").'
+        )
     many = list(path) if isinstance(path, Iterable) and not isinstance(path, (str, bytes, os.PathLike)) else [path]
     if not many:
         raise NoDataError("the list of paths is empty; name at least one file, directory or pattern.")

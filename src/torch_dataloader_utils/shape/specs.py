@@ -271,7 +271,8 @@ def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]
         if member.kind != first.kind:
             raise ConfigError(
                 f"stack {name!r} mixes types: {first.name!r} is {first.data_type}, {member.name!r} is "
-                f"{member.data_type}. Make one stack for each type, or cast in the files."
+                f"{member.data_type}. Make one stack for each type, and join them in the training step: "
+                "torch.cat([batch['a'].float(), batch['b'].float()], dim=1). Or cast in the files."
             )
     return tuple(members)
 

@@ -101,6 +101,11 @@ class Placement:
 
 def refuse_number(loader: object, index: object) -> NoReturn:
     """Raise ConfigTypeError for `loader[index]`, always. Python would only say "not subscriptable"."""
+    if isinstance(index, str):
+        raise ConfigTypeError(
+            f"{type(loader).__name__}[{index!r}]: this is a loader, not a batch. create_dataloader returns two values: "
+            "write loader, dataset = ...create_dataloader(...), and iterate the loader."
+        )
     raise ConfigTypeError(
         f"{type(loader).__name__}[{index!r}]: its batches come in an order of their own and have no numbers. Iterate "
         "the loader, without a DataLoader around it. A RowDataset gives rows by number."

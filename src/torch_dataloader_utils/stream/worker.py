@@ -318,7 +318,9 @@ def _text(error: BaseException) -> str:
 
 def _hint(error: BaseException, batch: Any) -> str:
     """Return advice for functions made for torch's own loader, such as `default_collate`: they ask for sample 0."""
-    if isinstance(error, KeyError) and error.args == (0,):
+    key = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    # The error of a dict, or of `TensorBatch`.
+    if key == "0" or key.startswith("a batch has no column 0;"):
         return f" The function gets one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 
