@@ -94,9 +94,9 @@ def _rows(group: str, kind: type) -> Iterator[str]:
     yield "|---|---|---|---|"
     for each in sorted(fields(kind), key=lambda each: list(TIERS).index(each.metadata["tier"])):
         default = "required" if each.default is MISSING else f"`{each.default!r}`"
-        name = f'<span id="{group}-{each.name}">`{each.name}`</span><br>`{_type_text(each.type)}`'
+        name = f'<span id="{group}-{each.name}">`{each.name}`</span><br><code>{_type_text(each.type)}</code>'
         cells = (name, default, each.metadata["tier"], each.metadata["text"])
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def _type_text(annotation: Any) -> str:
