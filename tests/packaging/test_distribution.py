@@ -65,7 +65,7 @@ def build(work: Path, **environment: str) -> Path:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the wheel and the sdist."""
-    return build(tmp_path_factory.mktemp("build"))
+    return build(tmp_path_factory.mktemp("build"), EPOCHPLAN_URL="https://example.org/epochplan")
 
 
 def modules() -> set[str]:
@@ -84,6 +84,9 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
     assert "Name: epochplan" in metadata.splitlines()
     assert "License-Expression: Apache-2.0" in metadata
+    assert "Project-URL: Repository, https://example.org/epochplan" in metadata
+    assert "](https://example.org/epochplan/blob/main/docs/start.md)" in metadata
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata) == []
     assert "tdu = " in scripts
 
 
