@@ -1,5 +1,10 @@
-"""The compiled decoder, which the package does without where there is no compiler. All else is in pyproject.toml."""
+"""The compiled decoder, which the package does without where there is no compiler, and the text of an index.
 
+All else is in pyproject.toml.
+"""
+
+import os
+import re
 import sysconfig
 from pathlib import Path
 
@@ -7,11 +12,21 @@ from setuptools import Extension, setup
 
 ENGINE = Path("src/torch_dataloader_utils/_engine")
 
+# An index shows README.md alone, so that its links need the address of the repository: EPOCHPLAN_URL=https://...
+URL = os.environ.get("EPOCHPLAN_URL", "").rstrip("/")
+README = Path("README.md").read_text(encoding="utf-8")
+SHOWN = {
+    "long_description": re.sub(r"\]\((?!https?:|#)", f"]({URL}/blob/main/", README) if URL else README,
+    "long_description_content_type": "text/markdown",
+    "project_urls": {"Repository": URL, "Changes": f"{URL}/blob/main/CHANGELOG.md"} if URL else {},
+}
+
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     # Free-threaded Python has no stable ABI before 3.15, and the decoder was never tried there.
-    setup()
+    setup(**SHOWN)
 else:
     setup(
+        **SHOWN,
         ext_modules=[
             Extension(
                 "torch_dataloader_utils._engine._numbers",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
-PACKAGES = ("torch-dataloader-utils", "torch", "pyarrow", "numpy", "polars", "datasets", "ray", "litdata")
+PACKAGES = ("epochplan", "torch", "pyarrow", "numpy", "polars", "datasets", "ray", "litdata")
 PACKAGES += ("mosaicml-streaming", "megatron-core", "s3fs", "obstore")
 LOAD_BEFORE = os.getloadavg()[0]
 # Processor time counts all threads of this process. On a machine on which others work too it says more.

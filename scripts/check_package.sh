@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds the source package and, from it, the wheel, into dist/; then installs the wheel, with what it requires and nothing
-# else, and runs the quick tests of the source package with it.
+# else, and runs the quick tests of the source package with it. Before, it prints what a package index would refuse.
 #
-#   scripts/check_package.sh        PYTHON chooses the interpreter, TESTS what is run
+#   scripts/check_package.sh        PYTHON chooses the interpreter, TESTS what is run, EPOCHPLAN_URL is the address of the
+#                                   repository, which makes the links of README absolute
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -11,9 +12,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$python" -m venv "$work/builder"
-"$work/builder/bin/python" -m pip install --quiet --disable-pip-version-check build
+"$work/builder/bin/python" -m pip install --quiet --disable-pip-version-check build twine
 rm -rf "$root/dist"
 "$work/builder/bin/python" -m build --outdir "$root/dist" "$root"
+
+"$work/builder/bin/python" -m twine check --strict "$root"/dist/*
+ls "$root"/dist/*-linux_*.whl 2>/dev/null &&
+    echo "an index refuses these wheels: repair them with auditwheel, as .github/workflows/wheels.yml does"
+[[ -n ${EPOCHPLAN_URL:-} ]] || echo "EPOCHPLAN_URL is not set: the links of README are relative, and lead nowhere on an index"
 
 "$python" -m venv "$work/empty"
 pip=("$work/empty/bin/python" -m pip --quiet --disable-pip-version-check)
@@ -23,6 +29,6 @@ pip=("$work/empty/bin/python" -m pip --quiet --disable-pip-version-check)
 tar -xzf "$root"/dist/*.tar.gz -C "$work" --one-top-level=source --strip-components=1
 rm -rf "$work/source/src/torch_dataloader_utils" # what is tested is the wheel
 cd "$work/source"
-read -r -a tests <<<"${TESTS:-tests/plan tests/read tests/shape tests/stream tests/decoder tests/compat}"
+read -r -a tests <<<"${TESTS:-tests/plan tests/formats tests/shape tests/stream tests/compat}"
 TIER=quick "$work/empty/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}"
 ls -l "$root"/dist

@@ -12,8 +12,8 @@ set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
-stages="tests/plan tests/discover tests/read tests/shape tests/stream tests/compat tests/packaging tests/structured/test_messages.py"
-extras="tests/cli tests/iceberg tests/store tests/observe tests/faults/test_obstore.py tests/faults/test_other_stores.py"
+stages="tests/plan tests/discover tests/formats tests/shape tests/stream tests/compat tests/packaging tests/structured/test_messages.py"
+extras="tests/cli tests/tables tests/store tests/observe tests/faults/test_obstore.py tests/faults/test_other_stores.py"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -48,7 +48,7 @@ check() {
     mkdir -p "$work/source"
     cp -r "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$root/src" "$work/source/"
     "${pip[@]}" install --no-deps --no-build-isolation "$work/source"
-    "$work/$name/bin/python" -m pip list 2>/dev/null | grep -E -i '^(numpy|pyarrow|fsspec|torch|torch-dataloader-utils) '
+    "$work/$name/bin/python" -m pip list 2>/dev/null | grep -E -i '^(numpy|pyarrow|fsspec|torch|epochplan) '
     (cd "$root" && "$work/$name/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}")
 }
 

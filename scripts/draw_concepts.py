@@ -7,9 +7,11 @@ rank, a box a batch. In that of packing a square is a token, with the number of 
 The plan is drawn as `tdu plan --draw` draws it.
 """
 
+import re
 import sys
 import tempfile
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +241,45 @@ def draw_mixture(folder: Path) -> str:
     return picture.svg()
 
 
+def draw_logo(folder: Path) -> str:
+    """Three ranks as bars: a length is a number of rows, a colour a chunk."""
+    bars = ['<rect width="36" height="36" rx="7" fill="#fff"/>']
+    for rank, batches in enumerate(read(write_files(folder), 3, batch_size=3)):
+        chunks = CHUNK_OF_ROW[[row for batch in batches for row in batch]]
+        starts = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(chunks)]
+        scale = 28 / len(chunks)  # the ranks end together
+        for start, stop in pairwise(starts):
+            place = (
+                f'x="{4 + start * scale:.2f}" y="{5 + 9 * rank}" width="{(stop - start) * scale - 0.8:.2f}" height="7"'
+            )
+            bars.append(f'<rect {place} rx="1" fill="{COLORS[chunks[start]]}"/>')
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 36 36">\n{chr(10).join(bars)}\n</svg>\n'
+
+
+def draw_speed(folder: Path) -> str:  # noqa: ARG001  # drawn without data
+    """Speeds of loaders, from the table of docs/performance.md: the best figure of batches of 8,192 rows."""
+    page = (Path(__file__).parents[1] / "docs" / "performance.md").read_text()
+    table = page[page.index("| | in this process | 2 worker processes |") :].partition("\n\n")[0]
+    speeds = {"pyarrow, a thread per core, without batches": 1.0}
+    for line in table.splitlines()[2:]:
+        name, *cells = line.strip("| ").split("|")
+        figures = [float(each) for cell in cells for each in re.findall(r"/ ([\d.]+)", cell)]
+        if "stacked" not in name:
+            speeds[re.sub(r"[¹² ]+$", "", name.split(", a file")[0].split(", a local")[0])] = max(figures)
+    lines = []
+    for place, (name, speed) in enumerate(sorted(speeds.items(), key=lambda each: -each[1])):
+        y, color = 26 * place, COLORS[2] if name.startswith("this") else COLORS[0]
+        lines.append(f'<text x="312" y="{y + 16}" text-anchor="end">{name}</text>')
+        lines.append(f'<rect x="320" y="{y + 3}" width="{180 * speed:.1f}" height="18" rx="2" fill="{color}"/>')
+        lines.append(f'<text x="{326 + 180 * speed:.1f}" y="{y + 16}">{speed:g}</text>')
+    style = "text{font:13px system-ui,sans-serif;fill:#444}@media(prefers-color-scheme:dark){text{fill:#ccc}}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {26 * len(speeds)}">\n<style>{style}</style>\n'
+    return head + "\n".join(lines) + "\n</svg>\n"
+
+
 PICTURES = {
+    "logo.svg": draw_logo,
+    "speed.svg": draw_speed,
     "concepts/equal-steps.svg": draw_equal_steps,
     "concepts/state.svg": draw_state,
     "concepts/lanes.svg": draw_lanes,

@@ -39,8 +39,8 @@ These are the options of `StructuredDataset`, `IcebergDataset` and `DeltaDataset
 `open_loader` has them all, and looks what the path holds: `format` and `partitioning` are "auto" there.
 `RowDataset`, `scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is called `seed`) accept
 those that apply to them. Pass them by keyword; only the first twenty of `create_dataloader` can be positional.
-`help(StructuredDataset.create_dataloader)` shows the same texts. Each list has everyday options first, then options for
-tuning, then rarely needed ones.
+`help(StructuredDataset.create_dataloader)` shows the same texts. Each table has everyday options first, then options
+for tuning, then rarely needed ones. The [cheat sheet](../cheat-sheet.md) has the twelve that most programs need.
 
 ## Files
 
@@ -89,14 +89,18 @@ def page() -> str:
         "table": TableOptions,
         "loader": LoaderOptions,
     }
-    return TEXT.format(**{name: "\n".join(_items(kind)) for name, kind in kinds.items()})
+    return TEXT.format(**{name: "\n".join(_rows(name, kind)) for name, kind in kinds.items()})
 
 
-def _items(kind: type) -> Iterator[str]:
-    """Yield one item of a list for each option, by tier."""
+def _rows(group: str, kind: type) -> Iterator[str]:
+    """Yield the lines of a table with a row for each option, by tier. The anchor of a row is group-name."""
+    yield "| option | default | use | meaning |"
+    yield "|---|---|---|---|"
     for each in sorted(fields(kind), key=lambda each: list(TIERS).index(each.metadata["tier"])):
-        default = "" if each.default is MISSING else f" = {each.default!r}"
-        yield f"- `{each.name}: {_type_text(each.type)}{default}`: {each.metadata['text']}"
+        default = "required" if each.default is MISSING else f"`{each.default!r}`"
+        name = f'<span id="{group}-{each.name}">`{each.name}`</span><br><code>{_type_text(each.type)}</code>'
+        cells = (name, default, each.metadata["tier"], each.metadata["text"])
+        yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
 def _type_text(annotation: Any) -> str:

@@ -10,6 +10,7 @@ Names load on first use, so that importing this package imports neither torch no
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 __version__ = "1.0.0.dev0"
@@ -19,6 +20,12 @@ if os.name != "posix":
     raise ImportError(
         f"torch_dataloader_utils runs on Linux and macOS, and this is {os.name!r}. On Windows, run it in the Windows "
         "Subsystem for Linux (WSL)."
+    )
+# Both distributions write into this directory. Only the older one has `dataset/`, and its `splits/` hides `splits.py`.
+if Path(__file__).with_name("dataset").is_dir():
+    raise ImportError(
+        f"{Path(__file__).parent} has files of two packages: epochplan, and the older torch-dataloader-utils 0.2. "
+        "Run: pip uninstall --yes epochplan torch-dataloader-utils, then install epochplan again."
     )
 
 # What type checkers read; `_HOMES` says the same at run time. tests/packaging/test_public_names.py compares them.

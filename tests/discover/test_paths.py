@@ -96,6 +96,8 @@ def test_names_with_wildcard_characters_are_files_if_they_exist(tmp_path):
         ("{root}/*.nope", NoDataError, "matches no file"),
         ("{root}/none", NoDataError, "none: this directory is empty"),
         ("{root}/hidden", NoDataError, "no data file here; 2 hidden or empty"),
+        ("lake.events", NoDataError, "name of a table in a catalog, call IcebergDataset"),
+        ("events.parquet", NoDataError, "list its parent directory.$"),
         ([], NoDataError, "list of paths is empty"),
         ("", ConfigError, "a path is empty"),
         ([3], ConfigTypeError, "got int"),
@@ -117,6 +119,14 @@ def test_a_wrong_path_says_what_is_wrong(root, path, error, message):
     )
     with pytest.raises(error, match=message):
         scan_files(filled)
+
+
+def test_a_data_frame_is_not_a_list_of_its_column_names():
+    frame = pytest.importorskip("pandas").DataFrame({"x": [1]})
+    with pytest.raises(ConfigTypeError, match="path is a DataFrame: pass a path of files"):
+        scan_files(frame)
+    with pytest.raises(ConfigTypeError, match="path is a dict: pass a path of files"):
+        scan_files({"x": [1]})
 
 
 def test_a_path_of_bytes_is_no_list_of_numbers():
@@ -239,7 +249,10 @@ def test_hive_partitions_are_typed_and_come_last(tmp_path):
         {"year": 2023, "_city": None},
         {"year": 2024, "_city": "Ä"},
     ]
-    assert scan_files(tmp_path).files.partitions == ()
+    plain = scan_files(tmp_path)
+    assert plain.files.partitions == ()
+    assert plain.notes == ('directories year=..., _city=... are not read as columns: partitioning="hive" reads them',)
+    assert scan_files(tmp_path, columns=SCHEMA.names[:1]).notes == inventory.notes == ()
 
 
 def test_the_named_directory_itself_is_no_partition_but_that_of_a_pattern_or_file_is(tmp_path):

@@ -65,7 +65,7 @@ def build(work: Path, **environment: str) -> Path:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the wheel and the sdist."""
-    return build(tmp_path_factory.mktemp("build"))
+    return build(tmp_path_factory.mktemp("build"), EPOCHPLAN_URL="https://example.org/epochplan")
 
 
 def modules() -> set[str]:
@@ -82,7 +82,11 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
     assert names >= modules() | {"torch_dataloader_utils/py.typed"}
     assert shutil.which("cc") is None or "torch_dataloader_utils/_engine/_numbers.abi3.so" in names
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
+    assert "Name: epochplan" in metadata.splitlines()
     assert "License-Expression: Apache-2.0" in metadata
+    assert "Project-URL: Repository, https://example.org/epochplan" in metadata
+    assert "](https://example.org/epochplan/blob/main/docs/start.md)" in metadata
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata) == []
     assert "tdu = " in scripts
 
 
@@ -135,6 +139,14 @@ def test_another_system_than_posix_is_refused_at_import(monkeypatch: pytest.Monk
         spec.loader.exec_module(module)
 
 
+def test_the_older_distribution_in_the_same_directory_is_refused_at_import(tmp_path: Path) -> None:
+    (tmp_path / "dataset").mkdir()
+    init = shutil.copy(PACKAGE / "__init__.py", tmp_path)
+    spec = spec_from_file_location("refused", init)
+    with pytest.raises(ImportError, match=r"torch-dataloader-utils 0\.2.*pip uninstall --yes epochplan torch-data"):
+        spec.loader.exec_module(module_from_spec(spec))
+
+
 WITHOUT_PANDAS = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -170,6 +182,6 @@ def test_nothing_needs_pandas_which_is_no_dependency(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
 
 
-def test_no_message_advises_to_install_the_name_that_is_another_project_on_the_index() -> None:
-    advice = re.compile(r"pip install[^\n]*torch-dataloader-utils")
+def test_no_message_advises_to_install_what_the_index_does_not_have_or_has_of_others() -> None:
+    advice = re.compile(r"pip install[^\n]*(torch-dataloader-utils|epochplan)")
     assert [path.name for path in PACKAGE.rglob("*.py") if advice.search(path.read_text())] == []

@@ -140,6 +140,12 @@ def test_the_adapter_for_torchdata_takes_data_sets_of_batches_alone(trips):
         for_torchdata(RowDataset(trips))
 
 
+def test_a_loader_that_was_not_unpacked_says_so_where_it_is_taken_for_a_batch(trips):
+    pair = StructuredDataset.create_dataloader(trips, batch_size=4)
+    with pytest.raises(ConfigTypeError, match=r"TableDataLoader\['fare'\]: .*loader, dataset = "):
+        [batch["fare"] for batch in pair]
+
+
 @pytest.mark.slow
 def test_a_row_by_number_is_refused_with_the_data_set_that_has_them(trips):
     with pytest.raises(

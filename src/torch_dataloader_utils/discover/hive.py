@@ -136,6 +136,14 @@ def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
     return ""
 
 
+def unread_directories(path: str, root: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return a note if the path has directories "name=..." that are not columns, since partitioning= is not given."""
+    names = [unquote(name) for name, _ in _named_directories(path, root)]
+    unread = [f"{name}=..." for name in names if name not in columns]
+    advice = 'not read as columns: partitioning="hive" reads them'
+    return (f"directories {', '.join(unread)} are {advice}",) if unread else ()
+
+
 def type_hint(columns: Sequence[PartitionColumn], fields: Sequence[pa.Field], filter_text: str) -> str:
     """Return advice if a filter compares a partition column of integers with text; else "".
 

@@ -33,7 +33,13 @@ from torch_dataloader_utils._store import Credentials, FileEntry, FileStat, Remo
 from torch_dataloader_utils.discover.content import identified
 from torch_dataloader_utils.discover.first_scan import FirstScan, scan_first
 from torch_dataloader_utils.discover.group_table import assemble_groups
-from torch_dataloader_utils.discover.hive import Hive, check_partitioning, has_partitions, partition_values
+from torch_dataloader_utils.discover.hive import (
+    Hive,
+    check_partitioning,
+    has_partitions,
+    partition_values,
+    unread_directories,
+)
 from torch_dataloader_utils.discover.known_nulls import known_nulls
 from torch_dataloader_utils.discover.paths import DataFiles, PathLike, find_files, find_format, other_files_named
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, UnsupportedFeatureError, of_type
@@ -210,6 +216,8 @@ def scan_listed(
             found = _collect(files, first, chosen, scans_heard, verdicts, finds_keys=request.finds_keys)
     if request.finds_keys and request.format.join_schemas is not None:
         first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
+    is_hint_wanted = partitioning is None and asked.columns is None
+    hints = unread_directories(first.path, files.root, first.schema.names) if is_hint_wanted else ()
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(found.groups))
     return Inventory(
         files=_file_table(paths, found.stats, request.format, first.partitions),
@@ -218,7 +226,7 @@ def scan_listed(
         source=files.source,
         row_filter=filter_text(asked.row_filter),
         projection=request.columns,
-        notes=report_bad_files(found.bad, len(chosen), files.source),
+        notes=(*report_bad_files(found.bad, len(chosen), files.source), *hints),
         nulls=found.nulls,
     )
 

@@ -148,6 +148,8 @@ class Ragged:
 
         rows [[7, 8], [], [9]]      values [7, 8, 9]      offsets [0, 2, 2, 3]
 
+    `offsets` has one entry more than there are rows, as `EmbeddingBag(..., include_last_offset=True)` wants.
+
     The two tensors are views of the row group that they were read from. The constructor does not check the tensors.
     """
 
