@@ -177,7 +177,9 @@ def plain_files(server: S3Server) -> None:
 def test_a_plan_says_what_its_cache_will_give(server: S3Server, tmp_path: Path, groups: int) -> None:
     plain_files(server)
     cache = HostCache(tmp_path / "cache", max_bytes=round((groups + 0.9) * PLAIN_BYTES))
-    options = {"columns": None, "split_rows": 2500, "num_ranks": 2, "num_workers": 0, "decoding": Decoding(threads=1)}
+    # Row groups one after the other, as the forecast takes them: a window of shuffled rows opens several at a time.
+    options = {"shuffle": "chunks", "columns": None, "split_rows": 2500, "num_ranks": 2, "num_workers": 0}
+    options["decoding"] = Decoding(threads=1)
     loader = make(server, cache, **options)
     parts = CacheForecast(host_reads(loader.plan, 1, 9), np.full(80, PLAIN_BYTES), groups * PLAIN_BYTES).parts()
     found = []
