@@ -46,7 +46,7 @@ check() {
         "$@" "pytest>=8" "hypothesis>=6.100" "psutil>=5.9" "setuptools>=77"
     # A wheel, not the tree: what is tested is what users install, and nothing is written into the tree.
     mkdir -p "$work/source"
-    cp -r "$root/pyproject.toml" "$root/README.md" "$root/LICENSE" "$root/src" "$work/source/"
+    cp -r "$root/pyproject.toml" "$root/setup.py" "$root/README.md" "$root/LICENSE" "$root/src" "$work/source/"
     "${pip[@]}" install --no-deps --no-build-isolation "$work/source"
     "$work/$name/bin/python" -m pip list 2>/dev/null | grep -E -i '^(numpy|pyarrow|fsspec|torch|epochplan) '
     (cd "$root" && "$work/$name/bin/python" -m pytest -q -p no:cacheprovider "${tests[@]}")

@@ -96,7 +96,6 @@ def test_names_with_wildcard_characters_are_files_if_they_exist(tmp_path):
         ("{root}/*.nope", NoDataError, "matches no file"),
         ("{root}/none", NoDataError, "none: this directory is empty"),
         ("{root}/hidden", NoDataError, "no data file here; 2 hidden or empty"),
-        ("lake.events", NoDataError, "table of an Iceberg catalog, call open_loader"),
         ("events.parquet", NoDataError, "list its parent directory.$"),
         ([], NoDataError, "list of paths is empty"),
         ("", ConfigError, "a path is empty"),
@@ -119,14 +118,6 @@ def test_a_wrong_path_says_what_is_wrong(root, path, error, message):
     )
     with pytest.raises(error, match=message):
         scan_files(filled)
-
-
-def test_a_data_frame_is_not_a_list_of_its_column_names():
-    frame = pytest.importorskip("pandas").DataFrame({"x": [1]})
-    with pytest.raises(ConfigTypeError, match="path is a pandas DataFrame, and a loader reads files"):
-        scan_files(frame)
-    with pytest.raises(ConfigTypeError, match="path is a dict, and a loader reads files"):
-        scan_files({"x": [1]})
 
 
 def test_a_path_of_bytes_is_no_list_of_numbers():

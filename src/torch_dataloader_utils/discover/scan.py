@@ -216,8 +216,7 @@ def scan_listed(
             found = _collect(files, first, chosen, scans_heard, verdicts, finds_keys=request.finds_keys)
     if request.finds_keys and request.format.join_schemas is not None:
         first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
-    is_hint_wanted = partitioning is None and asked.columns is None
-    hints = unread_directories(first.path, files.root, first.schema.names) if is_hint_wanted else ()
+    hints = () if partitioning or asked.columns else unread_directories(first.path, files.root, first.schema.names)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(found.groups))
     return Inventory(
         files=_file_table(paths, found.stats, request.format, first.partitions),
