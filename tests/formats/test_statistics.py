@@ -1,4 +1,4 @@
-"""Examples for what the properties in test_scan_properties.py check at random."""
+"""Examples for what the properties in tests/discover/test_scan_properties.py check at random."""
 
 import struct
 from decimal import Decimal

@@ -217,8 +217,6 @@ def test_a_name_of_a_table_where_files_are_read_names_the_other_door(tmp_path: P
         ({"version": 3}, r"version= is an option of DeltaDataset, and .*data is read by StructuredDataset"),
         ({"verson": 3}, "Unknown option 'verson'; did you mean 'version'"),
         ({"batchsize": 3}, "did you mean 'batch_size'"),
-        ({"format": "parquett"}, "choose one of parquet, orc, csv, .* auto"),
-        ({"partitioning": "hivee"}, "partitioning='hivee' is unknown; use .*\"auto\""),
     ],
 )
 def test_an_option_that_does_not_fit_says_so(tmp_path: Path, options: dict[str, Any], told: str) -> None:
