@@ -23,6 +23,11 @@ def tdu_json(*arguments, code=0):
     return json.loads(tdu(*arguments, "--json", code=code).stdout)
 
 
+def by_catalog(properties):
+    """The arguments that name a catalog by its properties."""
+    return [part for key, value in properties.items() for part in ("--catalog-option", f"{key}={value}")]
+
+
 def one_line(result):
     """The error of a command, which must be one line on stderr and nothing on stdout."""
     assert result.stdout == ""

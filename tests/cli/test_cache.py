@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tests.cache.test_host_cache import SPAN, Origin, files, key, open_cache, read
 from tests.cli.shell import tdu, tdu_json
-from tests.store.test_host_cache import SPAN, Origin, files, key, open_cache, read
 
 
 def test_show_verify_clear(tmp_path: Path) -> None:

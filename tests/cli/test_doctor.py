@@ -7,9 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from pyiceberg.catalog import load_catalog
 
-from tests.cli.shell import one_line, tdu, tdu_json
+from tests.cli.shell import by_catalog, one_line, tdu, tdu_json
 from torch_dataloader_utils import _engine
 
 
@@ -57,7 +56,7 @@ def test_a_messy_table_in_hive_directories(tmp_path):
     assert "11 chunks" in report["facts"]["mixing"]
     found = kinds(report)
     assert "city (string)" in found["objects"]
-    assert "price (decimal128(10, 2))" in found.get("decimals", "") + found["objects"]
+    assert "price (decimal128(10, 2))" in found["decimals"]
     assert "float" in found["mixed_types"]
     assert "nulls of id, flag, when." in found["nulls"]
     assert "code=01001 becomes the number 1001" in found["leading_zeros"]
@@ -90,21 +89,13 @@ def test_the_call_reads_every_kind_of_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*chunk")
-def test_an_iceberg_table_of_a_catalog(tmp_path):
-    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
-    catalog = load_catalog("default", **properties)
-    try:
-        catalog.create_namespace("db")
-        rows = pa.table({"id": pa.array(range(30), pa.int64())})
-        catalog.create_table("db.events", rows.schema).append(rows)
-        by_catalog = [part for key, value in properties.items() for part in ("--catalog-option", f"{key}={value}")]
-        report = tdu_json("doctor", "db.events", *by_catalog)
-        assert report["facts"]["table"].endswith("an Iceberg table")
-        assert "open_loader('db.events', catalog_config=catalog_config, " in report["call"]
-        assert "sqlite" not in str(report)
-        assert pasted(tdu_json("doctor", tmp_path / "warehouse" / "db" / "events")) == 60
-    finally:
-        catalog.close()
+def test_an_iceberg_table_of_a_catalog(lake):
+    properties, metadata = lake
+    report = tdu_json("doctor", "db.events", *by_catalog(properties))
+    assert report["facts"]["table"].endswith("an Iceberg table")
+    assert "open_loader('db.events', catalog_config=catalog_config, " in report["call"]
+    assert "sqlite" not in str(report)
+    assert pasted(tdu_json("doctor", metadata.rpartition("/metadata/")[0])) == 580
 
 
 def test_no_row_is_read(tmp_path):

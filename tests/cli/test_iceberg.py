@@ -5,37 +5,13 @@ import os
 import subprocess
 import sys
 
-import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
 
-from tests.cli.shell import one_line, tdu, tdu_json
-
-
-@pytest.fixture
-def lake(tmp_path):
-    """(catalog options, path of the metadata) of db.events: 300 rows, of which a delete leaves 290."""
-    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
-    catalog = load_catalog("default", **properties)
-    try:
-        catalog.create_namespace("db")
-        rows = pa.table(
-            {"id": pa.array(range(300), pa.int64()), "v": pa.array([n % 7 for n in range(300)], pa.int64())}
-        )
-        table = catalog.create_table("db.events", rows.schema)
-        table.append(rows)
-        table.delete("id < 10")
-        yield properties, table.metadata_location
-    finally:
-        catalog.close()
-
-
-def by_catalog(lake):
-    return [part for key, value in lake[0].items() for part in ("--catalog-option", f"{key}={value}")]
+from tests.cli.shell import by_catalog, one_line, tdu, tdu_json
 
 
 def test_every_command_reads_tables(lake):
-    where = ["db.events", *by_catalog(lake)]
+    where = ["db.events", *by_catalog(lake[0])]
     assert tdu_json("scan", *where)["num_rows"] == 290
     assert tdu_json("scan", *where, "--filter", "v == 3")["num_rows"] == len([n for n in range(10, 300) if n % 7 == 3])
     assert tdu_json("plan", *where, "--ranks", 4, "--batch-size", 10)["steps"] == [8, 8]
@@ -77,4 +53,4 @@ def test_a_catalog_by_its_name_in_the_configuration(lake):
 
 
 def test_a_table_that_is_not_there(lake):
-    assert "no table db.nothing" in one_line(tdu("scan", "db.nothing", *by_catalog(lake), code=2))
+    assert "no table db.nothing" in one_line(tdu("scan", "db.nothing", *by_catalog(lake[0]), code=2))

@@ -11,6 +11,8 @@ from torch_dataloader_utils._store import RemoteOptions, RetryPolicy, StoreAcces
 QUICK = RetryPolicy(most_seconds=20, first_delay_seconds=0.001, most_delay_seconds=0.01)
 # On a busy machine it gives up replies that do come, too: for tests that do not count requests.
 IMPATIENT = replace(QUICK, progress_seconds=0.3, progress_bytes=16 << 10)
+# On a busy machine too it gives up only replies that have stopped: for tests that say which requests are made.
+WATCHFUL = replace(IMPATIENT, progress_seconds=3)
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,9 @@ def access(lasting_server: S3Server) -> StoreAccess:
 def impatient_access(access: StoreAccess) -> StoreAccess:
     """By the same client; a reply that stalls is soon asked for again."""
     return replace(access, remote=replace(access.remote, retry=IMPATIENT))
+
+
+@pytest.fixture(scope="session")
+def watchful_access(access: StoreAccess) -> StoreAccess:
+    """By the same client; a reply that stalls, and no other, is asked for again."""
+    return replace(access, remote=replace(access.remote, retry=WATCHFUL))

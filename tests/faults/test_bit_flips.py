@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine import needs_engine
 from tests.faults.s3_server import Rule, S3Server
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
 from tests.faults.test_retries import loader_of
-from torch_dataloader_utils import StructuredDataset, _engine
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import CorruptFileError, DataError
 
@@ -128,7 +129,7 @@ each_flip(sidecar.getvalue(), directory / "_metadata", lambda: "exact" if rows(d
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+@needs_engine
 @pytest.mark.parametrize("step", [151, pytest.param(1, marks=pytest.mark.full)])
 def test_a_flip_of_any_bit_of_a_footer_ends_in_rows_or_an_error_of_ours(tmp_path: Path, step: int) -> None:
     """On every road to pyarrow, which ends the process where a footer contradicts itself."""

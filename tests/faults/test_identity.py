@@ -103,7 +103,7 @@ def test_a_store_that_ignores_conditions_is_noticed_by_its_etag(server: S3Server
 
 @pytest.mark.slow
 def test_a_reply_that_is_cut_goes_on_in_the_same_object_or_not_at_all(
-    server: S3Server, impatient_access: StoreAccess
+    server: S3Server, watchful_access: StoreAccess
 ) -> None:
     url = server.put("big", bytes(1 << 20))
 
@@ -113,7 +113,7 @@ def test_a_reply_that_is_cut_goes_on_in_the_same_object_or_not_at_all(
 
     server.rules.append(Rule(cut_and_replace))
     with pytest.raises(FileChangedError):
-        open_store(url, impatient_access).ranges(url, [(0, 1 << 20)])
+        open_store(url, watchful_access).ranges(url, [(0, 1 << 20)])
 
 
 def test_an_object_that_vanishes_from_a_listing_page_is_not_planned(server: S3Server, access: StoreAccess) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import IMPATIENT, QUICK
+from tests.faults.conftest import IMPATIENT, QUICK, WATCHFUL
 from tests.faults.s3_server import Action, Rule, S3Server, change, error, replace_object
 from tests.faults.tables import assert_rows, upload
 from tests.faults.test_retries import LATER, PASSING, resize
@@ -61,7 +61,7 @@ def test_a_body_that_breaks_off_goes_on_where_it_stopped(server: S3Server, fast:
     data = bytes(range(256)) * 4096
     url = server.put("big", data)
     server.rules.append(Rule(change(stall_after=600_000)))
-    store = open_store(url, replace(fast, remote=replace(fast.remote, retry=IMPATIENT)))
+    store = open_store(url, replace(fast, remote=replace(fast.remote, retry=WATCHFUL)))
     assert bytes(store.ranges(url, [(0, 1 << 20)])[0]) == data
     span = server.requests[1].span
     assert span is not None

@@ -197,7 +197,7 @@ def _rank(rank: int, meeting: str, table: Path, jobs: dict[str, Job], answer: An
         while not Path(meeting).exists():
             os.sched_yield()
         store = dist.TCPStore("127.0.0.1", int(Path(meeting).read_text()), RANKS, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     for name, job in jobs.items():
         try:
             answers[name] = job(table, rank)

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.engine import needs_engine
 from tests.formats.files import make_spec, parquet_tasks
-from torch_dataloader_utils import _engine
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.tables.reader import make_reader
@@ -69,14 +69,14 @@ def test_every_file_has_one_of_the_three_answers(verdicts: dict[str, dict[str, A
             assert "row group" in message or "the footer" in message  # a footer is of the whole file
 
 
-@pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+@needs_engine
 def test_many_files_can_be_read_by_one_call(verdicts: dict[str, dict[str, Any]]) -> None:
     together = [name for name, answer in verdicts.items() if answer.get("together")]
     print(len(together), len(verdicts))
     assert len(together) > len(verdicts) / 10
 
 
-@pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+@needs_engine
 def test_most_chunks_of_numbers_are_decoded_by_the_compiled_decoder(verdicts: dict[str, dict[str, Any]]) -> None:
     chunks = sum((Counter(answer["chunks"]) for answer in verdicts.values()), Counter())
     numbers = chunks.total() - chunks["type"]

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from tests.engine import needs_engine
 from tests.faults.hostile_files import chunk, column, group, parquet, row_group, write_huge_footer
 from tests.formats.encrypted import write_encrypted
-from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
@@ -61,7 +61,7 @@ ROOT, A = group("root", 1), column("a")
 ONE = row_group([chunk(["a"])], 1)
 
 
-@pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+@needs_engine
 @pytest.mark.parametrize(
     ("schema", "groups", "message"),
     [

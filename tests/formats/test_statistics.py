@@ -1,4 +1,4 @@
-"""Examples for what the properties in test_scan_properties.py check at random."""
+"""Examples for what the properties in tests/discover/test_scan_properties.py check at random."""
 
 import struct
 from decimal import Decimal
@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.engine import needs_engine
 from tests.faults.hostile_files import BINARY, I64, good, struct_of, text, zigzag
-from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import scan_files
@@ -130,7 +130,7 @@ def test_statistics_that_disprove_themselves_prove_nothing(tmp_path, statistics,
     assert "contradict themselves" in caplog.text
 
 
-@pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+@needs_engine
 @pytest.mark.parametrize("bounds", [(b"", b""), (b"\1\2", b"\0" * 8), (b"\0" * 16, b"\0" * 8)])
 def test_bounds_of_other_bytes_than_a_value_are_not_shown_to_pyarrow(tmp_path, bounds, caplog):
     """It ends the process if they are shorter."""

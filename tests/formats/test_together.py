@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
+from tests.engine import needs_engine
 from tests.formats.files import deleting, identity, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.formats.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
-from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import LocalStore
@@ -35,8 +35,6 @@ from torch_dataloader_utils.formats.parquet.footer import KnownColumns
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, footer_numbers
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 from torch_dataloader_utils.tables.reader import Reader, make_reader
-
-needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 ROWS = pa.table({"x": pa.array(range(40)), "y": pa.array([f"text {i}" for i in range(40)])})
 WRITER_OPTIONS = st.fixed_dictionaries(
@@ -129,7 +127,7 @@ def _numbers_by_one_call(reader: Reader, tasks: list[RowGroupTask]) -> bool:
     return groups is not None and groups.decode() is not None
 
 
-@needs_decoder
+@needs_engine
 def test_what_differs_from_file_to_file_is_not_read_together(tmp_path: Path) -> None:
     first = write_parquet(tmp_path / "a.parquet", ROWS, 20)
     reader = make_reader(make_spec(ROWS.schema))
@@ -154,13 +152,13 @@ def test_what_differs_from_file_to_file_is_not_read_together(tmp_path: Path) -> 
     [{"row_filter": pc.field("x") > 3}, {"columns": ()}, {"max_row_group_bytes": 100}],
     ids=["filter", "no columns", "budget"],
 )
-@needs_decoder
+@needs_engine
 def test_what_is_asked_for_may_be_for_one_by_one(tmp_path: Path, options: dict[str, Any]) -> None:
     tasks = write_parquet(tmp_path / "a.parquet", ROWS, 20)
     assert not _numbers_by_one_call(make_reader(make_spec(ROWS.schema, **options)), tasks)
 
 
-@needs_decoder
+@needs_engine
 def test_large_row_groups_of_which_little_is_read_are_not_fetched_whole(tmp_path: Path) -> None:
     """The two columns lie at the ends of the row group, and much between them."""
     wide = {
@@ -186,7 +184,7 @@ class CountingStore(LocalStore):
         super().read_into(path, spans, *others)
 
 
-@needs_decoder
+@needs_engine
 def test_row_groups_of_one_file_that_follow_each_other_open_it_once(tmp_path: Path) -> None:
     tasks = [
         task
@@ -241,7 +239,7 @@ def test_nulls_that_the_schema_does_not_allow(tmp_path: Path) -> None:
         make_reader(make_spec(schema)).read_together(tasks)
 
 
-@needs_decoder
+@needs_engine
 @pytest.mark.parametrize("change", [-20, -1, 1, 20])
 @pytest.mark.parametrize("file", [0, 1, 2])
 def test_other_rows_than_the_footer_says_shift_no_row(tmp_path: Path, file: int, change: int) -> None:
@@ -260,7 +258,7 @@ def test_other_rows_than_the_footer_says_shift_no_row(tmp_path: Path, file: int,
         assert found.column(0).to_pylist() == [each for count in rows.tolist() for each in range(count)]
 
 
-@needs_decoder
+@needs_engine
 def test_files_of_the_same_columns_share_them_whatever_is_read_between(tmp_path: Path) -> None:
     other = ROWS.rename_columns(["a", "b"])
     tasks = [
@@ -276,7 +274,7 @@ def test_files_of_the_same_columns_share_them_whatever_is_read_between(tmp_path:
     assert _numbers_by_one_call(reader, tasks[::2])
 
 
-@needs_decoder
+@needs_engine
 def test_many_kinds_of_columns_are_not_kept(tmp_path: Path) -> None:
     known = KnownColumns()
     for i in range(40):
@@ -311,7 +309,7 @@ def test_what_fields_say_of_themselves_keeps_files_apart(tmp_path: Path) -> None
     assert not _numbers_by_one_call(make_reader(make_spec(pa.schema([fields[0]]))), tasks)
 
 
-@needs_decoder
+@needs_engine
 @pytest.mark.parametrize("writer", [b"parquet-cpp-arrow version 99", b"\xff" * 27])
 def test_files_of_other_writers_or_of_nobody_that_can_be_told(tmp_path: Path, writer: bytes) -> None:
     """Decoders know mistakes of old writers; a name that is no text is no reason to refuse a file."""
@@ -388,7 +386,7 @@ def test_an_encrypted_footer_is_refused_beside_files_of_the_same_columns(tmp_pat
         reader.read_together([tasks[0], task])
 
 
-@needs_decoder
+@needs_engine
 @pytest.mark.parametrize("by", [-1, 0, 1])
 def test_chunks_that_are_not_in_their_file(tmp_path: Path, by: int) -> None:
     tasks = [task for i in range(3) for task in write_parquet(tmp_path / f"{i}.parquet", ROWS)]

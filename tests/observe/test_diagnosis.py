@@ -1,7 +1,5 @@
 """The sentence that says why a trainer waits, alone and over ranks; tests/faults/test_metrics.py has real causes."""
 
-import threading
-
 import pytest
 import torch.distributed as dist
 from hypothesis import given
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from tests.faults.ranks import RANKS, run_ranks
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils._observe import counters, meter
 from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in, count_times
 from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -111,9 +110,18 @@ def metrics_of(rank):
 
 def _rank(rank, meeting, folder, answer):
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    now_ns = 0
+
+    def take_second():
+        nonlocal now_ns
+        now_ns += 1_000_000_000
+
+    for module in (counters, meter):  # of this process, which ends with the test
+        module.perf_counter_ns = lambda: now_ns
 
     def slow(batch):
-        threading.Event().wait(0.2 * rank)
+        if rank == 1:
+            take_second()
         return batch
 
     loader = StructuredDataset.create_dataloader(
@@ -121,6 +129,8 @@ def _rank(rank, meeting, folder, answer):
     )[0]
     for _ in loader:
         dist.barrier()  # as gradients are added up
+        if rank == 0:
+            take_second()
     gathered = gather_metrics(loader)
     own = gather_metrics(metrics_of(rank))
     answer.send((loader.metrics(), gathered, own))

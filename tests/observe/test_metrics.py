@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
+from tests.engine import needs_engine
 from tests.interleaved import between_calls_in
 from tests.stream.tables import files, write_table
 from torch_dataloader_utils import Decoding, Lanes, StructuredDataset, _engine
@@ -17,8 +18,6 @@ from torch_dataloader_utils._observe import meter
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.metrics import Metrics
 from torch_dataloader_utils.errors import CorruptFileError
-
-needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 
 class Recorder(LoaderCallback):
@@ -273,7 +272,7 @@ def chunks_of(metrics):
 
 
 @pytest.mark.processes
-@needs_decoder
+@needs_engine
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, num_workers):
     write_kinds(tmp_path / "a.parquet", groups=4)
@@ -289,7 +288,7 @@ def test_every_engine_says_which_decoder_read_how_many_chunks_and_why(tmp_path, 
 
 @pytest.mark.parametrize(
     ("is_built", "kind"),
-    [pytest.param(True, "turned_off", marks=needs_decoder), (False, "not_built")],
+    [pytest.param(True, "turned_off", marks=needs_engine), (False, "not_built")],
 )
 def test_chunks_say_that_there_is_no_compiled_decoder_or_that_it_is_turned_off(tmp_path, monkeypatch, is_built, kind):
     monkeypatch.setattr(_engine, "IS_BUILT", is_built)
@@ -324,7 +323,7 @@ def test_over_all_ranks_each_chunk_is_counted_once_a_row_group(tmp_path_factory,
         assert sum(chunks_of(metrics).values()) == leaves * metrics.row_groups
 
 
-@needs_decoder
+@needs_engine
 def test_a_damaged_chunk_is_counted_as_it_was_given_to_pyarrow(tmp_path):
     path = tmp_path / "a.parquet"
     write_kinds(path, groups=1, kinds="n")

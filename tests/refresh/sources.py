@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
+from tests.tables.iceberg.servers import sqlite_catalog
 from torch_dataloader_utils import DeltaDataset, IcebergDataset, StructuredDataset
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -31,7 +32,7 @@ class IcebergSource:
 
     @property
     def config(self) -> dict[str, str]:
-        return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db", "warehouse": f"file://{self.root}/warehouse"}
+        return sqlite_catalog(self.root)
 
     def _table(self) -> tuple[Catalog, Table]:
         catalog = load_catalog(**self.config)

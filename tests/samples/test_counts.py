@@ -17,6 +17,7 @@ from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError, RowCountError
 from torch_dataloader_utils.samples import flat_cu_seqlens, pack_tokens
+from torch_dataloader_utils.samples.layout import over_long_cost
 from torch_dataloader_utils.samples.packing_reader import PackingReader
 from torch_dataloader_utils.samples.sample_counts import count_packed
 from torch_dataloader_utils.tables.projection import ReadSpec
@@ -161,6 +162,12 @@ def test_over_long_documents_are_cut_truncated_dropped_or_refused(corpus, extra_
         assert cost in loader.plan.explain()
     with pytest.raises(DataError, match=r"row group 0: 1 documents do not fit .*the first is live row 2, the longest"):
         load(corpus, replace(packing, over_long="error"))
+
+
+def test_a_document_that_just_fills_a_sample_is_not_over_long():
+    packing = pack_tokens("tokens", 4, fill="best_fit", over_long="drop")
+    assert over_long_cost(np.array([3, 4, 5]), packing) == (1, 5)
+    assert over_long_cost(np.array([3, 4, 5]), replace(packing, eod=EOD)) == (2, 9)
 
 
 def test_a_null_token_is_an_error(tmp_path):

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 
 from tests.effort import effort
 from tests.samples.corpora import EOD, corpora, number_tokens, pack_corpus, packings, samples_of, write_corpus
@@ -24,6 +24,10 @@ def load(folder, packing, **options):
 
 @pytest.mark.slow
 @given(lengths=corpora, packing=packings())
+# Samples that are just full: by the extra token, by a document, and by a document whose EOD is alone in the next one.
+@example(lengths=[[[4, 5]]], packing=pack_tokens("tokens", 4, extra_token=True))
+@example(lengths=[[[4, 5]]], packing=pack_tokens("tokens", 4, fill="best_fit", over_long="drop"))
+@example(lengths=[[[4, 9]]], packing=pack_tokens("tokens", 4, eod=EOD, fill="best_fit"))
 @settings(max_examples=effort(60), deadline=None)
 def test_samples_are_those_of_a_walk_over_the_documents(lengths, packing):
     assume(any(map(len, lengths)))

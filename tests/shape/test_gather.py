@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine import needs_engine
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.gather import Gatherer
@@ -23,10 +24,9 @@ DTYPES = (
     torch.int64,
     torch.float64,
 )
-needs_decoder = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
 
 
-@pytest.mark.parametrize("is_built", [pytest.param(True, marks=needs_decoder), False])
+@pytest.mark.parametrize("is_built", [pytest.param(True, marks=needs_engine), False])
 @given(
     part_rows=st.lists(st.integers(0, 50), min_size=1, max_size=4),
     dtype=st.sampled_from(DTYPES),
@@ -55,7 +55,7 @@ def test_rows_are_those_of_the_joined_parts(
         assert torch.equal(out, torch.cat(parts)[order])
 
 
-@needs_decoder
+@needs_engine
 @pytest.mark.parametrize(
     "changes",
     [
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
         call(good | changes)
 
 
-@needs_decoder
+@needs_engine
 @pytest.mark.parametrize(
     "other", [[torch.zeros(3)], [torch.zeros(2, dtype=torch.int32)], [torch.zeros(2), torch.zeros(1)]]
 )

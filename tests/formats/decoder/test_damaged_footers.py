@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from torch_dataloader_utils import _engine
+from tests.engine import needs_engine
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler"),
+    needs_engine,
 ]
 
 EACH_BIT = """

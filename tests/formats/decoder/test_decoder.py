@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine import needs_engine
 from tests.faults.hostile_files import good
 from tests.formats.files import identity, make_spec, make_task, write_parquet
 from torch_dataloader_utils import _engine
@@ -24,7 +25,7 @@ from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.formats.task_source import TaskSource
 from torch_dataloader_utils.tables.reader import make_reader
 
-pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = needs_engine
 
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 TIMES = (

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torch_dataloader_utils import StructuredDataset, _engine
+from tests.engine import needs_engine
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils.shape.shapers import make_shaper
 
-pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = needs_engine
 
 GROUPS, ROWS, FLOATS = 12, 30_000, 7
 

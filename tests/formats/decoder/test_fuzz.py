@@ -15,7 +15,7 @@ import pytest
 from tests.formats.decoder.test_decoder import numbers
 
 ROOT = Path(__file__).parents[3]
-DECODER = ROOT / "src" / "torch_dataloader_utils" / "_engine"
+ENGINE = ROOT / "src" / "torch_dataloader_utils" / "_engine"
 SECONDS = 60
 FOOTER, LINES = 100, 101  # see fuzz.c
 JSON = b"""{"a": 1, "b": {"c": [1.5e-3, null, true, "2024-01-01T12:30:00+01:00"]}, "a key of many bytes": "te\\"xt\\\\"}
@@ -91,9 +91,9 @@ def seeds() -> bytes:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_no_mutated_chunk_reads_or_writes_outside_of_its_buffers(tmp_path: Path) -> None:
     (tmp_path / "seeds").write_bytes(seeds())
-    sources = [Path(__file__).with_name("fuzz.c"), *(p for p in sorted(DECODER.glob("*.c")) if p.name != "module.c")]
+    sources = [Path(__file__).with_name("fuzz.c"), *(p for p in sorted(ENGINE.glob("*.c")) if p.name != "module.c")]
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    build = ["cc", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *checks, f"-I{DECODER}", *map(str, sources), "-ldl"]
+    build = ["cc", "-g", "-O1", "-Wall", "-Wextra", "-Werror", *checks, f"-I{ENGINE}", *map(str, sources), "-ldl"]
     subprocess.run([*build, "-o", str(tmp_path / "fuzz")], check=True, timeout=300)
     command = [str(tmp_path / "fuzz"), str(tmp_path / "seeds"), str(SECONDS), "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 120)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine import needs_engine
 from tests.formats.decoder.test_decoder import bits_of, rewritten, tables
 from tests.formats.files import deleting, make_spec, with_field_ids, write_parquet
 from torch_dataloader_utils import _engine
@@ -24,7 +25,7 @@ from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, footer_numbers
 from torch_dataloader_utils.tables.reader import Reader, make_reader
 
-pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = needs_engine
 
 
 def joined(together: JoinedRows, columns: list[str]) -> pa.RecordBatch:

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pandas.api.types import pandas_dtype
 
+from tests.engine import needs_engine
 from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, bits_of, lists, numbers, read
 from tests.formats.files import parquet_tasks
-from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import GroupRows
 from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
-pytestmark = pytest.mark.skipif(not _engine.IS_BUILT, reason="the package was installed without a compiler")
+pytestmark = needs_engine
 
 # What all of these writers have.
 TYPES = (*INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us"), pa.date32())

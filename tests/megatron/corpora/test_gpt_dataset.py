@@ -183,8 +183,9 @@ def test_samples_are_those_of_megatron_main(tmp_path: Path) -> None:
         config = GPTDatasetConfig(
             blend_per_split=[*blends, None], tokenizer=tokens, path_to_cache=folder, **case["options"]
         )
-        splits = BlendedMegatronDatasetBuilder(GPTDataset, case["sizes"], lambda: True, config).build()
-        for dataset, wanted in zip(splits, case["splits"], strict=False):
+        *splits, test = BlendedMegatronDatasetBuilder(GPTDataset, case["sizes"], lambda: True, config).build()
+        assert test is None
+        for dataset, wanted in zip(splits, case["splits"], strict=True):
             assert len(dataset) == wanted["len"]
             indices = [*range(min(6, wanted["len"])), None]
             for index, sample in zip(indices, wanted["samples"], strict=True):

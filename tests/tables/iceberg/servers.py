@@ -1,4 +1,4 @@
-"""A small REST catalog and a small Hive metastore for catalog tests."""
+"""Catalogs for tests: one in SQLite, a small REST catalog and a small Hive metastore."""
 
 import json
 import socketserver
@@ -9,6 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+
+
+def sqlite_catalog(root: Path) -> dict[str, str]:
+    """Return the properties of a catalog that keeps its database and its tables in this directory."""
+    return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}/warehouse"}
 
 
 @dataclass

@@ -24,7 +24,7 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform
 
 from tests.effort import effort
 from tests.tables.iceberg.reading import in_order, read_rows
-from tests.tables.iceberg.servers import RestCatalog, hive_metastore, rest_catalog
+from tests.tables.iceberg.servers import RestCatalog, hive_metastore, rest_catalog, sqlite_catalog
 from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils._store import Secret
@@ -49,13 +49,9 @@ def events() -> pa.Table:
     )
 
 
-def sqlite(root: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"file://{root}/warehouse"}
-
-
 @pytest.mark.slow
 def test_an_embedded_sqlite_catalog_and_tables_that_pyiceberg_writes(tmp_path: Path) -> None:
-    config = sqlite(tmp_path)
+    config = sqlite_catalog(tmp_path)
     catalog = load_catalog("default", **config)
     catalog.create_namespace("db")
     spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="region_id"))
@@ -111,7 +107,7 @@ def test_truncated_partitions_lose_no_row_near_the_ends_of_an_integer(
     }[operator]
     kept = ~kept if is_negated else kept
     rows = pa.table({"k": pa.array([value(place) for place in near], kind)})
-    config = sqlite(tmp_path_factory.mktemp("lake"))
+    config = sqlite_catalog(tmp_path_factory.mktemp("lake"))
     catalog = load_catalog("default", **config)
     catalog.create_namespace("db")
     spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=TruncateTransform(width), name="part"))
@@ -124,7 +120,7 @@ def test_truncated_partitions_lose_no_row_near_the_ends_of_an_integer(
 
 
 def test_other_truncated_partitions_are_pruned(tmp_path: Path) -> None:
-    config = sqlite(tmp_path)
+    config = sqlite_catalog(tmp_path)
     catalog = load_catalog("default", **config)
     catalog.create_namespace("db")
     spec = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=TruncateTransform(10), name="part"))
@@ -136,7 +132,7 @@ def test_other_truncated_partitions_are_pruned(tmp_path: Path) -> None:
 
 def test_a_table_that_a_catalog_does_not_have_and_a_catalog_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(NoDataError, match=r"no table db\.nope"):
-        scan_iceberg("db.nope", sqlite(tmp_path))
+        scan_iceberg("db.nope", sqlite_catalog(tmp_path))
     with pytest.raises(ConfigError, match="does not make a catalog"):
         scan_iceberg("db.nope", {"type": "nonsense", "token": CANARY})
     with pytest.raises(StoreError) as error:
@@ -157,12 +153,12 @@ def test_what_is_no_name_and_no_catalog_says_what_to_pass(
     tmp_path: Path, table: Any, config: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        scan_iceberg(table, config or sqlite(tmp_path))
+        scan_iceberg(table, config or sqlite_catalog(tmp_path))
 
 
 def test_a_misspelled_option_of_tables_names_the_right_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'snapshot_id'"):
-        IcebergDataset.create_dataloader("db.events", sqlite(tmp_path), snapshotid=3)
+        IcebergDataset.create_dataloader("db.events", sqlite_catalog(tmp_path), snapshotid=3)
 
 
 class ClosedCatalog(SqlCatalog):
@@ -178,7 +174,7 @@ class ClosedCatalog(SqlCatalog):
 @pytest.mark.parametrize("table", ["db.events", "db.none"])
 def test_a_catalog_that_was_asked_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     monkeypatch.setattr(ClosedCatalog, "closed", 0)
-    config = sqlite(tmp_path)
+    config = sqlite_catalog(tmp_path)
     with closing(load_catalog("default", **config)) as catalog:
         catalog.create_namespace("db")
         catalog.create_table("db.events", EVENTS).append(events())
@@ -199,7 +195,7 @@ class UnclosedCatalog(SqlCatalog):
 
 @pytest.mark.parametrize("table", ["db.events", "db.none"])
 def test_what_a_catalog_answered_counts_where_it_cannot_be_closed(tmp_path: Path, table: str) -> None:
-    config = sqlite(tmp_path)
+    config = sqlite_catalog(tmp_path)
     with closing(load_catalog("default", **config)) as catalog:
         catalog.create_namespace("db")
         catalog.create_table("db.events", EVENTS).append(events())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
@@ -121,6 +121,7 @@ def serialised(parts: dict[int, tuple[set[int], bool]], *, with_runs: bool) -> b
         max_size=2,
     )
 )
+@example(bitmaps={0: ({high: ({high, 9}, True) for high in range(4)}, True)})  # the fewest containers with offsets
 @settings(max_examples=effort(20), deadline=None)
 def test_every_serialisation_of_a_set_decodes_to_it(
     bitmaps: dict[int, tuple[dict[int, tuple[set[int], bool]], bool]],

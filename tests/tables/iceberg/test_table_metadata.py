@@ -27,7 +27,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 
 from tests.effort import effort
 from tests.tables.iceberg.reading import in_order, read_rows
-from tests.tables.iceberg.servers import RestCatalog, rest_catalog
+from tests.tables.iceberg.servers import RestCatalog, rest_catalog, sqlite_catalog
 from tests.tables.iceberg.tables import TableWriter, field_of, ids, numbered
 from torch_dataloader_utils import IcebergDataset, scan_iceberg
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, LoaderError, UnsupportedFeatureError
@@ -111,7 +111,7 @@ def test_a_column_of_a_type_that_nobody_knows_costs_that_column(
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_catalogs_that_read_metadata_files_give_such_tables_too(tmp_path: Path, is_packed: bool) -> None:
-    config = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    config = sqlite_catalog(tmp_path)
     table = numbered(tmp_path / "t", format_version=3)
     table.append(ids(1, 3))
     text = Path(table.metadata).read_bytes()

@@ -275,7 +275,7 @@ def test_a_disk_that_another_process_fills_is_within_the_limit_too(tmp_path: Pat
 
 @pytest.mark.parametrize("error", [OSError(5, "EIO"), RuntimeError("x"), KeyError(1)])
 @pytest.mark.parametrize(
-    "name", ["os.open", "os.preadv", "os.pwritev", "os.fstat", "os.unlink", "os.lstat", "os.scandir", "fcntl.flock"]
+    "name", ["os.open", "os.preadv", "os.pwritev", "os.fstat", "os.unlink", "os.stat", "os.scandir", "fcntl.flock"]
 )
 def test_a_call_that_fails_costs_requests_and_then_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
@@ -291,16 +291,16 @@ def test_a_call_that_fails_costs_requests_and_then_nothing(
 
     before = count_thread_in(counts)
     monkeypatch.setattr({"os": os, "fcntl": fcntl}[module], function, fail)
-    for group in range(1, 60):
+    for group in [0] * 10 + list(range(1, 60)):  # the first is kept: only what is there can fail to be read
         read(cache, group, Origin())
         assert cache.once(value(str(group)), lambda: b"footer", 60) == b"footer"
     last = len(asked)
     for group in range(60, 90):
         read(cache, group, Origin())
-    assert len(asked) == last or last == 0
+    assert len(asked) == last > 0
     monkeypatch.undo()
     count_thread_in(before)
-    assert last == 0 or getattr(counts, "cache_events.bypassed") > 30
+    assert getattr(counts, "cache_events.bypassed") > 30
 
 
 @pytest.mark.parametrize("content", [b"", bytes(HEAD_BYTES + LENGTH), b"TDUCACH1" + b"\xff" * 90], ids=len)
@@ -468,7 +468,7 @@ def test_what_another_process_reads_next_is_kept(tmp_path: Path) -> None:
 import sys
 import numpy as np
 from pathlib import Path
-from tests.store.test_host_cache import key, open_cache
+from tests.cache.test_host_cache import key, open_cache
 from torch_dataloader_utils.cache.schedules import ReadSchedule
 keys = np.array([key(1).number], np.uint64)
 cache = open_cache(Path(sys.argv[1]))
@@ -512,7 +512,7 @@ CRASH = """
 import os, sys
 from pathlib import Path
 from tests.faults import crash_points
-from tests.store.test_host_cache import Origin, files, key, open_cache, read
+from tests.cache.test_host_cache import Origin, files, key, open_cache, read
 from torch_dataloader_utils.cache.schedules import ReadSchedule
 import numpy as np
 root = Path(sys.argv[1])
@@ -572,7 +572,7 @@ def test_processes_fetch_a_range_once_and_stay_within_the_size(tmp_path: Path) -
     script = """
 import os, sys
 from pathlib import Path
-from tests.store.test_host_cache import Origin, files, open_cache, read
+from tests.cache.test_host_cache import Origin, files, open_cache, read
 root = Path(sys.argv[1])
 for room, most in ((100, 1), (3, 100)):
     children = []
