@@ -122,8 +122,7 @@ class Reader:
 
     def _is_stored(self, task: RowGroupTask) -> bool:
         """Return whether rows of a row group are delivered by their place alone, a few columns at a time."""
-        is_counted = self.projection.holdout is None or task.physical_rows != UNKNOWN
-        is_plain = task.extra is None and not self.projection.chooses_by_value and is_counted
+        is_plain = task.extra is None and _are_placed(task, self.projection)
         return is_plain and format_of(task.file_format).decode_parts is not None
 
     def count_rows(self, task: RowGroupTask) -> int:
@@ -147,10 +146,8 @@ class Reader:
         self, task: RowGroupTask, projection: Projection, rows: GroupRows, *, check_live: bool = True
     ) -> pa.RecordBatch:
         deleted = left_out(group_deletes(task), task, task.physical_rows, projection.holdout)
-        # If a filter or deletes by value choose the rows, all rows have to be read first.
-        is_placed = not projection.chooses_by_value and not has_unplaced_deletes(task)
         takes_rows = format_of(task.file_format).decode_rows is not None
-        decoded = stored_range(rows, deleted) if is_placed and takes_rows else ALL_ROWS
+        decoded = stored_range(rows, deleted) if takes_rows and _are_placed(task, projection) else ALL_ROWS
         source = self._source(task, projection.known)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, projection)):
             stored, deleted = self._decoded(source, projection, decoded, deleted)
@@ -240,6 +237,15 @@ class Reader:
         if store is None:
             store = self._stores.setdefault(key, open_store(path, self.spec.access))
         return store
+
+
+def _are_placed(task: RowGroupTask, projection: Projection) -> bool:
+    """Return whether places alone say which rows of a row group are live. Otherwise all rows have to be read first.
+
+    Values may choose the rows, or deletes by value; and a part without `by` needs the number of stored rows.
+    """
+    is_counted = projection.holdout is None or task.physical_rows != UNKNOWN
+    return is_counted and not projection.chooses_by_value and not has_unplaced_deletes(task)
 
 
 def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
