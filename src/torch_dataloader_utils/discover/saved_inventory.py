@@ -192,7 +192,7 @@ def _check(inventory: Inventory) -> None:
         raise ValueError("it names formats that do not exist")
     for number in sorted(numbers):
         format_of(number)
-    names = decode_schema(inventory.schema).names
+    names = frozenset(decode_schema(inventory.schema).names)
     for column in files.partitions:
         if column.name not in names or column.codes.dtype != np.int32:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are not int32")

@@ -31,8 +31,9 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
             raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
         if seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
             raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
+    names = set(wanted.names)  # pyarrow makes the list anew each time
     for name in seen_types:
-        if name not in wanted.names:
+        if name not in names:
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "does not")
 
 
@@ -67,9 +68,12 @@ def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]
     spellings: dict[str, list[str]] = {}
     for name in first:
         spellings.setdefault(name.casefold(), []).append(name)
+    if len(spellings) == len(first):
+        return
+    of_files = {frozenset(schema.names) for _, schema in schemas}
     for names in spellings.values():
         for one, other in combinations(names, 2):
-            if not any({one, other} <= set(schema.names) for _, schema in schemas):
+            if not any(one in of_file and other in of_file for of_file in of_files):
                 _log.warning(
                     "%s has a column %r, %s has %r, and no file has both: they are two columns, each null in the rows "
                     "of the other",
