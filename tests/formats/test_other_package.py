@@ -43,7 +43,7 @@ RAW = Format(number={number}, names=({name!r},), scan=scan, decode=decode)
 @pytest.fixture
 def fresh_registry() -> Iterator[None]:
     """No format of another package is known before, or remembered after."""
-    caches = (registry.all_formats, registry.format_of)
+    caches = (registry.all_formats, registry.formats_by_ending, registry.format_of)
     for each in caches:
         each.cache_clear()
     yield

@@ -1,7 +1,7 @@
 """Comparison of the files' schemas, and the schema of the data set."""
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 import pyarrow as pa
@@ -242,8 +242,10 @@ def odd_columns(schema: pa.Schema) -> dict[str, str]:
     return odd
 
 
-def without_columns(schema: pa.Schema, names: Container[str]) -> pa.Schema:
+def without_columns(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
     """Return the schema without the columns of these names."""
+    if not names:
+        return schema
     return pa.schema([field for field in schema if field.name not in names], schema.metadata)
 
 
