@@ -154,8 +154,7 @@ class Reader:
         source = self._source(task, projection.known)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, projection)):
             stored, deleted = self._decoded(source, projection, decoded, deleted)
-            if decoded == ALL_ROWS:
-                check_stored_rows(task, stored.num_rows)
+            _check_decoded(task, decoded, stored.num_rows)
             if task.physical_rows == UNKNOWN:
                 deleted = left_out(deleted, task, stored.num_rows, projection.holdout)
             is_live = _mask(decoded.start, stored.num_rows, deleted)
@@ -184,6 +183,7 @@ class Reader:
                     num_rows = part.num_rows
                     mask = _mask(rows.start, num_rows, others)
                 yield _live(part, mask)
+        _check_decoded(task, rows, num_rows)
         _check_planned(task, others)
         if self.projection.made:
             made = _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
@@ -253,6 +253,12 @@ def _are_placed(task: RowGroupTask, projection: Projection) -> bool:
     """
     is_counted = projection.holdout is None or task.physical_rows != UNKNOWN
     return is_counted and not projection.chooses_by_value and not has_unplaced_deletes(task)
+
+
+def _check_decoded(task: RowGroupTask, rows: GroupRows, num_rows: int) -> None:
+    """Raise RowCountError unless all stored rows of the range were decoded. Do nothing if the plan has no count."""
+    start, stop = rows.of(task.physical_rows)
+    check_stored_rows(task, task.physical_rows - (stop - start) + num_rows)
 
 
 def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
