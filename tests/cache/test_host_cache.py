@@ -248,6 +248,16 @@ def test_all_files_together_stay_within_the_limit(
     assert files(directory)
 
 
+def test_a_schedule_without_room_is_not_written(tmp_path: Path) -> None:
+    most, uses = 400_000, 5_500  # four schedules fill the cache, and no entry can make room for a fifth schedule
+    cache = OpenCache(HostCache(tmp_path, max_bytes=most))
+    schedule = ReadSchedule(keys=np.arange(uses, dtype=np.uint64), times=np.zeros(uses), num_present=uses)
+    for number in range(6):
+        cache.foresee(f"t{number}", schedule)
+        assert all_bytes(tmp_path) <= most
+    assert len(files(tmp_path, "schedules")) == 4
+
+
 def test_ranges_do_not_push_out_footers_and_footers_leave_room_for_ranges(tmp_path: Path) -> None:
     cache, origin = OpenCache(HostCache(tmp_path, max_bytes=1_000_000)), Origin()
     for number in range(100):

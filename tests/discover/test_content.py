@@ -23,7 +23,8 @@ from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils._core.table_file import TableFields, TableFile
 from torch_dataloader_utils._store import LocalStore, StoreAccess
 from torch_dataloader_utils.discover.content import identified
-from torch_dataloader_utils.discover.saved_inventory import _KEY, sealed_parquet, to_table
+from torch_dataloader_utils.discover.saved_inventory import _KEY, to_table
+from torch_dataloader_utils.discover.sealed_parquet import sealed_parquet
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, FileChangedError
 
 

@@ -12,7 +12,7 @@ from tests.discover.datasets import write_parquet
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileTable, GroupTable, Inventory, StringColumn
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
 from torch_dataloader_utils.discover import load_inventory, save_inventory, scan_files, with_live_rows
-from torch_dataloader_utils.discover.saved_inventory import sealed_parquet
+from torch_dataloader_utils.discover.sealed_parquet import sealed_parquet
 from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,

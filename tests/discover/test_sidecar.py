@@ -42,6 +42,12 @@ def replace_last(path, before, after):
     path.write_bytes(after.join(path.read_bytes().rsplit(before, 1)))
 
 
+def two_bytes(number):
+    """A number between 64 and 8191, or the negative number, as Thrift's footers have it."""
+    folded = 2 * number if number >= 0 else -2 * number - 1
+    return bytes([folded & 127 | 128, folded >> 7])
+
+
 def same(a, b):
     return a.fingerprint() == b.fingerprint() and all(
         (getattr(a.groups, name) == getattr(b.groups, name)).all() for name in a.groups.__slots__
@@ -73,6 +79,7 @@ def test_a_filter_reads_the_footers_themselves(root, monkeypatch):
         "a group more",
         "no sum",
         "no values",
+        "a place before the file",
         "no Parquet",
         "encrypted",
     ],
@@ -94,6 +101,9 @@ def test_a_stale_or_damaged_sidecar_is_not_believed(root, how, caplog):
         case "no values":
             replace_last(root / "_metadata", b"\x16\x4e", b"\x16\x4c")
             replace_last(root / "_metadata", b"\x16\x0e", b"\x16\x0c")  # of the last row group: 6 rows for 7
+        case "a place before the file":
+            last = pq.read_metadata(root / "_metadata").row_group(3 * len(NAMES) - 1).column(0).data_page_offset
+            replace_last(root / "_metadata", b"\x26" + two_bytes(last), b"\x26" + two_bytes(-last))
         case "encrypted":
             write_encrypted(root / "_metadata", file_table(0, 3), SCHEMA.names[:1])
         case _:

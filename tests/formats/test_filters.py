@@ -64,6 +64,7 @@ TYPED = pa.schema(
         ("berlin", pa.timestamp("ns", "Europe/Berlin")),
         ("s", pa.string()),
         ("n", pa.struct([("x", pa.int32())])),
+        ("m", pa.struct([("x.y", pa.int32())])),
         ("a.b", pa.int8()),
     ]
 )
@@ -82,6 +83,7 @@ NOON = datetime(2024, 1, 5, 12)
         (pc.field("a.b") == "5", r"\(int8, string\); column 'a.b' is int8\. Compare text with text"),
         (pc.field("n", "x") > "5", r"column 'n' is struct<x: int32>\. Compare text with text"),
         (pc.field("n.x") > 5, r"write pc\.field\('n', 'x'\)"),
+        (pc.field("m.x.y") > 5, r"write pc\.field\('m', 'x\.y'\)"),
         (pc.field("n", "y") > 5, r"column 'n' is struct<x: int32>, which has no field 'y'"),
         (pc.field("price (EUR)") > 5, r"no column is called 'price \(EUR\)'; the columns are"),
         (pc.field("n", "y (m)") > 5, r"has no field 'y \(m\)'"),

@@ -216,6 +216,22 @@ def test_keys_that_are_values_are_refused_unless_they_are_not_needed(late, monke
     assert len(rows(late, columns=["n"])) == 62_001
 
 
+def test_many_keys_of_lines_are_left_out_together_and_the_needed_key_is_not_among_them(monkeypatch):
+    monkeypatch.setattr(json_schema, "_MOST_KEYS", 100)
+    line = {
+        "n": 1,
+        **{f"k{number}": number for number in range(200)},
+        "of": {f"id-{number}": 1 for number in range(90)},
+    }
+    learned = json_schema.JsonSchema("a.jsonl", ["n"])
+    learned.feed(json.dumps(line).encode() + b"\n")
+    # The largest column goes first, then the first of the others, until 100 keys are left.
+    assert learned.left_out == {"of", *(f"k{number}" for number in range(101))}
+    assert learned.schema.names == ["n", *(f"k{number}" for number in range(101, 200))]
+    with pytest.raises(SchemaError, match=r"more than 100 keys, most of them in 'of'"):
+        json_schema.learn_schema(json.dumps({"of": {f"id-{number}": 1 for number in range(101)}}).encode(), "a", ["of"])
+
+
 def test_the_columns_are_kept_with_the_rows(late, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path_factory.mktemp("cache")))
     with (late / "a.jsonl").open("a") as file:

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils.errors import ConfigError, FileChangedError
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
+from torch_dataloader_utils.errors import ConfigError, FileChangedError, RowCountError
 from torch_dataloader_utils.formats import registry
+from torch_dataloader_utils.tables.projection import ReadSpec
+from torch_dataloader_utils.tables.reader import make_reader
 
 # Files of int64, one column, in row groups of 100 rows.
 MODULE = """
@@ -43,7 +46,7 @@ RAW = Format(number={number}, names=({name!r},), scan=scan, decode=decode)
 @pytest.fixture
 def fresh_registry() -> Iterator[None]:
     """No format of another package is known before, or remembered after."""
-    caches = (registry.all_formats, registry.format_of)
+    caches = (registry.all_formats, registry.formats_by_ending, registry.format_of)
     for each in caches:
         each.cache_clear()
     yield
@@ -104,6 +107,42 @@ def test_a_wrong_format_is_an_error_that_names_the_entry_point(
     monkeypatch.delitem(sys.modules, "raw_format", raising=False)
     with pytest.raises(ConfigError, match=r"The entry point raw = raw_format:.*" + message):
         registry.format_named("parquet")
+
+
+SHORT = """
+
+from dataclasses import replace
+
+
+def decode_rows(source, fields, rows):
+    start, stop = rows.of(source.task.physical_rows)
+    return decode(source, fields).slice(start, stop - start - 1)
+
+
+def decode_parts(source, fields, rows):
+    yield decode_rows(source, fields, rows)
+
+
+RAW = replace(RAW, {decoder}={decoder})
+"""
+
+
+@pytest.mark.usefixtures("fresh_registry")
+@pytest.mark.parametrize("decoder", ["decode_rows", "decode_parts"])
+def test_a_decoder_that_gives_fewer_rows_than_it_was_asked_for_is_an_error(
+    decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _install(tmp_path)
+    with (tmp_path / "raw_format.py").open("a") as module:
+        module.write(SHORT.replace("{decoder}", decoder))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "raw_format", raising=False)
+    np.arange(100).astype("<i8").tofile(tmp_path / "0.raw64")
+    inventory = scan_files(str(tmp_path / "0.raw64"), "raw64")
+    reader = make_reader(ReadSpec(schema=inventory.schema))
+    for rows in (GroupRows(10, 20), ALL_ROWS):
+        with pytest.raises(RowCountError, match="gave 99 of 100 stored rows"):
+            reader.read(inventory.task(0), rows)
 
 
 @pytest.mark.usefixtures("fresh_registry")

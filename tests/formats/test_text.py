@@ -19,7 +19,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN
 from torch_dataloader_utils.discover import TextOptions, scan_files
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.text import scan
-from torch_dataloader_utils.formats.text.scan import LineCounter
+from torch_dataloader_utils.formats.text.line_counter import LineCounter
 
 LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)
 SPLITS = st.lists(st.integers(1, 40), min_size=1, max_size=40)

@@ -20,6 +20,7 @@ from torch.utils.data import Subset, random_split
 
 from tests.cli.shell import tdu
 from tests.effort import effort
+from tests.formats.files import make_spec, write_parquet
 from tests.promises.sources import SOURCES
 from tests.tables.delta.tables import LONG, HandTable, add, column
 from torch_dataloader_utils import (
@@ -32,6 +33,7 @@ from torch_dataloader_utils import (
     plan_epoch,
     save_inventory,
 )
+from torch_dataloader_utils._core.inventory import UNKNOWN, GroupRows
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
     ConfigError,
@@ -40,6 +42,7 @@ from torch_dataloader_utils.errors import (
     RowCountError,
 )
 from torch_dataloader_utils.tables.holdout import other_parts
+from torch_dataloader_utils.tables.reader import make_reader
 
 PARTS = ("train", "holdout")
 READERS = ("parquet", "orc", "arrow", "json_lines", "csv", "filtered", "uncounted", "iceberg", "delta")
@@ -78,6 +81,21 @@ def test_both_parts_have_every_row_once(kind, files, fraction, by, seed):
                 assert len(dataset) == len(batches)
             found.update(row for batch in batches for row in source.rows_of(batch))
         assert found == source.rows
+
+
+@given(rows=st.integers(1, 40), start=st.integers(0, 40), length=st.integers(0, 40), part=st.sampled_from(PARTS))
+@settings(max_examples=effort(40), deadline=None)
+def test_a_range_of_rows_of_a_part_is_the_same_whether_the_plan_knows_how_many_rows_are_stored(
+    rows, start, length, part
+):
+    with TemporaryDirectory() as folder:
+        (task,) = write_parquet(Path(folder, "a.parquet"), pa.table({"row": np.arange(rows)}))
+        reader = make_reader(make_spec(pa.schema([("row", pa.int64())]), holdout=Holdout(0.3, part)))
+        uncounted = replace(task, physical_rows=UNKNOWN, live_rows=UNKNOWN)
+        whole = reader.read(uncounted).column("row").to_pylist()
+        wanted = GroupRows(start, start + length)
+        found = [reader.read(each, wanted) for each in (uncounted, replace(task, live_rows=len(whole)))]
+        assert [each.column("row").to_pylist() for each in found] == [whole[slice(*wanted)]] * 2
 
 
 @given(

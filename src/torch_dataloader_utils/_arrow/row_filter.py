@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import acero
 
+from torch_dataloader_utils._arrow.schema import nested_path
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type, which_column
 
 # Text of a filter that pyarrow cannot print. It looks like a function call, which such a filter has.
@@ -183,22 +184,12 @@ def _names(reference: str) -> list[str]:
 
 def _no_column(path: Sequence[str], schema: pa.Schema) -> str:
     """Return the text about a column, or a field inside a column, that does not exist."""
-    first, inside = path[0], path[0].split(".")
+    first = path[0]
     if first in schema.names:
         return f"column {first!r} is {schema.field(first).type}, which has no field {'.'.join(path[1:])!r}."
-    if _is_there(inside, schema):
+    if inside := nested_path(schema, first):
         return f"{first!r} is a field inside a column; write pc.field({', '.join(map(repr, inside))})."
     return f"no column is called {first!r}; {which_column(first, schema.names)}"
-
-
-def _is_there(path: Sequence[str], schema: pa.Schema) -> bool:
-    fields: Any = schema
-    for name in path:
-        index = fields.get_field_index(name) if hasattr(fields, "get_field_index") else -1
-        if index < 0:
-            return False
-        fields = fields.field(index).type
-    return True
 
 
 def _needed(

@@ -88,8 +88,9 @@ class RemoteOptions:
         retry: When failed requests are sent again.
         coalesce: Which neighbouring ranges share a request.
         connections: Most connections of one process to the store.
-        keep_footers: Whether footers that were read once are kept for the other processes of this host, in a
-            directory that only this user can read; TORCH_DATALOADER_UTILS_CACHE names the directory.
+        keep_footers: Whether footers, and results of reading a file whole (rows and keys of text, digests), are kept
+            for the other processes of this host: in `cache` or, without one, in a directory that only this user can
+            read; TORCH_DATALOADER_UTILS_CACHE names the directory.
         cache: Cache on this host's disk for bytes of remote files, `HostCache(directory, max_bytes="500GiB")`;
             None for no cache.
     """

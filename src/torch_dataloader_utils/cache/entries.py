@@ -270,7 +270,14 @@ def is_private(status: os.stat_result) -> bool:
 
 
 def open_locked(place: Path) -> int | None:
-    """Open the file at a path, which is made if it is missing, and lock it; None if another process has the lock."""
+    """Return the file at a path, opened and locked; it is made if it is missing.
+
+    None if another thread or process has the lock, or if the owners of the file keep removing it. A pipe at the path is
+    removed.
+
+    Raises:
+        OSError: the path cannot be opened, or its disk has no locks.
+    """
     for _ in range(_MOST_OPENINGS):
         descriptor = os.open(place, _LOCKED, 0o600)
         try:

@@ -90,7 +90,10 @@ class CacheIndex:
         if len(content) > self._most_bytes // _SCHEDULE_PART:
             return
         with self._locked() as journal:
-            for victim in self._victims("", len(content) - self.schedules.published_bytes(token)) or ():
+            victims = self._victims("", len(content) - self.schedules.published_bytes(token))
+            if victims is None:
+                return
+            for victim in victims:
                 self._remove(journal, victim)
         self.schedules.publish(token, schedule, content)
 

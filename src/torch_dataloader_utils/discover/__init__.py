@@ -2,7 +2,8 @@
 
 In: a file, list, glob or directory, local or any fsspec URL, and a format. Out: an `Inventory`, sorted by path, the
 same for any listing order and number of threads. `paths` lists files, `first_scan` learns the columns, `scan` asks the
-format for the row groups of each file, and `group_table` joins them. `saved_inventory` keeps an inventory in a file.
+format for the row groups of each file, and `group_table` joins them. `saved_inventory` keeps an inventory in a
+`sealed_parquet` file.
 
 Only metadata is read; text has none, so its lines are counted. Counts are checked where possible, and again on reading.
 `tables` finds tables, with `roots` (where their files may lie) and `group_table` from here. `table_directories` refuses

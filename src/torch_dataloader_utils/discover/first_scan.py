@@ -118,8 +118,7 @@ def _learn(
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
         partitions, fields = type_partitions(texts, file_schema, partitioning, path)
-    readable = without_columns(file_schema, odd) if odd else file_schema
-    schema = dataset_schema(readable, fields, keeps_required=request.schema is not None)
+    schema = dataset_schema(without_columns(file_schema, odd), fields, keeps_required=request.schema is not None)
     of_paths = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
     hint = partial(_hint, odd, of_paths)
     if not request.finds_keys:

@@ -178,10 +178,12 @@ def type_partitions(
             raise ConfigError(f"Hive(types=...) names {name!r}, which is no column of the paths; {which}")
     columns, fields = [], []
     for name, values in texts.items():
-        index = file_schema.get_field_index(name)
-        wanted = hive.types.get(name, _inferred(values) if index < 0 else file_schema.field(index).type)
-        origin = f"type of the column {name!r} in the files" if name not in hive.types else "type in Hive(types=...)"
-        distinct = list(dict.fromkeys(values))
+        distinct, index = list(dict.fromkeys(values)), file_schema.get_field_index(name)
+        if name in hive.types:
+            wanted, origin = hive.types[name], "type in Hive(types=...)"
+        else:
+            wanted = _inferred(distinct) if index < 0 else file_schema.field(index).type
+            origin = f"type of the column {name!r} in the files"
         try:
             typed = pa.array(distinct, pa.string()).cast(wanted).to_pylist()
         except pa.ArrowException as error:

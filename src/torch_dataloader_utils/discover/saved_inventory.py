@@ -7,12 +7,10 @@ is version 1 of the format "torch_dataloader_utils.inventory"; docs/design/0003-
 import base64
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -45,56 +43,11 @@ from torch_dataloader_utils._store import (
     write_atomically,
 )
 from torch_dataloader_utils.discover.roots import Roots
-from torch_dataloader_utils.errors import ConfigError, InternalError, LoaderError, StoreError, UnsupportedFeatureError
+from torch_dataloader_utils.discover.sealed_parquet import check_seal, sealed_parquet
+from torch_dataloader_utils.errors import ConfigError, LoaderError, StoreError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
 from torch_dataloader_utils.formats.registry import FORMATS, OTHER_NUMBERS, format_of
-
-_DIGEST_KEY = b"torch_dataloader_utils.seal"
-_METHOD = b"blake2b-128:"
-_BLANK = b"0" * 32
-# The type and the length of the value, a byte each, lie between a key and its value.
-_SEAL = re.compile(re.escape(_DIGEST_KEY) + b".." + _METHOD + b"(.{32})", re.DOTALL)
-
-
-def sealed_parquet(table: pa.Table) -> bytearray:
-    """Return the bytes of a Parquet file of the table, sealed. The same table gives the same bytes."""
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, compression="zstd", use_dictionary=False) as writer:
-        writer.write_table(table)
-        writer.add_key_value_metadata({_DIGEST_KEY: _METHOD + _BLANK})
-    data = bytearray(sink.getvalue())
-    seal = _SEAL.match(data, data.rfind(_DIGEST_KEY))
-    if seal is None:
-        raise InternalError("the place of the seal is not in the footer")
-    place = slice(*seal.span(1))
-    data[place] = _digest(memoryview(data), place)
-    return data
-
-
-def check_seal(data: Buffer, path: str) -> bool:
-    """Return whether the file has a seal.
-
-    Raises:
-        CorruptFileError: the seal does not match the bytes.
-    """
-    content = memoryview(data)
-    seal = None
-    for found in re.finditer(re.escape(_DIGEST_KEY), content):  # the last key is the seal's
-        seal = _SEAL.match(content, found.start())
-    if seal is None:
-        return False
-    if seal[1] != _digest(content, slice(*seal.span(1))):
-        raise corrupt(path, "its bytes changed since it was written (the seal does not match)")
-    return True
-
-
-def _digest(data: memoryview, place: slice) -> bytes:
-    digest = blake2b(data[: place.start], digest_size=16)
-    digest.update(_BLANK)
-    digest.update(data[place.stop :])
-    return digest.hexdigest().encode()
-
 
 _GROUP_COLUMNS = tuple(name for name in GroupTable.__slots__ if name != "file")
 _GROUP_TYPES = {name: np.dtype(np.int32 if name == "ordinal" else np.int64) for name in _GROUP_COLUMNS}
@@ -192,7 +145,7 @@ def _check(inventory: Inventory) -> None:
         raise ValueError("it names formats that do not exist")
     for number in sorted(numbers):
         format_of(number)
-    names = decode_schema(inventory.schema).names
+    names = frozenset(decode_schema(inventory.schema).names)
     for column in files.partitions:
         if column.name not in names or column.codes.dtype != np.int32:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are not int32")

@@ -169,8 +169,8 @@ def scan_paths(
     finds_format: Whether the files decide the format, instead of the request; see `find_format`.
     """
     hive = check_partitioning("partitioning", partitioning)
-    has_blanks = request.format.is_text and not finds_format
-    store, files = find_files(path, access, empty_has_no_rows=has_blanks, allow_bare_files=allow_bare_files)
+    is_text = request.format.is_text
+    store, files = find_files(path, access, empty_has_no_rows=is_text, allow_bare_files=allow_bare_files)
     if finds_format:
         request = replace(request, format=find_format(store, files))
     if hive == "auto":

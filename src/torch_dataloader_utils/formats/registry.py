@@ -68,6 +68,12 @@ def all_formats() -> tuple[Format, ...]:
     return tuple(found)
 
 
+@cache
+def formats_by_ending() -> Mapping[str, Format]:
+    """Return the formats by the endings of their files. Of several formats with an ending, the first has it."""
+    return {ending: each for each in reversed(all_formats()) for ending in each.names + each.endings}
+
+
 def format_named(name: str) -> Format:
     """Return the format of this name.
 
@@ -126,8 +132,7 @@ def format_begun(data: bytes) -> Format | None:
 
 def named_format(path: str) -> Format | None:
     """Return the format that a file's ending names; None if it names no format. The ending of a codec is skipped."""
-    ending = _ending(path)
-    return next((each for each in all_formats() if ending in each.names + each.endings), None)
+    return formats_by_ending().get(_ending(path))
 
 
 def _ending(path: str) -> str:

@@ -1,7 +1,7 @@
 """Comparison of the files' schemas, and the schema of the data set."""
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 import pyarrow as pa
@@ -31,8 +31,9 @@ def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen
             raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
         if seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
             raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
+    names = set(wanted.names)  # pyarrow makes the list anew each time
     for name in seen_types:
-        if name not in wanted.names:
+        if name not in names:
             raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "does not")
 
 
@@ -67,9 +68,12 @@ def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]
     spellings: dict[str, list[str]] = {}
     for name in first:
         spellings.setdefault(name.casefold(), []).append(name)
+    if len(spellings) == len(first):
+        return
+    of_files = {frozenset(schema.names) for _, schema in schemas}
     for names in spellings.values():
         for one, other in combinations(names, 2):
-            if not any({one, other} <= set(schema.names) for _, schema in schemas):
+            if not any(one in of_file and other in of_file for of_file in of_files):
                 _log.warning(
                     "%s has a column %r, %s has %r, and no file has both: they are two columns, each null in the rows "
                     "of the other",
@@ -238,8 +242,10 @@ def odd_columns(schema: pa.Schema) -> dict[str, str]:
     return odd
 
 
-def without_columns(schema: pa.Schema, names: Container[str]) -> pa.Schema:
+def without_columns(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
     """Return the schema without the columns of these names."""
+    if not names:
+        return schema
     return pa.schema([field for field in schema if field.name not in names], schema.metadata)
 
 

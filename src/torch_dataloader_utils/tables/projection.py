@@ -81,7 +81,8 @@ class Projection:
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """Return the schema of these stored columns."""
-        if names == self.stored.names:  # the usual case for small row groups
+        # The usual case for small row groups. To list the names of thousands of columns for each of many parts is slow.
+        if len(names) == len(self.stored) and names == self.stored.names:
             return self.stored
         return self._schemas.get(tuple(names), lambda key: pa.schema([self.stored.field(name) for name in key]))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,9 @@ from torch_dataloader_utils.tables.iceberg.decode import decode_table_rows, stor
 from torch_dataloader_utils.tables.live_rows import group_deletes, has_unplaced_deletes, live_mask, stored_range
 from torch_dataloader_utils.tables.metadata_columns import place_column
 from torch_dataloader_utils.tables.projection import Projection, ReadSpec, project
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.formats.file_format import DecodeParts
 
 
 def make_reader(spec: ReadSpec) -> "Reader":
@@ -76,10 +80,11 @@ class Reader:
         Several batches come only from a row group of a plain Parquet file without a filter: its rows are delivered as
         stored.
         """
-        if self._is_stored(task):
-            yield from self._stored_columns(task, rows)
-        else:
+        decode_parts = self._decoder_of_parts(task)
+        if decode_parts is None:
             yield self._live_rows(task, self.projection, rows)
+        else:
+            yield from self._stored_columns(task, rows, decode_parts)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """Return the rows of several row groups; see `RowGroupReader`.
@@ -95,12 +100,10 @@ class Reader:
         here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
         parts = list(self._conformed(tasks[0], [numbers], here))
         if others:
-            found = [
-                list(self._conformed(source.task, _decode_parts(source, others), others)) for source in groups.sources
-            ]
-            if [columns[0].num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
+            found = [conform(source.task, _decode(source, others, ALL_ROWS), others) for source in groups.sources]
+            if [columns.num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
                 return join_row_groups(self, tasks)
-            parts.append(one_after_other(found))
+            parts.append(one_after_other([[columns] for columns in found]))
         if self.projection.made:
             of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
             parts.append(_with_made(of_tasks, self.projection, rows_only(numbers.num_rows)))
@@ -113,18 +116,17 @@ class Reader:
 
     def numbers_of(self, tasks: Sequence[RowGroupTask]) -> NumberGroups | None:
         """Return the columns of numbers of these row groups for one call of the compiled decoder, or None."""
-        if not self.spec.is_compiled or not all(map(self._is_stored, tasks)):
+        if not self.spec.is_compiled or None in map(self._decoder_of_parts, tasks):
             return None
         decode_together = format_of(tasks[0].file_format).decode_together
         if decode_together is None or len({task.file_format for task in tasks}) > 1:
             return None
         return decode_together(list(map(self._source, tasks)), self.projection.stored)
 
-    def _is_stored(self, task: RowGroupTask) -> bool:
-        """Return whether rows of a row group are delivered by their place alone, a few columns at a time."""
-        is_counted = self.projection.holdout is None or task.physical_rows != UNKNOWN
-        is_plain = task.extra is None and not self.projection.chooses_by_value and is_counted
-        return is_plain and format_of(task.file_format).decode_parts is not None
+    def _decoder_of_parts(self, task: RowGroupTask) -> "DecodeParts | None":
+        """Return the decoder of a few columns at a time, where rows are delivered by their place alone; else None."""
+        is_plain = task.extra is None and _are_placed(task, self.projection)
+        return format_of(task.file_format).decode_parts if is_plain else None
 
     def count_rows(self, task: RowGroupTask) -> int:
         """Return the live rows of one row group, after deletes and filter. Only the filter's columns are decoded."""
@@ -135,27 +137,24 @@ class Reader:
 
         None if the format has no counts.
         """
-        file_format, source = format_of(task.file_format), self._source(task)
-        if file_format.list_items is None:
+        list_items, source = format_of(task.file_format).list_items, self._source(task)
+        if list_items is None:
             return None
         with foreign_errors(task, source.file_is_planned):
-            if isinstance(task.extra, TableFile) and file_format.read_schema is not None:
-                column = stored_name(file_format.read_schema(source), self.projection.stored.field(column), task.extra)
-            return file_format.list_items(source, column)
+            if isinstance(task.extra, TableFile):
+                column = stored_name(source, self.projection.stored.field(column), task.extra)
+            return list_items(source, column)
 
     def _live_rows(
         self, task: RowGroupTask, projection: Projection, rows: GroupRows, *, check_live: bool = True
     ) -> pa.RecordBatch:
         deleted = left_out(group_deletes(task), task, task.physical_rows, projection.holdout)
-        # If a filter or deletes by value choose the rows, all rows have to be read first.
-        is_placed = not projection.chooses_by_value and not has_unplaced_deletes(task)
         takes_rows = format_of(task.file_format).decode_rows is not None
-        decoded = stored_range(rows, deleted) if is_placed and takes_rows else ALL_ROWS
+        decoded = stored_range(rows, deleted) if takes_rows and _are_placed(task, projection) else ALL_ROWS
         source = self._source(task, projection.known)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, projection)):
             stored, deleted = self._decoded(source, projection, decoded, deleted)
-            if decoded == ALL_ROWS:
-                check_stored_rows(task, stored.num_rows)
+            _check_decoded(task, decoded, stored.num_rows)
             if task.physical_rows == UNKNOWN:
                 deleted = left_out(deleted, task, stored.num_rows, projection.holdout)
             is_live = _mask(decoded.start, stored.num_rows, deleted)
@@ -170,20 +169,25 @@ class Reader:
             check_live_rows(task, live.num_rows)
         return slice_rows(live, rows)
 
-    def _stored_columns(self, task: RowGroupTask, rows: GroupRows) -> Generator[pa.RecordBatch]:
+    def _stored_columns(
+        self, task: RowGroupTask, rows: GroupRows, decode_parts: "DecodeParts"
+    ) -> Generator[pa.RecordBatch]:
         """Yield all columns of a row group, with its stored rows (or the rows of one part) as delivered rows."""
-        source, num_rows = self._source(task), 0
+        source, num_rows, mask = self._source(task), 0, None
         others = left_out(None, task, task.physical_rows, self.projection.holdout)
         rows = stored_range(rows, others)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
             stored = self.projection.stored
-            for part in self._conformed(task, _decode_parts(source, stored, rows), stored):
-                num_rows = part.num_rows
-                yield _live(part, _mask(rows.start, num_rows, others))
+            for part in self._conformed(task, decode_parts(source, stored, rows), stored):
+                if part.num_rows != num_rows:  # once: all parts have the same rows
+                    num_rows = part.num_rows
+                    mask = _mask(rows.start, num_rows, others)
+                yield _live(part, mask)
+        _check_decoded(task, rows, num_rows)
         _check_planned(task, others)
         if self.projection.made:
             made = _with_made([(task, rows.start, num_rows)], self.projection, rows_only(num_rows))
-            yield _live(made, _mask(rows.start, num_rows, others))
+            yield _live(made, mask)
 
     def _refused_columns(self, source: TaskSource, projection: Projection) -> list[str]:
         """Return the columns that do not decode by themselves, for a message; none for a format that stores rows."""
@@ -242,6 +246,21 @@ class Reader:
         return store
 
 
+def _are_placed(task: RowGroupTask, projection: Projection) -> bool:
+    """Return whether places alone say which rows of a row group are live. Otherwise all rows have to be read first.
+
+    Values may choose the rows, or deletes by value; and a part without `by` needs the number of stored rows.
+    """
+    is_counted = projection.holdout is None or task.physical_rows != UNKNOWN
+    return is_counted and not projection.chooses_by_value and not has_unplaced_deletes(task)
+
+
+def _check_decoded(task: RowGroupTask, rows: GroupRows, num_rows: int) -> None:
+    """Raise RowCountError unless all stored rows of the range were decoded. Do nothing if the plan has no count."""
+    start, stop = rows.of(task.physical_rows)
+    check_stored_rows(task, task.physical_rows - (stop - start) + num_rows)
+
+
 def _check_planned(task: RowGroupTask, deleted: Int64s | None = None) -> None:
     """Raise RowCountError unless as many stored rows as planned are not deleted by position."""
     if task.physical_rows != UNKNOWN:
@@ -254,12 +273,6 @@ def _decode(source: TaskSource, fields: pa.Schema, rows: GroupRows) -> pa.Record
     if file_format.decode_rows is not None:
         return file_format.decode_rows(source, fields, rows)
     return file_format.decode(source, fields)
-
-
-def _decode_parts(source: TaskSource, fields: pa.Schema, rows: GroupRows = ALL_ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield stored rows, a few columns at a time."""
-    decode_parts = format_of(source.task.file_format).decode_parts
-    return iter([_decode(source, fields, rows)]) if decode_parts is None else decode_parts(source, fields, rows)
 
 
 def _select(
@@ -279,8 +292,6 @@ def _of_part(
     tasks: Sequence[RowGroupTask], num_rows: Sequence[int], holdout: Holdout
 ) -> tuple[pa.BooleanArray, list[int]]:
     """Return the mask of the part's rows among the joined rows of these row groups, and how many each group has."""
-    for task, count in zip(tasks, num_rows, strict=True):
-        check_stored_rows(task, count)
     others = other_parts(tasks, num_rows, holdout)
     masks = [live_mask(0, count, each) for count, each in zip(num_rows, others, strict=True)]
     return pa.array(np.concatenate(masks)), [len(mask) - len(each) for mask, each in zip(masks, others, strict=True)]

@@ -121,6 +121,18 @@ def test_a_table_behind_a_link_has_a_file_once_whichever_name_the_log_has(tmp_pa
     assert len(set(odd)) == 2
 
 
+def test_a_link_that_was_moved_since_the_last_scan_leads_to_its_present_place(tmp_path: Path) -> None:
+    table, other = HandTable(tmp_path / "t"), HandTable(tmp_path / "other")
+    name = table.file(pa.table({"x": [1]}), "a.parquet")
+    other.file(pa.table({"x": [2]}), name)
+    link = tmp_path / "link"
+    table.create([column("x", LONG)], add(name), add(f"{link}/{name}"))
+    for place, rows in ((table.root, [1]), (other.root, [1, 2]), (table.root, [1])):
+        link.unlink(missing_ok=True)
+        link.symlink_to(place)
+        assert numbers(table.root) == rows
+
+
 @pytest.mark.parametrize(
     ("root", "paths"),
     [

@@ -148,7 +148,7 @@ def read_numbers(
             count_chunks("damaged", count)
             return None
         memory = RECYCLED.take(places.num_bytes)
-        reasons = _engine.decode(
+        refused = _engine.decode(
             pages.buffer,
             memory,
             places.numbers,
@@ -159,7 +159,7 @@ def read_numbers(
             source.page_checksums,
             pages.file,
         )
-    reasons = list(places.checked(memory, results, reasons))
+    reasons = places.checked(memory, results, refused)
     if "not read" in reasons:
         _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
     for reason, number in Counter(reasons).items():

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import FileEntry, Store, redact
 from torch_dataloader_utils.errors import DataError
+from torch_dataloader_utils.formats.checks import checked
 from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanRequest, kept_nulls
 from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, with_uuids
@@ -34,29 +35,41 @@ def scan_sidecar(
         _log.warning("%s is older than some of its files and is not used; write it again", redact(sidecar.path))
         return None
     try:
-        schema, rows, nulls, names = _read_sidecar(store, sidecar, request)
+        scans = _scans(store, sidecar, root, entries, request)
     except (DataError, pa.ArrowException, OSError, ValueError) as error:
         _log.warning("%s does not decode and is not used: %s", redact(sidecar.path), error)
         return None
+    if scans is None:
+        _log.warning("%s does not describe the present files and is not used", redact(sidecar.path))
+        return None
+    _log.debug("%s serves the footers of %d files", redact(sidecar.path), len(entries))
+    return scans
+
+
+def _scans(
+    store: Store, sidecar: FileEntry, root: str, entries: Sequence[FileEntry], request: ScanRequest
+) -> list[FileScan] | None:
+    """Return the checked scan of each data file; None if the sidecar is of other files, or of files of other sizes."""
+    schema, rows, nulls, names = _read_sidecar(store, sidecar, request)
     places: dict[str, list[int]] = {}
     for index, name in enumerate(names):
         places.setdefault(f"{root}/{name}" if name else "", []).append(index)
     sizes = {entry.path: entry.stat.size for entry in entries}
     stops = rows[:, 2] + rows[:, 3]
     if set(places) != set(sizes) or any(stops[indices].max() > sizes[path] for path, indices in places.items()):
-        _log.warning("%s does not describe the present files and is not used", redact(sidecar.path))
         return None
-    _log.debug("%s serves the footers of %d files", redact(sidecar.path), len(entries))
-    return [
-        FileScan(
-            groups=rows[np.array(places[entry.path])],
+    found = []
+    for entry in entries:
+        groups = np.array(places[entry.path])
+        scan = FileScan(
+            groups=rows[groups],
             size=entry.stat.size,
             identity=entry.stat.identity,
             schema=schema,
-            nulls=kept_nulls(nulls[np.array(places[entry.path])], None),
+            nulls=kept_nulls(nulls[groups], None),
         )
-        for entry in entries
-    ]
+        found.append(checked(entry.path, scan))
+    return found
 
 
 def _read_sidecar(
@@ -69,7 +82,6 @@ def _read_sidecar(
     metadata = reader.metadata
     check_footer(tail.data, metadata, redact(sidecar.path))
     schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
-    _ = schema.names  # a ValueError if a name is not UTF-8
     rows, nulls = group_rows(sidecar.path, metadata, schema, request.columns, tail.data)
     _check_values(sidecar.path, metadata)
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]

@@ -1,4 +1,4 @@
 """Text: CSV and JSON lines. `scan` cuts a file into blocks at line ends and counts rows, `decode` reads one block.
 
-`json_schema` finds the columns of JSON lines: the union of the keys of all lines.
+`line_counter` knows lines and blocks, and `json_schema` the columns of JSON lines: the union of the keys of all lines.
 """

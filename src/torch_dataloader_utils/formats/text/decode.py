@@ -51,7 +51,8 @@ def decode_csv(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
         header = _headers.get(source.key, lambda: _read_header(source))
     if not header:
         return rows_only(0)
-    names = [field.name for field in fields if field.name in header]
+    known = set(header)
+    names = [field.name for field in fields if field.name in known]
     check_unique(source.task, repeated_names(header), names)
     types = {field.name: field.type for field in fields}
     table = pa_csv.read_csv(

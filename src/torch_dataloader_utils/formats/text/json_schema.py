@@ -168,15 +168,23 @@ class JsonSchema:
 
     def _set(self, schema: pa.Schema) -> None:
         self.schema = schema
-        while sum(map(_keys, self.schema.types)) > _MOST_KEYS:
-            largest = max(self.schema, key=lambda field: _keys(field.type)).name
-            if self._columns is None or largest in self._columns:
+        keys = {field.name: _keys(field.type) for field in schema}
+        excess = sum(keys.values()) - _MOST_KEYS
+        needed = keys.keys() if self._columns is None else self._columns
+        left_out: set[str] = set()
+        for largest in sorted(keys, key=lambda name: (name in needed, -keys[name])):
+            if excess <= 0:
+                break
+            if largest in needed:
                 raise SchemaError(
                     f"{self._where}: there are more than {_MOST_KEYS:,} keys, most of them in {largest!r}, and "
                     "so they look like values. Write them as values of one key, or leave the column out: columns= with "
                     "the names of the others."
                 )
-            self._leave_out({largest})
+            left_out.add(largest)
+            excess -= keys[largest]
+        if left_out:
+            self._leave_out(left_out)
 
     def _leave_out(self, keys: set[str]) -> None:
         self.left_out |= keys

@@ -89,16 +89,19 @@ def _can_judge(request: DataScanRequest, file_schema: pa.Schema) -> bool:
     """Return whether the statistics of the file describe the filter's columns. Arrow judges by names and types."""
     table = request.table
     return table.mode == "none" and all(
-        name in file_schema.names and name not in table.partitions and _fits(file_schema, table.schema.field(name))
+        file_schema.get_field_index(name) >= 0
+        and name not in table.partitions
+        and _fits(file_schema, table.schema.field(name))
         for name in request.filter_columns
     )
 
 
 def _fits(file_schema: pa.Schema, field: pa.Field) -> bool:
-    index = file_schema.get_field_index(field.name)
-    if index < 0:
-        return field.name not in file_schema.names  # False if the file has the name twice
-    return bool(all_nullable(file_schema.field(index).type) == field.type)
+    # Not `file_schema.names`, which pyarrow makes anew each time.
+    places = file_schema.get_all_field_indices(field.name)
+    if len(places) != 1:
+        return not places
+    return bool(all_nullable(file_schema.field(places[0]).type) == field.type)
 
 
 def _names_in_file(request: DataScanRequest, file_schema: pa.Schema) -> tuple[str, ...]:

@@ -156,6 +156,11 @@ def _below(root: str, path: str) -> str:
     return path
 
 
+def forget_links() -> None:
+    """Forget where links lead. Call it before a log is read: a link may have been moved since the last log."""
+    _real_path.cache_clear()
+
+
 @lru_cache(maxsize=1024)
 def _real_path(directory: str) -> str:
     try:

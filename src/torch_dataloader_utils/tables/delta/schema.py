@@ -93,9 +93,10 @@ def read_schema(where: str, metadata: Mapping[str, Any], wanted: Sequence[str] |
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         unreadable = {each["name"]: kind for each, _, kind in found if kind}
-        refused = {name: kind for name, kind in unreadable.items() if wanted is None or name in wanted}
+        names = None if wanted is None else frozenset(wanted)
+        refused = {name: kind for name, kind in unreadable.items() if names is None or name in names}
         if refused:
-            readable = [field.name for _, field, _ in found if field and (wanted is None or field.name in wanted)]
+            readable = [field.name for _, field, _ in found if field and (names is None or field.name in names)]
             raise UnsupportedFeatureError(f"{where}: {refused_types('Delta', refused, readable)}")
         _check_distinct(path for path, _ in reader.names)
         partitions = tuple(metadata.get("partitionColumns") or ())

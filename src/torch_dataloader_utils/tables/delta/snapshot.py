@@ -30,6 +30,7 @@ from torch_dataloader_utils.tables.delta.log import (
     commits_between,
     list_log,
 )
+from torch_dataloader_utils.tables.delta.paths import forget_links
 from torch_dataloader_utils.tables.table_files import TableFiles
 
 _log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ def read_snapshot(table: DeltaTable, choice: VersionChoice, *, with_statistics: 
         CorruptFileError: the log is damaged.
         UnsupportedFeatureError: the table needs a feature that is not supported.
     """
+    forget_links()
     log = list_log(table.root, table.files)
     version = choose_version(log, choice, table.files)
     protocol, metadata, files = _read_state(table, log, version, with_statistics=with_statistics)

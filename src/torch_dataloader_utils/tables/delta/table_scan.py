@@ -79,13 +79,14 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
     check_columns(options.columns or (), schema.schema)
     used = () if options.filters is None else filter_columns(options.filters, schema.schema)
     files = _resolved(table, found)
-    partitions = _partitions(found, schema, list(files.values()))
-    verdicts = _judged(found, options, schema, used, list(files.values()), partitions)
+    names, added = list(files), list(files.values())
+    partitions = _partitions(found, schema, added)
+    verdicts = _judged(found, options, schema, used, added, partitions)
     chosen = np.flatnonzero(verdicts != Verdict.OUT)
     if not len(chosen) and not options.allow_empty:
         raise _nothing_to_read(found, len(files))
     request = _request(schema, options, used, is_decided=bool(used) and set(used) <= set(schema.partitions))
-    paths = [list(files)[number] for number in chosen.tolist()]
+    paths = [names[number] for number in chosen.tolist()]
     scans = scan_data_files(paths, request, table.files, on_progress)
     scanned = _without_bad(found.name, paths, scans, verdicts, chosen, partitions)
     _check_case(schema, request, scanned)
@@ -275,8 +276,10 @@ def _extras(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s])
         names=() if schema.mode == "id" else schema.names,
         is_by_name=schema.mode != "id",
     )
-    extras = tuple(
-        None if not len(deleted) and is_plain(scan.schema, schema) else TableFile(table=fields, positions=deleted)
-        for scan, deleted in zip(scanned.scans, positions, strict=True)
-    )
-    return extras if any(extra is not None for extra in extras) else ()
+    extras: list[TableFile | None] = []
+    known, are_plain = None, False
+    for scan, deleted in zip(scanned.scans, positions, strict=True):
+        if known is None or not scan.schema.equals(known):
+            known, are_plain = scan.schema, is_plain(scan.schema, schema)
+        extras.append(None if are_plain and not len(deleted) else TableFile(table=fields, positions=deleted))
+    return tuple(extras) if any(extra is not None for extra in extras) else ()

@@ -40,13 +40,13 @@ _columns: FileCache["_Columns"] = FileCache(4 << 20)
 class _Columns:
     """Columns of a file.
 
-    schema: Schema of the file. by_id: Columns by field id. in_other_case: See `in_other_case`; empty if columns have
-    ids.
+    schema: Schema of the file. by_id: Columns by field id. in_other_case: See `in_other_case`, each with the ids of the
+    table's column; empty if columns have ids.
     """
 
     schema: pa.Schema
     by_id: Mapping[int, FileColumn]
-    in_other_case: Mapping[FieldPath, FieldPath]
+    in_other_case: Sequence[tuple[Set[int], FieldPath, FieldPath]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def decode_table_rows(
         SchemaError: a file without field ids and without names that the table knows, two columns of one name, or types
             that do not fit.
     """
-    file = _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
+    file = _columns_of(source, extra)
     schema, columns = file.schema, file.by_id
     keys = _keys_of(extra)
     wanted = {field_id(each) for each in (*fields, *keys)}
@@ -98,26 +98,34 @@ def decode_table_rows(
     return TableFileRows(stored=stored, deleted=deleted)
 
 
+def stored_name(source: TaskSource, field: pa.Field, extra: TableFile) -> str:
+    """Return the name of a table's column in the task's file; "" if the file lacks the column."""
+    column = _columns_of(source, extra).by_id.get(field_id(field))
+    return "" if column is None else column.name
+
+
+def _columns_of(source: TaskSource, extra: TableFile) -> _Columns:
+    return _columns.get(source.key, lambda: _load(source, extra), names_key(extra.table))
+
+
 def _load(source: TaskSource, extra: TableFile) -> tuple[_Columns, int]:
     read_schema = format_of(source.task.file_format).read_schema
     if read_schema is None:
         raise InternalError(f"{source.task.where}: the format has no schema with field ids")
-    schema = read_schema(source)
-    others = in_other_case(extra.table.names, schema) if is_by_name(schema, extra.table) else {}
-    return _Columns(schema=schema, by_id=identify(schema, extra.table), in_other_case=others), 200 * len(schema)
-
-
-def stored_name(schema: pa.Schema, field: pa.Field, extra: TableFile) -> str:
-    """Return the name of a table's column in a file of this schema; "" if the file lacks the column."""
-    column = identify(schema, extra.table).get(field_id(field))
-    return "" if column is None else column.name
+    schema, table = read_schema(source), extra.table
+    others = in_other_case(table.names, schema) if is_by_name(schema, table) else {}
+    ids: dict[FieldPath, set[int]] = {}
+    for path, number in table.names if others else ():
+        ids.setdefault(path, set()).add(number)
+    in_case = [(ids.get(path[:1], set()), path, other) for path, other in others.items()]
+    return _Columns(schema=schema, by_id=identify(schema, table), in_other_case=in_case), 200 * len(schema)
 
 
 def _check_case(source: TaskSource, file: _Columns, extra: TableFile, wanted: Set[int]) -> None:
     """Raise SchemaError if a wanted column, or a field inside a wanted column, has another case in the file."""
-    for path, other in file.in_other_case.items():
-        columns = {number for name, number in extra.table.names if name == path[:1]}
-        if columns & wanted - dict(extra.partition_values).keys():
+    stored = wanted - dict(extra.partition_values).keys()
+    for ids, path, other in file.in_other_case:
+        if ids & stored:
             raise case_error(source.task.where, path, other)
 
 

@@ -47,8 +47,9 @@ def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None 
         CorruptFileError: the default of a wanted column is not a value of its type.
     """
     fields, refused = [], {}
+    names = None if wanted is None else frozenset(wanted)
     for field in schema.fields:
-        is_wanted = wanted is None or field.name in wanted
+        is_wanted = names is None or field.name in names
         try:
             arrow_field = _arrow_field(field, beside.types)
             initial_defaults([arrow_field], beside.defaults)
@@ -60,7 +61,7 @@ def arrow_schema(schema: "Schema", beside: Beside, wanted: Sequence[str] | None 
             if is_wanted:
                 raise
     if refused:
-        readable = [field.name for field in fields if wanted is None or field.name in wanted]
+        readable = [field.name for field in fields if names is None or field.name in names]
         raise UnsupportedFeatureError(refused_types("Iceberg", refused, readable))
     return pa.schema(fields)
 

@@ -171,12 +171,14 @@ def _history(metadata: "TableMetadata") -> list[tuple[int, int]]:
 
 def _lineage(metadata: "TableMetadata", snapshot: "Snapshot | None") -> "Iterator[Snapshot]":
     """Yield the snapshot and its ancestors, the newest first, as far as they are kept."""
-    seen: set[int] = set()  # damaged metadata may name a snapshot as its own ancestor
-    while snapshot is not None and snapshot.snapshot_id not in seen:
+    # Not `snapshot_by_id`, which searches all snapshots.
+    left = {each.snapshot_id: each for each in metadata.snapshots}
+    while snapshot is not None:
         yield snapshot
-        seen.add(snapshot.snapshot_id)
+        # Each comes once: damaged metadata may name a snapshot as its own ancestor.
+        left.pop(snapshot.snapshot_id, None)
         parent = snapshot.parent_snapshot_id
-        snapshot = None if parent is None else metadata.snapshot_by_id(parent)
+        snapshot = None if parent is None else left.get(parent)
 
 
 def _schema(metadata: "TableMetadata", choice: SnapshotChoice, snapshot: "Snapshot | None", name: str) -> "Schema":
