@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, R
 from torch_dataloader_utils._core.skipping import report_left_out
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.samples.batch_fields import own_types, token_type
 from torch_dataloader_utils.samples.packing_reader import (
     DocumentCounts,
@@ -160,7 +161,9 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
             "`fingerprint`."
         )
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
-    by_footer = is_whole & footer_counts(reader.packing)
+    formats = inventory.files.formats
+    with_items = [number for number in np.unique(formats).tolist() if format_of(number).list_items is not None]
+    by_footer = is_whole & np.isin(formats[groups.file], with_items) & footer_counts(reader.packing)
     counted = np.zeros((_NUM_COUNTS, len(groups)), dtype=np.int64)
     in_threads = partial(map_watched, threads=share.threads, name="tdu-pack")
     files = np.unique(groups.file[by_footer])[share.index :: share.count]
