@@ -111,12 +111,12 @@ def write_arrow(path, groups):
             writer.write_table(pa.table({"tokens": group}, schema=schema))
 
 
-@pytest.mark.parametrize(("format", "counts"), [("parquet", "footers"), ("parquet", "read"), ("arrow", "footers")])
-def test_processes_share_the_counting(tmp_path, format, counts):
+@pytest.mark.parametrize(("file_format", "counts"), [("parquet", "footers"), ("parquet", "read"), ("arrow", "footers")])
+def test_processes_share_the_counting(tmp_path, file_format, counts):
     groups = [group for groups in TOKENS for group in groups]
-    write_corpus(tmp_path, TOKENS) if format == "parquet" else write_arrow(tmp_path / "part.arrow", groups)
+    write_corpus(tmp_path, TOKENS) if file_format == "parquet" else write_arrow(tmp_path / "part.arrow", groups)
     packing = replace(PACKING, counts=counts)
-    inventory = scan_files(str(tmp_path), format=format, columns=["tokens"])
+    inventory = scan_files(str(tmp_path), format=file_format, columns=["tokens"])
     tokens = make_reader(ReadSpec(schema=inventory.schema, columns=("tokens",)))
     reader = PackingReader(reader=tokens, counter=tokens, packing=packing, fields=())
     parts = []

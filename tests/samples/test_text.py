@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -403,6 +404,13 @@ def test_processes_share_the_counting(folder):
         share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
         count_packed(inventory, reader, share, read_lengths)
     assert np.sum(parts, axis=0)[0].tolist() == [len(pack_corpus([[g]], packing)) for groups in FILES for g in groups]
+
+
+def test_rows_are_checked_where_they_are_counted_too(folder):
+    inventory = scan_files(str(folder))
+    reader = tokenized(make_reader(ReadSpec(schema=inventory.schema, columns=("tokens",))), NamedTokenizer.of(numbers))
+    with pytest.raises(RowCountError, match="row group 0 gave 5 of 4 planned rows"):
+        reader.measure(replace(inventory.task(0), live_rows=4))
 
 
 def test_a_state_binds_to_the_tokenizer(folder):

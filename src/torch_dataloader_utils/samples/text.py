@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.documents import Documents, list_offsets, to_plain
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._core.skipping import log_left_out
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
@@ -269,7 +269,7 @@ class TokenizingReader:
         Raises:
             See `read`.
         """
-        rows = self.reader.read(replace(task, live_rows=UNKNOWN))
+        rows = self.reader.read(task)
         lists, bad = self._tokenized(rows, task.where)
         lengths = np.diff(list_offsets(lists[0]))
         lengths[list(bad)] = BAD_ROW
