@@ -175,6 +175,17 @@ def test_a_row_that_the_tokenizer_refuses_is_named_or_left_out(folder, tokenizer
         assert f"on_error=skip left out {bad} of {total} rows" in loader.plan.explain()
 
 
+def test_a_bad_row_costs_one_more_pass_over_its_row_group(folder):
+    packing = pack_tokens("tokens", 16, tokenizer=even_numbers)
+    with pytest.warns(UserWarning, match="left out"):
+        loader = load(folder, packing, on_error="skip")
+    CALLS.clear()
+    list(loader)
+    texts = [[each for each in group if each is not None] for groups in FILES for group in groups]
+    is_bad = [any(each and each[0] % 2 for each in group) for group in texts]
+    assert sum(CALLS) == sum(len(group) * (1 + bad) for group, bad in zip(texts, is_bad, strict=True))
+
+
 def test_bad_rows_are_left_out_alike_by_every_rank_and_after_a_resume(folder):
     packing = pack_tokens("tokens", 4, tokenizer=even_numbers)
     expected = pack_corpus(without_odd(FILES), packing)

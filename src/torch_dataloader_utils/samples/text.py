@@ -279,30 +279,23 @@ class TokenizingReader:
 
     def _tokenized(self, rows: pa.RecordBatch, where: str) -> tuple[list[pa.Array], dict[int, TransformError]]:
         """Return the lists of tokens and of each output, and the error of each bad row by its number."""
-        values = dict(enumerate(self._values(rows)))
-        values = {row: value for row, value in values.items() if value is not None}
+        values = {row: value for row, value in enumerate(self._values(rows)) if value is not None}
         bad: dict[int, TransformError] = {}
         try:
-            given = self._call(list(values.values()), where)
+            documents = self._documents(list(values.values()), where)
         except TransformError:
-            bad = self._bad_rows(values, where)
+            alone, bad = self._one_by_one(values, where)
             if not bad:
                 raise
-            values = {row: value for row, value in values.items() if row not in bad}
-            given = self._call(list(values.values()), where)
+            values = {row: values[row] for row in alone}
+            documents = [
+                check_token_lists([given[output].values for given in alone.values()], len(alone), where)
+                for output in range(1 + len(self.outputs))
+            ]
         is_there = np.zeros(rows.num_rows, dtype=np.bool_)
         is_there[list(values)] = True
-        named = given if isinstance(given, Mapping) else {TOKENS: given}
-        wanted = (TOKENS, *self.outputs)
-        if values and (missing := [name for name in wanted if name not in named]):
-            raise SchemaError(
-                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
-                f"lists, or a mapping with {list(wanted)}."
-            )
-        lists = [
-            _as_lists(check_token_lists(named.get(name, []), len(values), where), is_there, output_type(name))
-            for name in wanted
-        ]
+        names = (TOKENS, *self.outputs)
+        lists = [_as_lists(each, is_there, output_type(name)) for name, each in zip(names, documents, strict=True)]
         return lists, bad
 
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
@@ -310,30 +303,42 @@ class TokenizingReader:
             return list(rows.select(list(self.tokenizer.columns)).to_pylist())
         return list(to_plain(rows.column(0)).to_pylist())
 
-    def _call(self, values: list[Any], where: str) -> Any:
+    def _documents(self, values: list[Any], where: str) -> list[Documents]:
+        """Return the tokens of the values, and each output."""
         try:
-            return self.tokenizer.call(values, self.outputs) if values else {}
+            given = self.tokenizer.call(values, self.outputs) if values else {}
         except Exception as error:  # a user's tokenizer may raise anything
             raise TransformError(
                 f"The tokenizer raised {type(error).__name__} for {where}: {error}. Correct the row or the tokenizer; "
                 'on_error="skip" leaves such rows out.'
             ) from error
+        named = given if isinstance(given, Mapping) else {TOKENS: given}
+        wanted = (TOKENS, *self.outputs)
+        if values and (missing := [name for name in wanted if name not in named]):
+            raise SchemaError(
+                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
+                f"lists, or a mapping with {list(wanted)}."
+            )
+        return [check_token_lists(named.get(name, []), len(values), where) for name in wanted]
 
-    def _bad_rows(self, values: dict[int, Any], where: str) -> dict[int, TransformError]:
-        """Return the errors of the rows that the tokenizer refuses alone, by the number of the row.
+    def _one_by_one(
+        self, values: dict[int, Any], where: str
+    ) -> tuple[dict[int, list[Documents]], dict[int, TransformError]]:
+        """Return `_documents` of each row alone, and the errors of the rows that the tokenizer refuses.
 
         Raises:
             TransformError: bad rows are not skipped, or the error is not about a row.
         """
-        bad = {}
+        good: dict[int, list[Documents]] = {}
+        bad: dict[int, TransformError] = {}
         for row, value in values.items():
             try:
-                self._call([value], f"{where}, live row {row}")
+                good[row] = self._documents([value], f"{where}, live row {row}")
             except TransformError as refusal:
                 if not self.skips_bad_rows or isinstance(refusal.__cause__, _NOT_OF_THE_ROW):
                     raise
                 bad[row] = refusal
-        return bad
+        return good, bad
 
 
 def tokenized(
