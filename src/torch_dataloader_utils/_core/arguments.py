@@ -247,6 +247,13 @@ def check_column_name(option: str, column: Any) -> str | None:
     return column
 
 
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ConfigError unless the value is one of the choices."""
+    if value not in choices:
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise ConfigError(f"{name}={value!r}: pass {', '.join(others)} or {last}.")
+
+
 def check_function(name: str, value: Any, what: str = "a function") -> Any:
     """Return the value if it can be called; None is allowed.
 

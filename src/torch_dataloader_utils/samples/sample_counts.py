@@ -128,10 +128,11 @@ def _notes(inventory: Inventory, packing: TokenPacking, counted: Int64s) -> list
             "no tokens. The log has each reason; check the tokenizer and column=."
         )
     if total.bad:
-        of_group = [(group, DocumentCounts(*counted[:, group].tolist())) for group in np.flatnonzero(counted[4])]
+        of_groups = (DocumentCounts(*counts) for counts in counted.T.tolist())
         places = (
-            f"{inventory.task(int(group)).where}: {counts.bad:,} rows, the first is live row {counts.first_bad}"
-            for group, counts in of_group
+            f"{inventory.task(group).where}: {counts.bad:,} rows, the first is live row {counts.first_bad}"
+            for group, counts in enumerate(of_groups)
+            if counts.bad
         )
         notes += report_left_out(places, count=total.bad, total=total.rows, units="rows", rows=None)
     return notes

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,17 @@ TOKENS = "input_ids"
 LABELS = "labels"
 """Name of the list of labels; int64, as cross entropy of torch takes it, where other lists are int32."""
 
+NOT_TRAINED = -100
+"""Label of a token without loss: the value that cross entropy of torch ignores."""
+
+MASKS = "assistant_masks"
+"""Name of the list of masks of the assistant's words; the templates of Hugging Face use this name."""
+
 BAD_ROW = -1
 """Length of a row that the tokenizer refuses."""
 
 # Errors of the machine, not of a row: another host would not skip the same rows.
 _NOT_OF_THE_ROW = (MemoryError, OSError, ImportError)
-
-# The key of transformers for masks of the assistant's words.
-_MASKS = "assistant_masks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,15 +140,21 @@ class _HuggingFace:
     def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:
         if isinstance(values[0], str):
             return self.tokenizer(values, verbose=False)
-        with TEMPLATES.get(threading.Lock):
-            return self.tokenizer.apply_chat_template(
-                values, tokenize=True, return_dict=True, return_assistant_tokens_mask=_MASKS in outputs
-            )
+        return render(self.tokenizer, values, return_assistant_tokens_mask=MASKS in outputs)
 
 
 # A lock for chat templates: transformers compiles each template text once in a process, and the compiled template holds
 # the masks while they are made.
-TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+_TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+
+
+def render(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
+    """Return the lists that the chat template gives for one conversation, or for each of several, by name.
+
+    options: More arguments of `apply_chat_template`.
+    """
+    with _TEMPLATES.get(threading.Lock):
+        return tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **options)
 
 
 def _of_its_own(template: Any) -> Any:
@@ -156,9 +166,9 @@ def _of_its_own(template: Any) -> Any:
 
 
 def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
-    if _MASKS in outputs and not has_marks(tokenizer):
+    if MASKS in outputs and not has_marks(tokenizer):
         raise ConfigError(
-            f"fields has output={_MASKS!r}, but the chat template of the tokenizer does not mark the assistant's "
+            f"fields has output={MASKS!r}, but the chat template of the tokenizer does not mark the assistant's "
             "words: set tokenizer.chat_template to a template with {% generation %} before the words and "
             "{% endgeneration %} after the words."
         )
@@ -171,7 +181,12 @@ def has_marks(tokenizer: Any) -> bool:
 
     Without marks, transformers only warns and returns masks of zeros.
     """
-    return bool(re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))))
+    return _marks(str(getattr(tokenizer, "chat_template", None)))
+
+
+@lru_cache(maxsize=8)  # asked for every row
+def _marks(template: str) -> bool:
+    return bool(re.search(r"\{%-?\s*generation\b", template))
 
 
 def own_copy(tokenizer: Any) -> Any:
@@ -216,9 +231,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
     conversation = [{"role": role, "content": text} for role, text in messages]
-    with TEMPLATES.get(threading.Lock):
-        # A template that writes the date would have another digest tomorrow.
-        return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
+    # A template that writes the date would have another digest tomorrow.
+    return render(tokenizer, conversation, strftime_now=str)
 
 
 def _given(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
