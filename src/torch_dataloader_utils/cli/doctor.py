@@ -11,7 +11,7 @@ import click
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils.cli.findings import Finding, find_layout_problems, spread
-from torch_dataloader_utils.cli.options import json_option
+from torch_dataloader_utils.cli.options import catalog_option, catalog_properties_option, json_option, storage_option
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say
 from torch_dataloader_utils.cli.source import catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import SchemaError, plural
@@ -41,9 +41,9 @@ _SHOWN_COLUMNS = 8
 @click.command("doctor", epilog=_EXAMPLES)
 @click.argument("path")
 @click.option("--format", "format_name", metavar="NAME", default="auto", help="Format; by default found by looking.")
-@click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client.")
-@click.option("--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration; PATH is the table.")
-@click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Option of the catalog.")
+@storage_option
+@catalog_option
+@catalog_properties_option
 @json_option
 def command(
     path: str,
