@@ -186,6 +186,13 @@ def test_a_bad_row_costs_one_more_pass_over_its_row_group(folder):
     assert sum(CALLS) == sum(len(group) * (1 + bad) for group, bad in zip(texts, is_bad, strict=True))
 
 
+def test_many_bad_rows_of_one_row_group_are_one_place(tmp_path):
+    write(tmp_path, [[[[2], *([odd] for odd in range(1, 61, 2))]]])
+    packing = pack_tokens("tokens", 16, tokenizer=even_numbers)
+    with pytest.warns(UserWarning, match=r"left out 30 of 31 rows; .*30 rows, the first is live row 1$"):
+        load(tmp_path, packing, on_error="skip")
+
+
 def test_bad_rows_are_left_out_alike_by_every_rank_and_after_a_resume(folder):
     packing = pack_tokens("tokens", 4, tokenizer=even_numbers)
     expected = pack_corpus(without_odd(FILES), packing)

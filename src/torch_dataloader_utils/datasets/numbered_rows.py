@@ -64,7 +64,7 @@ class NumberedRows(Dataset[Any]):
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
         self._threads = options.threads
-        self._cache_bytes = parse_bytes("cache_bytes", row_options.cache_bytes)
+        self._cache_bytes = int(row_options.cache_bytes)
         names = schema.names if options.columns is None else options.columns
         self._schema = select_fields(with_metadata_columns(schema, names), names)
         self._length_reader: Reader | None = None
