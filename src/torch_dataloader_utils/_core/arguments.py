@@ -247,6 +247,13 @@ def check_column_name(option: str, column: Any) -> str | None:
     return column
 
 
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ConfigError unless the value is one of the choices."""
+    if value not in choices:
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise ConfigError(f"{name}={value!r}: pass {', '.join(others)} or {last}.")
+
+
 def check_function(name: str, value: Any, what: str = "a function") -> Any:
     """Return the value if it can be called; None is allowed.
 
@@ -302,10 +309,10 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
 
 
 def check_counts(saved: Mapping[str, Any], *names: str) -> None:
-    """Raise CheckpointMismatchError unless these values of a state are whole numbers of at least 0."""
+    """Raise CheckpointMismatchError unless these values of a state are whole numbers from 0 to 2**63 - 2."""
     for name in names:
-        if not is_integer(saved[name]) or saved[name] < 0:
+        if not is_integer(saved[name]) or not 0 <= operator.index(saved[name]) < _MOST:
             raise CheckpointMismatchError(
-                f"The state says {name}={saved[name]!r}, which is not a whole number of at least 0. Load what "
+                f"The state says {name}={saved[name]!r}, which is not a whole number from 0 to 2**63 - 2. Load what "
                 "state_dict returned."
             )

@@ -51,8 +51,9 @@ def report_left_out(
     """
     counted = "uncounted rows" if rows is None else f"{rows:,} rows"
     first = f"on_error=skip left out {count:,} of {total:,} {units}{'' if units == 'rows' else f' with {counted}'}"
-    notes = [f"{first}: {why}" if why else first, *islice(places, _MOST_NAMED)]
-    if count > _MOST_NAMED:
-        notes.append(f"and {count - _MOST_NAMED:,} more, in the log")
+    left = iter(places)
+    notes = [f"{first}: {why}" if why else first, *islice(left, _MOST_NAMED)]
+    if more := sum(1 for _ in left):
+        notes.append(f"and {more:,} more, in the log")
     warn_user("; ".join(notes))
     return tuple(notes)

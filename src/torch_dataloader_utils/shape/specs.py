@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError, which_column
+from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.shape.arrow_types import (
     ColumnType,
     NumberType,
@@ -161,10 +161,6 @@ def _raw_value(value: Any, element: pa.DataType) -> Any:
     return pa.array([value], element).view(raw_type(element))[0].as_py()
 
 
-# Intervals of other writers. Without this check, pyarrow raises a KeyError with the number of the type.
-_WITHOUT_ARRAYS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
     """Specification of one column: its name, Arrow type, kind in batches, and null policy.
@@ -199,7 +195,6 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
 
     Raises:
         ConfigError: a column does not exist, or a name occurs twice in `columns` or in the schema.
-        UnsupportedFeatureError: a column has a type without Python arrays in pyarrow.
     """
     there = Counter(schema.names)
     names = list(there.elements() if columns is None else columns)
@@ -214,12 +209,6 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
             where = "columns=" if count > 1 and columns is not None else "the data set"
             raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names.")
     fields = {field.name: field for field in schema}
-    for name in paths:
-        if fields[name].type.id in _WITHOUT_ARRAYS:
-            raise UnsupportedFeatureError(
-                f"column {name!r} is {fields[name].type}, which pyarrow {pa.__version__} cannot hand to Python. Leave "
-                "it out with columns=, or write it again as integers or month_day_nano_interval."
-            )
     return pa.schema([_with_fields(fields[name], inside) for name, inside in paths.items()])
 
 
@@ -252,13 +241,14 @@ def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
 def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[ColumnSpec]) -> tuple[StackSpec, ...]:
     """Check `stack` (matrix name -> column names), and return the specification of each matrix.
 
+    columns: The columns of a stack have one type; see `dtypes.find_targets`.
+
     Raises:
-        ConfigError: a column does not hold one number a row, or differs in type from its neighbours; and see
-            `stack_members`.
+        ConfigError: a column does not hold one number a row; and see `stack_members`.
     """
     by_name = {column.name: column for column in columns}
     return tuple(
-        StackSpec(name=name, columns=_of_one_type(name, [by_name[member] for member in members]))
+        StackSpec(name=name, columns=_of_numbers(name, [by_name[member] for member in members]))
         for name, members in stack_members(stack, by_name).items()
     )
 
@@ -289,19 +279,12 @@ def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[s
     return stacks
 
 
-def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
+def _of_numbers(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
     for member in members:
         if not isinstance(member.kind, NumberType) or member.kind.shape:
             raise ConfigError(
                 f"stack {name!r}: column {member.name!r} is {member.data_type}; only columns of one number a row "
                 "stack. Leave it out of the stack, or encode= text."
-            )
-    first = members[0]
-    for member in members:
-        if member.kind != first.kind:
-            raise ConfigError(
-                f"stack {name!r} mixes types: {first.name!r} is {first.data_type}, {member.name!r} is "
-                f"{member.data_type}. Pass dtypes={{{name!r}: ...}} with a type for the stack, or stack them apart."
             )
     return tuple(members)
 
