@@ -144,7 +144,8 @@ def objects_note(selected: pa.Schema, prepared: pa.Schema) -> str:
     if not objects:
         return ""
     paths = _taken_apart(selected)[2]
-    tensors = [column.name for column in prepared if column not in objects]
+    without_tensors = {column.name for column in objects}
+    tensors = [name for name in prepared.names if name not in without_tensors]
     # Lists of structs are chosen as a whole.
     others = dict.fromkeys(name if nested_path(selected, name) else paths[name][0] for name in tensors)
     encoders = ", ".join(f'"{column.name}": Hash(buckets=1_000_000)' for column in objects if is_text(column.type))

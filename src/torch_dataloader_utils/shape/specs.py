@@ -259,7 +259,7 @@ def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[s
     Raises:
         ConfigError: a column is not in `columns` or is in two stacks; or a stack is empty.
     """
-    known = tuple(columns)
+    known = dict.fromkeys(columns)
     stacks: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
     for name, given in (stack or {}).items():

@@ -10,7 +10,6 @@ a map counts as a list of structs of `key` and `value`.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +20,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.column_blocks import Output
 from torch_dataloader_utils.shape.columns import Column
 from torch_dataloader_utils.shape.dtypes import number_element
-from torch_dataloader_utils.shape.raw_numbers import change_items, validity
+from torch_dataloader_utils.shape.raw_numbers import split_items, validity
 from torch_dataloader_utils.shape.specs import MASK_SUFFIX
 
 
@@ -58,17 +57,11 @@ def leaf_arrays(array: pa.Array, data_type: pa.DataType) -> Iterator[pa.Array]:
         for field in data_type:
             yield from leaf_arrays(fields[field.name], field.type)
         return
-    leaves = leaf_types(data_type)
-    if not leaves[0][0]:
+    if not leaf_types(data_type)[0][0]:
         yield array
         return
     lists = _lists_of_map(array) if pt.is_map(data_type) else array
-    for number in range(len(leaves)):
-        yield change_items(lists, partial(_leaf_array, number=number))
-
-
-def _leaf_array(array: pa.Array, number: int) -> pa.Array:
-    return list(leaf_arrays(array, array.type))[number]
+    yield from split_items(lists, lambda items: leaf_arrays(items, items.type))
 
 
 def with_fewer_fields(array: pa.Array, data_type: pa.DataType) -> pa.Array:
@@ -149,9 +142,10 @@ def nested_paths(names: Sequence[str], paths: Mapping[str, FieldPath]) -> tuple[
         ConfigError: an entry has the name of a struct.
     """
     found = tuple(_entry_path(name, paths) for name in names)
-    nodes = Counter(path[:depth] for path in set(found) for depth in range(1, len(path)))
-    for path in found:
-        if path in nodes or found.count(path) > 1:
+    counts = Counter(found)
+    nodes = {path[:depth] for path in counts for depth in range(1, len(path))}
+    for path, count in counts.items():
+        if path in nodes or count > 1:
             raise ConfigError(
                 f"two entries of a batch would be called {'.'.join(path)!r}: a struct, and a stack, mask or column. "
                 "Rename the stack, or leave one of them out with columns=."
