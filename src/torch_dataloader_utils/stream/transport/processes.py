@@ -23,12 +23,13 @@ from torch_dataloader_utils._runtime.shared_memory import (
 )
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
+from torch_dataloader_utils.stream.transport.receiver import Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse, RequestSampler, RequestSize
 from torch_dataloader_utils.stream.transport.sendable import check_functions
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
 from torch_dataloader_utils.stream.transport.worker_process import RequestWorker
+from torch_dataloader_utils.stream.transport.worker_transport import Delivered, RestOf
 from torch_dataloader_utils.stream.worker import Pipeline
 
 

@@ -37,8 +37,9 @@ from torch_dataloader_utils.stream.transport.ray_pool import (
     object_store_bytes,
     ray_session,
 )
-from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
+from torch_dataloader_utils.stream.transport.receiver import Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
+from torch_dataloader_utils.stream.transport.worker_transport import Delivered, RestOf
 from torch_dataloader_utils.stream.worker import Pipeline
 
 if TYPE_CHECKING:

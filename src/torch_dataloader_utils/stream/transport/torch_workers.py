@@ -1,7 +1,7 @@
 """Start, watch and end the worker processes of torch's DataLoader, where torch's own way is not enough.
 
-This is the only module that touches private parts of torch's loader (`dataset` reads its frames). Torch's behaviour,
-and the behaviour here:
+This is the only module that touches private parts of torch's loader (`foreign_loaders` reads its frames). Torch's
+behaviour, and the behaviour here:
 
 - Torch's workers end when nothing refers to their iterator any more. `leave` ends workers with their pass.
 - An iterator that a fork copied would use and end its parent's workers. In the child the iterator counts as ended.
