@@ -362,7 +362,7 @@ class Inventory:
         return digest.hexdigest()
 
 
-def check_inventory(name: str, inventory: Any) -> Inventory:
+def check_inventory(name: str, inventory: object) -> Inventory:
     """Return the argument of a caller, if it is an inventory.
 
     Raises:

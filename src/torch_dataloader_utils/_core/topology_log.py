@@ -109,7 +109,7 @@ def _is_cursor(value: Any) -> bool:
     return is_list(value, 2) and all(map(is_count, value))
 
 
-def _written(log: Mapping[str, Any]) -> Iterator[Entry]:
+def _written(log: Mapping[str, object]) -> Iterator[Entry]:
     return zip(*(log[name] for name in _COLUMNS), strict=True)
 
 

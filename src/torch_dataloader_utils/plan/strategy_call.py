@@ -156,7 +156,7 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
     return f"{name}({', '.join(changed)})" if changed else name
 
 
-def _plain_text(value: Any) -> str | None:
+def _plain_text(value: object) -> str | None:
     """Return the value as text that is the same in every process; None if the text could differ."""
     value = value.item() if isinstance(value, np.generic) else value
     match value:

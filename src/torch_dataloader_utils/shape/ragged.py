@@ -272,5 +272,5 @@ class Ragged:
         return _rebuild, (portable(self.values), portable(self.offsets))
 
 
-def _rebuild(values: Any, offsets: Tensor) -> Ragged:
+def _rebuild(values: object, offsets: Tensor) -> Ragged:
     return Ragged(from_portable(values), offsets)

@@ -19,7 +19,14 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
-from torch_dataloader_utils.shape.arrow_types import NumberType, ObjectType, classify, element_of, numpy_dtype
+from torch_dataloader_utils.shape.arrow_types import (
+    NumberType,
+    NumpyType,
+    ObjectType,
+    classify,
+    element_of,
+    numpy_dtype,
+)
 from torch_dataloader_utils.shape.column_blocks import (
     ArrayOutput,
     ColumnBlock,
@@ -53,7 +60,7 @@ def make_shaper(
     *,
     columns: Sequence[str] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
-    nulls: Any = None,
+    nulls: object = None,
     paths: Mapping[str, FieldPath] | None = None,
 ) -> Shaper:
     """Return the shaper of record batches with `columns` of `schema` (None: all columns).
@@ -249,9 +256,9 @@ def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:
     return plain(array)
 
 
-def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[np.dtype[Any], ...]:
+def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[NumpyType, ...]:
     """Return numpy dtypes in the order of `output_names`."""
-    dtypes: list[np.dtype[Any]] = []
+    dtypes: list[NumpyType] = []
     for stack in stacks:
         dtypes += _with_mask(_dtype(stack.columns[0]), has_mask=stack.has_mask)
     for column in columns:
@@ -259,11 +266,11 @@ def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple
     return tuple(dtypes)
 
 
-def _with_mask(dtype: np.dtype[Any], *, has_mask: bool) -> list[np.dtype[Any]]:
+def _with_mask(dtype: NumpyType, *, has_mask: bool) -> list[NumpyType]:
     return [dtype, np.dtype(np.bool_)] if has_mask else [dtype]
 
 
-def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
+def _dtype(spec: ColumnSpec) -> NumpyType:
     return np.dtype(object) if isinstance(spec.kind, ObjectType) else numpy_dtype(element_of(spec.kind))
 
 

@@ -17,6 +17,7 @@ import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.arrow_types import is_ragged
 from torch_dataloader_utils.shape.column_blocks import Output
 from torch_dataloader_utils.shape.columns import Column
 from torch_dataloader_utils.shape.dtypes import number_element
@@ -36,7 +37,7 @@ def leaf_types(data_type: pa.DataType) -> list[tuple[FieldPath, pa.DataType]]:
         return [((field.name, *path), leaf) for field in data_type for path, leaf in leaf_types(field.type)]
     if pt.is_map(data_type):
         data_type = _map_as_list(data_type)
-    if pt.is_list(data_type) or pt.is_large_list(data_type):
+    if is_ragged(data_type):
         inner = leaf_types(data_type.value_type)
         if all(path and _fits_list(leaf) for path, leaf in inner):
             kind = pa.large_list if pt.is_large_list(data_type) else pa.list_
@@ -81,7 +82,7 @@ def _is_struct(data_type: pa.DataType) -> bool:
 
 
 def _fits_list(leaf: pa.DataType) -> bool:
-    has_lists = pt.is_list(leaf) or pt.is_large_list(leaf) or isinstance(leaf, pa.BaseExtensionType)
+    has_lists = is_ragged(leaf) or isinstance(leaf, pa.BaseExtensionType)
     return number_element(leaf) is not None and not has_lists
 
 
@@ -120,7 +121,7 @@ class NestedOutput:
         """See Output."""
         return self.output.split(columns, batch_rows)
 
-    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:
+    def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:
         """See Output."""
         nested: dict[str, Any] = {}
         for (_, column), path in zip(columns, self.paths, strict=False):  # a batch of no columns comes without rows

@@ -138,7 +138,7 @@ class TableDataset(IterableDataset[BatchT]):
         """
         return self.progress.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from `state` with this data set's own topology.
 
         Warns of problems of the new plan if the topology has changed, such as rows that come twice.

@@ -180,7 +180,7 @@ class TableDataLoader(DataLoader[BatchT]):
         """See TableDataset.state_dict. Counts batches that the trainer received, not batches that were read ahead."""
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """See TableDataset.load_state_dict."""
         self.dataset.load_state_dict(state)
 
@@ -225,7 +225,7 @@ class TableDataLoader(DataLoader[BatchT]):
         return RemoteSource(delivered, planned.num_batches)
 
 
-def _check_workers(dataset: Any, num_workers: int | None) -> int:
+def _check_workers(dataset: object, num_workers: int | None) -> int:
     """Return the number of worker processes: the number that the data set's plan is made for."""
     if not isinstance(dataset, TableDataset):
         raise ConfigTypeError(

@@ -22,14 +22,14 @@ class BatchWriter(Protocol):
         """Begin a response."""
         ...
 
-    def copy(self, batch: Any, batches_left: int) -> Any:
+    def copy(self, batch: object, batches_left: int) -> object:
         """Copy a batch and return its message; return the batch itself if it has no flat form.
 
         batches_left: number of batches of the response that are still to come, including this batch.
         """
         ...
 
-    def refer(self, batch: Any) -> Any:
+    def refer(self, batch: object) -> object:
         """Return the message of a batch, copied only as far as necessary. The batch must not be changed any more."""
         ...
 
@@ -37,8 +37,8 @@ class BatchWriter(Protocol):
 class Unread(NamedTuple):
     """Received batch before its views are made: the arguments of `SlabCodec.view`."""
 
-    layout: Any
-    descriptor: Any
+    layout: object
+    descriptor: object
     buffers: tuple[torch.Tensor, ...]
 
 
@@ -52,10 +52,10 @@ class BatchReader(ABC):
         self._codec = codec
 
     @abstractmethod
-    def open(self, messages: Sequence[Any]) -> deque[Any]:
+    def open(self, messages: Sequence[object]) -> deque[object]:
         """Return the batches of all messages of one response, ready for `view` or `cut`."""
 
-    def view(self, batch: Any) -> Any:
+    def view(self, batch: object) -> Any:
         """Return the batch, as views of its buffers."""
         return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
 

@@ -33,7 +33,7 @@ from torch_dataloader_utils.stream.transport.worker_transport import Delivered, 
 from torch_dataloader_utils.stream.worker import Pipeline
 
 
-def as_it_is(batch: Any) -> Any:
+def as_it_is(batch: object) -> Any:
     """Return the batch: the collate function of a loader that gives batches already."""
     return batch
 
