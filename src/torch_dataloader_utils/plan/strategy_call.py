@@ -89,7 +89,7 @@ def _expect(name: str, each: object, kind: type[Expected]) -> Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class RowFault:
     """First rows [start, stop) that are lost or repeated. total_rows: number of all lost rows, or of all repeats."""
 
     verb: Literal["lost", "repeated"]
@@ -98,7 +98,7 @@ class Fault:
     total_rows: int
 
 
-def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
+def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> RowFault | None:
     """Return the first fault of the spans [start[i], stop[i]), or None if they cover [0, num_rows) exactly once.
 
     No span may be empty.
@@ -117,11 +117,11 @@ def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
         return None
     first = wrong[0]
     if lost[first] > 0:
-        return Fault(
+        return RowFault(
             verb="lost", start=int(covered[first]), stop=int(following[first]), total_rows=int(lost[lost > 0].sum())
         )
     again = int(repeated[first])
-    return Fault(
+    return RowFault(
         verb="repeated",
         start=int(start[first]),
         stop=int(start[first]) + again,

@@ -46,7 +46,6 @@ from torch_dataloader_utils.shape.specs import (
     StackSpec,
     column_specs,
     output_names,
-    select_fields,
     stack_specs,
 )
 from torch_dataloader_utils.shape.structs import NestedOutput, nested_paths
@@ -58,18 +57,16 @@ def make_shaper(
     output_format: OutputFormat,
     schema: pa.Schema,
     *,
-    columns: Sequence[str] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
     nulls: object = None,
     paths: Mapping[str, FieldPath] | None = None,
 ) -> Shaper:
-    """Return the shaper of record batches with `columns` of `schema` (None: all columns).
+    """Return the shaper of record batches with the columns of `schema`, to batches in its order.
 
     Args:
         output_format: "torch" gives `TensorBatch`, "numpy" dicts of ndarrays, "arrow" RecordBatches, "dict" dicts of
             Python lists.
-        schema: schema of the data set.
-        columns: names of the columns that are read, in the order of batches.
+        schema: columns of batches, as `specs.select_fields` returned them.
         stack: matrix name -> names of columns of one number type; torch and numpy only. Batches do not have stacked
             columns on their own.
         nulls: null policy, see `specs.parse_nulls`; torch and numpy only, the other formats keep nulls.
@@ -78,7 +75,6 @@ def make_shaper(
     Raises:
         ConfigError: an option does not fit the schema or the output format.
     """
-    fields = select_fields(schema, columns)
     if output_format not in get_args(OutputFormat):
         raise ConfigError(
             f"output_format={output_format!r} is unknown; choose one of {', '.join(get_args(OutputFormat))}."
@@ -90,8 +86,8 @@ def make_shaper(
                     f'{option}= is for output_format "torch" and "numpy"; "{output_format}" keeps columns and nulls '
                     f"as they are. Leave {option}= out, or choose another output_format."
                 )
-        return ArrowShaper(schema=fields, as_python=output_format == "dict")
-    specs = column_specs(fields, nulls)
+        return ArrowShaper(schema=schema, as_python=output_format == "dict")
+    specs = column_specs(schema, nulls)
     stacks = stack_specs(stack, specs)
     stacked = {column.name for spec in stacks for column in spec.columns}
     alone = tuple(spec for spec in specs if spec.name not in stacked)

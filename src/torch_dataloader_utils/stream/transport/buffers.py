@@ -34,7 +34,7 @@ class BatchWriter(Protocol):
         ...
 
 
-class Unread(NamedTuple):
+class UnreadBatch(NamedTuple):
     """Received batch before its views are made: the arguments of `SlabCodec.view`."""
 
     layout: object
@@ -57,10 +57,10 @@ class BatchReader(ABC):
 
     def view(self, batch: object) -> Any:
         """Return the batch, as views of its buffers."""
-        return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
+        return self._codec.view(*batch) if isinstance(batch, UnreadBatch) and self._codec is not None else batch
 
     def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
         """Return an iterator over the batches of a part of a batch group, of `rows[0]`, `rows[1]`, ... rows."""
-        if isinstance(batch, Unread) and self._codec is not None:
+        if isinstance(batch, UnreadBatch) and self._codec is not None:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]

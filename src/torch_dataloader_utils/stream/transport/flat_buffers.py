@@ -14,7 +14,7 @@ import torch
 
 from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace
 from torch_dataloader_utils._runtime.reused_memory import Bytes
-from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
+from torch_dataloader_utils.stream.transport.buffers import BatchReader, UnreadBatch
 
 # Memory is sent without a copy if at most so many times the bytes of the tensors have to be sent.
 _MOST_SENT = 1.25
@@ -108,7 +108,7 @@ class FlatReader(BatchReader):
             return message
         if message.layout is not None:
             self._layout = message.layout
-        return Unread(self._layout, message.descriptor, tuple(map(_as_tensor, message.buffers)))
+        return UnreadBatch(self._layout, message.descriptor, tuple(map(_as_tensor, message.buffers)))
 
 
 def _as_tensor(array: Bytes) -> torch.Tensor:

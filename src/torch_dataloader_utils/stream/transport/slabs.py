@@ -25,7 +25,7 @@ from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace, SlabSp
 from torch_dataloader_utils._runtime.reused_memory import ArraysInUse, Bytes, RecycledMemory
 from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
+from torch_dataloader_utils.stream.transport.buffers import BatchReader, UnreadBatch
 
 # Each slab is an open file, in the trainer too, and 1,024 open files are a usual limit. So small buffers share slabs.
 # Large buffers do not, because a slab is released with its last buffer.
@@ -315,7 +315,7 @@ class SlabReader(BatchReader):
         for slab, start, stop in message.buffers:
             first, memory = regions[SlabRegion(message.response, slab)]
             buffers.append(memory[start - first : stop - first])
-        return Unread(self._layout, message.descriptor, tuple(buffers))
+        return UnreadBatch(self._layout, message.descriptor, tuple(buffers))
 
 
 def _aligned(num_bytes: int) -> int:
