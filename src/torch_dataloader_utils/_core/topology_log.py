@@ -67,7 +67,7 @@ def decode_log(log: Mapping[str, Any], worker: int | None = None) -> tuple[Segme
     return tuple(_segment(entry, of_ranks, worker) for entry, of_ranks in zip(entries, cursors, strict=True))
 
 
-def log_findings(log: Any) -> Iterator[tuple[str, Any, bool]]:
+def log_findings(log: Any) -> Iterator[tuple[str, object, bool]]:
     """Yield, for `refuse_misfits`, whether each value of a log is a value that `encode_log` writes."""
     yield "log", log, isinstance(log, Mapping) and {"earlier", *log} == _KEYS
     earlier = log.get("earlier", "")

@@ -268,7 +268,7 @@ class Ragged:
         """Return the same rows in page-locked memory. DataLoader(pin_memory=True) calls this."""
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (portable(self.values), portable(self.offsets))
 
 

@@ -140,7 +140,7 @@ class TensorBatch(dict[str, Tensor]):
 
     __copy__ = copy
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (_changed(self, _portable), self._rows_without_columns)
 
 

@@ -68,7 +68,7 @@ class WorkerProcesses:
             **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Make copies without a pass: a copy starts its own workers."""
         return WorkerProcesses, (self._pipeline, self._decode, self._num_workers, self._options)
 

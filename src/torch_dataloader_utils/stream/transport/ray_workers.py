@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class RayWorkerActors:
         self._pool: ActorPool | None = None
         self._sent: tuple[Pipeline, object] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Make copies without actors: a copy starts its own actors."""
         return RayWorkerActors, (self._pipeline, self._decode, self._workers)
 
