@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import (
@@ -25,11 +25,11 @@ _MOST_NAMED = 20
 _log = logging.getLogger(__name__)
 
 
-def check_on_error(name: str, on_error: Any) -> OnError:
+def check_on_error(name: str, on_error: object) -> OnError:
     """Return the value if it is "raise" or "skip"; otherwise raise ConfigError."""
     if on_error not in ("raise", "skip"):
         raise ConfigError(f'{name}={on_error!r}: pass "raise" or "skip".')
-    return on_error  # type: ignore[no-any-return]
+    return on_error
 
 
 def log_left_out(reason: object) -> None:

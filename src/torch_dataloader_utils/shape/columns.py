@@ -149,7 +149,7 @@ class Objects:
     """Column as an Arrow array; a null becomes `null` in Python."""
 
     rows: pa.ChunkedArray
-    null: Any = None
+    null: object = None
 
     @property
     def num_bytes(self) -> int:
@@ -253,7 +253,7 @@ def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Col
     return tuple(joined[index] for index in range(len(columns)))
 
 
-def _flat_by_dtype(columns: Sequence[Sequence[Any]]) -> tuple[dict[torch.dtype, list[int]], Sequence[int]]:
+def _flat_by_dtype(columns: Sequence[Sequence[object]]) -> tuple[dict[torch.dtype, list[int]], Sequence[int]]:
     """Return the indices of columns with one number a row, by dtype, and the indices of all other columns."""
     flat: dict[torch.dtype, list[int]] = {}
     others = []

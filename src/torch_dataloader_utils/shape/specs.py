@@ -20,6 +20,9 @@ from torch_dataloader_utils.shape.arrow_types import (
     ObjectType,
     classify,
     element_of,
+    is_binary,
+    is_ragged,
+    is_utf8,
     numpy_dtype,
     raw_type,
 )
@@ -53,7 +56,7 @@ class Mask:
 NullPolicy = Natural | Refuse | Fill | Mask
 
 
-def parse_nulls(nulls: Any, columns: Mapping[str, ColumnType]) -> dict[str, NullPolicy]:
+def parse_nulls(nulls: object, columns: Mapping[str, ColumnType]) -> dict[str, NullPolicy]:
     """Return the policy of every column in `columns`.
 
     nulls: None, one policy for all columns, or a dict of column -> policy. One fill value for all columns is for
@@ -111,14 +114,14 @@ def _zero(kind: ColumnType) -> Any:
         return Decimal(0)
     if pt.is_fixed_size_binary(data_type):
         return bytes(data_type.byte_width)
-    if pt.is_string(data_type) or pt.is_large_string(data_type):
+    if is_utf8(data_type):
         return ""
-    if pt.is_binary(data_type) or pt.is_large_binary(data_type):
+    if is_binary(data_type):
         return b""
-    return [] if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_map(data_type) else None
+    return [] if is_ragged(data_type) or pt.is_map(data_type) else None
 
 
-def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
+def _fill_value(value: object, name: str, kind: ColumnType) -> Any:
     """Return the value to write: raw bits for numbers (a datetime becomes its int64), the value itself for objects.
 
     Raises:
@@ -222,7 +225,7 @@ def _with_fields(field: pa.Field, paths: Sequence[FieldPath]) -> pa.Field:
     return field.with_type(pa.struct([_with_fields(field.type.field(name), below) for name, below in inside.items()]))
 
 
-def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
+def column_specs(schema: pa.Schema, nulls: object) -> tuple[ColumnSpec, ...]:
     """Return the specification of each field of `schema`. For `nulls` and errors see `parse_nulls`."""
     kinds = {field.name: classify(field.type) for field in schema}
     policies = parse_nulls(nulls, kinds)
@@ -259,7 +262,7 @@ def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[s
     Raises:
         ConfigError: a column is not in `columns` or is in two stacks; or a stack is empty.
     """
-    known = tuple(columns)
+    known = dict.fromkeys(columns)
     stacks: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
     for name, given in (stack or {}).items():
