@@ -45,15 +45,15 @@ These are the options of `StructuredDataset`, `IcebergDataset` and `DeltaDataset
 `open_loader` has them all, and looks what the path holds: `format` and `partitioning` are "auto" there.
 `RowDataset`, `scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is called `seed`) accept
 those that apply to them. Pass them by keyword; only the first twenty of `create_dataloader` can be positional.
-`help(StructuredDataset.create_dataloader)` shows the same texts. The [cheat sheet](../cheat-sheet.md) has the twelve that
-most programs need.
+`help(StructuredDataset.create_dataloader)` shows the same texts. The [cheat sheet](../cheat-sheet.md) has the twelve
+that most programs need.
 
 ## The whole signature
 
 {signature}
 
-The options of the other data sets differ in the first group: [Iceberg](#iceberg-tables) and [Delta](#delta-tables) tables.
-Each name leads to its text. In each table, everyday options come first, then options for tuning, then rarely needed ones.
+Each name leads to its text. [Iceberg](#iceberg-tables) and [Delta](#delta-tables) tables have options of their own in
+place of the options of files. Each table has everyday options first, then options for tuning, then rarely needed ones.
 
 <div class="options" markdown>
 

@@ -1,7 +1,7 @@
 """What the site needs beyond mkdocs.
 
-That is patterns in `nav`, code blocks that carry `no-run` (see code_blocks.py), the version, and two pages that are made
-of files outside of docs/: the changes and the notebook. mkdocs calls the functions by their names.
+That is patterns in `nav`, code blocks that carry `no-run` (see code_blocks.py), the version, and two pages that are
+made of files outside of docs/: the changes and the notebook. mkdocs calls the functions by their names.
 """
 
 import html
