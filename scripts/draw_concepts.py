@@ -129,15 +129,13 @@ class Picture:
     def svg(self) -> str:
         """The whole document."""
         style = (
-            "text{font:12px sans-serif;fill:#444}.title{font-weight:bold}.row{fill:#fff;text-anchor:middle}"
-            ".box{fill:none;stroke:#444;stroke-width:1.5}"
+            "text{font:12px Inter,system-ui,sans-serif;fill:#1b2733}.title{font-weight:600}"
+            ".row{fill:#fff;text-anchor:middle}.box{fill:none;stroke:#5b6b7a;stroke-width:1.5}"
+            "@media(prefers-color-scheme:dark){text{fill:#dfe6ec}.row{fill:#fff}.box{stroke:#a3b1be}}"
         )
         shapes = "\n".join(self.shapes)
         size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{style}</style>\n'
-            f'<rect width="100%" height="100%" fill="#fff"/>\n{shapes}\n</svg>\n'
-        )
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{style}</style>\n{shapes}\n</svg>\n'
 
 
 def draw_equal_steps(folder: Path) -> str:
