@@ -5,9 +5,11 @@
 In the pictures of docs/concepts a square is a row, its number the row's, its colour the chunk that it lies in. A
 line is a rank, a box a batch. In that of packing a square is a token, with the number of its document, and a line a
 row group.
-The plan is drawn as `tdu plan --draw` draws it. Charts are drawn by scripts/charts.py.
+The plan is drawn as `tdu plan --draw` draws it. Charts are drawn by scripts/charts.py,
+what commands print by scripts/terminal.py.
 """
 
+import contextlib
 import sys
 import tempfile
 import warnings
@@ -20,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from examples.demo.data import write_trips
 from scripts.charts import CHARTS, COLORS
+from scripts.terminal import COMMANDS, draw_terminal, write_data
 
 from torch_dataloader_utils import Lanes, StructuredDataset, WeightSchedule, blend, pack_tokens, plan_epoch, scan_files
 from torch_dataloader_utils.plan.pictures.svg import plan_picture
@@ -376,6 +379,12 @@ def main(folder: Path) -> None:
     for name, draw_chart in CHARTS.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(draw_chart())
+    with tempfile.TemporaryDirectory() as home:
+        write_data(Path(home))
+        for name, command in COMMANDS.items():
+            with contextlib.chdir(home):
+                picture = draw_terminal(command)
+            (folder / "how-to" / f"terminal-{name}.svg").write_text(picture)
     for name, draw in PICTURES.items():
         with tempfile.TemporaryDirectory() as home:
             picture = draw(Path(home))
