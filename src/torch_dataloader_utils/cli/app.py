@@ -175,7 +175,7 @@ class CommandGroup(click.Group):
                 raise Failure(f"{error.format_message()} See {path} --help", USAGE) from error
             except LoaderError as error:
                 exit_code = USAGE if isinstance(error, ConfigError) else DATA_PROBLEM
-                raise Failure(str(error), exit_code) from error
+                raise Failure(" ".join([str(error), *getattr(error, "__notes__", ())]), exit_code) from error
             except BrokenPipeError as error:
                 raise Unread from error
             except OSError as error:
