@@ -130,9 +130,7 @@ def test_numbers_of_other_writers_are_decoded_here(tmp_path: Path, write: Any, c
 @pytest.mark.parametrize("data_type", [pa.int32(), pa.uint32()])
 def test_deltas_of_duckdb_that_are_wider_than_their_numbers(tmp_path: Path, data_type: pa.DataType) -> None:
     path, bounds = tmp_path / "a.parquet", np.iinfo(data_type.to_pandas_dtype())
-    found = np.random.default_rng(0).integers(
-        bounds.min, bounds.max, 3000, data_type.to_pandas_dtype(), endpoint=True
-    )
+    found = np.random.default_rng(0).integers(bounds.min, bounds.max, 3000, data_type.to_pandas_dtype(), endpoint=True)
     content = pa.table({"c": found, "l": pa.ListArray.from_arrays(np.arange(3001, dtype=np.int32), pa.array(found))})
     by_duckdb(content, path, "snappy", 2048)
     assert "DELTA_BINARY_PACKED" in pq.read_metadata(path).row_group(0).column(0).encodings
