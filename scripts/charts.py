@@ -27,7 +27,7 @@ def plain(text: str) -> str:
     return re.sub(r"[`*]|[¹²³ ]+$", "", text).replace("&", "&amp;").replace("<", "&lt;")
 
 
-CHART_WIDTH = 480
+CHART_WIDTH = 420
 CHART_STYLE = (
     "text{font:13px Inter,system-ui,sans-serif;fill:#1b2733}.n{fill:#5b6b7a;font-size:12px}.l{stroke:#5b6b7a;fill:none}"
     "@media(prefers-color-scheme:dark){text{fill:#dfe6ec}.n{fill:#a3b1be}.l{stroke:#a3b1be}}"
@@ -126,7 +126,7 @@ def draw_cores() -> str:
         for name, *cells in table_of("performance.md", "| threads |")
         if all(cells)
     ]
-    left, top, height, step = 26, 8, 200, 106
+    left, top, height, step = 26, 8, 200, (CHART_WIDTH - 40) // 4
     scale = height / 30
     shapes = []
     for value in (0, 10, 20, 30):
