@@ -13,6 +13,7 @@ import contextlib
 import sys
 import tempfile
 import warnings
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -213,12 +214,24 @@ def draw_packing(folder: Path) -> str:
     return picture.svg()
 
 
-def draw_plan(folder: Path) -> str:
-    """The plan of docs/how-to/command-line.md: the trips of the demo on three ranks of two workers."""
+def draw_plan(folder: Path, **options: Any) -> str:
+    """A plan of the trips of the demo: of docs/how-to/command-line.md, or of docs/concepts/gallery.md."""
     write_trips(folder / "trips", folder / "trips.orc")
     inventory = scan_files(str(folder / "trips"))
-    plan = plan_epoch(inventory, num_ranks=3, num_workers=2, batch_size=256, shuffle=True, split_rows=2_000)
-    return plan_picture(make_timeline(plan, max_ranks=3))
+    options = {"num_ranks": 3, "num_workers": 2, "batch_size": 256, "split_rows": 2_000, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that steps differ, which is what is drawn
+        return plan_picture(make_timeline(plan_epoch(inventory, **options), max_ranks=8))
+
+
+GALLERY = {
+    "stored": {},
+    "chunks": {"rank_sharding": "chunks"},
+    "shuffled": {"shuffle": True},
+    "next-epoch": {"shuffle": True, "epoch": 1},
+    "many-ranks": {"num_ranks": 8, "num_workers": 1},
+    "lanes": {"lanes": Lanes(12), "num_ranks": 2, "num_workers": 3},
+}
 
 
 def draw_mixture(folder: Path) -> str:
@@ -369,7 +382,8 @@ PICTURES = {
     "concepts/state.svg": draw_state,
     "concepts/lanes.svg": draw_lanes,
     "how-to/packed-documents.svg": draw_packing,
-    "how-to/plan-of-trips.svg": draw_plan,
+    "how-to/plan-of-trips.svg": partial(draw_plan, shuffle=True),
+    **{f"concepts/gallery-{name}.svg": partial(draw_plan, **options) for name, options in GALLERY.items()},
     "how-to/weights-that-move.svg": draw_mixture,
 }
 
