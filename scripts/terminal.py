@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": "doctor .demo/trips",
     "plan": "plan .demo/trips --ranks 3 --workers 2 --batch-size 256 --shuffle --split-rows 2000",
     "verify": "verify .demo/trips",
+    "vocabulary": "vocabulary .demo/trips --partitioning hive --columns year",
     "head": "head .demo/trips --batch-size 4 --batches 1",
 }
 _LETTER, _LINE, _MARGIN = 7.25, 18, 14

@@ -36,7 +36,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 
 TEXT = """---
 search:
-  boost: 2
+  boost: 4
 ---
 
 # Options
