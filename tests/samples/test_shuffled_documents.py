@@ -59,7 +59,7 @@ def mixed(group, packing, key):
     order = sorted(key.permutation(len(pieces), Purpose.DOCUMENTS).tolist(), key=lambda each: -len(pieces[each]))
     words = [int(word) >> 32 for word in key.random_words(len(pieces), Purpose.PLACES)]
     total, bins = sum(map(len, pieces)), []
-    for part in (32, 8, 2, None):
+    for part in (256, 16, 4, None):
         bins = [] if part is None else [[] for _ in range(count)]
         for place, piece in enumerate(order):
             free = sorted((width - sum(len(pieces[each]) for each in one), number) for number, one in enumerate(bins))
@@ -78,7 +78,9 @@ def mixed(group, packing, key):
     for number in (number for number, one in enumerate(bins) if not one):
         owner[spare.pop(0)] = number
     by_size = sorted(owner, key=lambda each: (-len(pieces[each]), each))
-    return [[entry for piece in by_size if owner[piece] == number for entry in pieces[piece]] for number in range(count)]
+    return [
+        [entry for piece in by_size if owner[piece] == number for entry in pieces[piece]] for number in range(count)
+    ]
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def _place(
 
 # Part of the tokens that is placed by best fit, in short documents, where the other documents are placed at random.
 # Less leaves more documents to chance, and may need more samples than planned.
-_BEST_FIT_PARTS = (32, 8, 2)
+_BEST_FIT_PARTS = (256, 16, 4)
 # Samples beyond those of best fit: at most one in this many.
 _MOST_SPARE = 64
 _TRIAL = EpochKey(0, 0, 0)

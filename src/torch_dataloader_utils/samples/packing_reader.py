@@ -92,7 +92,10 @@ class PackingReader:
         window = WindowRows.of(list(stored))
         documents = list_documents(window.stored.column(0), task.where)
         tokens = np.concatenate(
-            [document_tokens(lengths, self.packing, member.where) for member, lengths in window.split(documents.lengths)]
+            [
+                document_tokens(lengths, self.packing, member.where)
+                for member, lengths in window.split(documents.lengths)
+            ]
         )
         planned = None if task.live_rows == UNKNOWN else task.live_rows
         pieces = lay_out(tokens, self.packing, task.epoch_key, planned)

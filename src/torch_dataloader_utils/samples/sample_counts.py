@@ -172,7 +172,9 @@ def _notes(inventory: Inventory, packing: TokenPacking, counted: Int64s, samples
     fill = total.tokens / max(1, samples * packing.sequence_length)
     low = ""
     if samples and fill < _LOW_FILL:
-        low = f"; LOW: {1 - fill:.0%} of every step is padding. Pass a shorter sequence_length, or a larger window_tokens"
+        low = (
+            f"; LOW: {1 - fill:.0%} of every step is padding. Pass a shorter sequence_length, or a larger window_tokens"
+        )
     notes = [f"{samples} samples of {packing.sample_tokens} tokens, {packing.fill}, fill {min(1.0, fill):.3f}{low}"]
     if total.over_long:
         notes.append(
