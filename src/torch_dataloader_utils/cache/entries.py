@@ -82,7 +82,7 @@ class ValueKey(NamedTuple):
 
 
 class TokensKey(NamedTuple):
-    """Tokens of a row group; they are read when the row group is read. what: Digest of all that decides them, in hex."""
+    """Tokens of a row group, which are read when the row group is read. what: Digest of all that decides them."""
 
     group: GroupKey
     what: str

@@ -214,7 +214,7 @@ def _field(field: PackedField, group: PackedGroup, documents: Documents, window:
             return group.own_field(field.name, documents, window.origin)
         case PerDocument(column=column):
             return group.per_document(to_plain(window.stored.column(column)))
-        case PerToken(column=column, pad=pad, eod=eod):
+        case PerToken(column=str(column), pad=pad, eod=eod):
             values = to_plain(window.stored.column(column))
             if not is_list(plain_type(values.type)):
                 return group.per_token(_repeated(values, group.tokens, column, window), pad, pad)

@@ -135,7 +135,8 @@ def cut_windows(tokens: Int64s, least_tokens: int) -> tuple[Int64s, Int64s]:
     groups = np.flatnonzero(tokens)
     ends = np.cumsum(tokens[groups])
     total = int(ends[-1]) if len(ends) else 0
-    first, start, begun = [], 0, 0
+    first: list[int] = []
+    start = begun = 0
     while begun < total and (not first or total - begun >= least_tokens):
         first.append(start)
         start = int(ends.searchsorted(begun + least_tokens)) + 1

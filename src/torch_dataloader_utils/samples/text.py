@@ -305,7 +305,7 @@ class TokenizingReader:
         """
         if self.kept is None:
             return self._tokenize(rows, task.where)
-        taken = rows.select(list(self.tokenizer.columns) or [0])
+        taken = rows.select(list(self.tokenizer.columns) or rows.schema.names[:1])
         key = self.kept.key(taken, str(self.tokenizer.version), self.outputs, task)
         lists = self.kept.get(key, rows.num_rows)
         if lists is not None:
