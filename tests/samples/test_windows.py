@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -226,3 +227,16 @@ def test_a_null_token_names_its_window(corpus, tmp_path):
         NullValueError, match=r"0.parquet row group 0 \(and the next 1, packed with it\) has 1 null tokens"
     ):
         list(load(tmp_path, pack_tokens("tokens", 4)))
+
+
+def test_remote_row_groups_of_a_window_are_read_in_parallel_and_counted(corpus):
+    memory = fsspec.filesystem("memory")
+    memory.put(str(corpus), "/test-windows", recursive=True)
+    try:
+        packing = pack_tokens("tokens", 8, eod=EOD, window_tokens=30)
+        remote = load("memory://test-windows", packing)
+        expected = [sample for batch in load(corpus, packing) for sample in samples_of(batch)]
+        assert [sample for batch in remote for sample in samples_of(batch)] == expected
+        assert remote.metrics().fetched_bytes > 0
+    finally:
+        memory.rm("/test-windows", recursive=True)

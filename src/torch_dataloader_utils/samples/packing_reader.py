@@ -12,6 +12,8 @@ from torch_dataloader_utils._arrow.documents import Documents, list_documents, p
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._observe.counters import Counts, count_thread_in, thread_counts
+from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError
 from torch_dataloader_utils.samples.batch_fields import PackedField
 from torch_dataloader_utils.samples.layout import (
@@ -24,6 +26,10 @@ from torch_dataloader_utils.samples.sample_batch import PackedGroup
 from torch_dataloader_utils.samples.text import BAD_ROW, TokenizingReader
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking
 from torch_dataloader_utils.tables.reader import Reader, join_row_groups, slice_rows
+
+
+# Row groups of one window that are read at once; several windows are read at the same time.
+_REMOTE_READS = 8
 
 
 def footer_counts(packing: TokenPacking) -> bool:
@@ -87,9 +93,7 @@ class PackingReader:
             DataError: a list of a per-token field is not as long as the tokens of its row.
             DataError, StoreError: see Reader.read.
         """
-        # UNKNOWN, because `live_rows` counts samples, which are checked after packing. Stored rows are still checked.
-        stored = ((each, self.reader.read(replace(each, live_rows=UNKNOWN))) for each in members_of(task))
-        window = WindowRows.of(list(stored))
+        window = WindowRows.of(self._read_window(members_of(task)))
         documents = list_documents(window.stored.column(0), task.where)
         tokens = np.concatenate(
             [
@@ -110,6 +114,27 @@ class PackingReader:
         )
         arrays = [_field(field, group, documents, window) for field in self.fields]
         yield slice_rows(pa.RecordBatch.from_arrays(arrays, names=[field.name for field in self.fields]), rows)
+
+    def _read_window(self, tasks: Sequence[RowGroupTask]) -> list[tuple[RowGroupTask, pa.RecordBatch]]:
+        """Return the documents of each row group; row groups of remote files are read in parallel."""
+        # UNKNOWN, because `live_rows` counts samples, which are checked after packing. Stored rows are still checked.
+        if len(tasks) == 1 or "://" not in tasks[0].path:
+            return [(task, self.reader.read(replace(task, live_rows=UNKNOWN))) for task in tasks]
+        own = thread_counts()
+
+        def read(task: RowGroupTask) -> tuple[RowGroupTask, pa.RecordBatch, Counts]:
+            before, counts = count_thread_in(Counts()), thread_counts()
+            try:
+                return task, self.reader.read(replace(task, live_rows=UNKNOWN)), counts
+            finally:
+                count_thread_in(before)
+
+        threads = min(len(tasks), _REMOTE_READS)
+        with threads_for(threads, "tdu-window") as pool:
+            found = list(map_in_order(read, tasks, pool, most_pending=2 * threads))
+        for _, _, counts in found:
+            own.add(counts)
+        return [(task, rows) for task, rows, _ in found]
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """Return all samples of several row groups; each row group is packed by itself."""

@@ -148,7 +148,7 @@ def _count_windows(
     counted: Int64s, groups: Int64s, first: Int64s, found: "_Counted", packing: TokenPacking, share: Share
 ) -> Int64s:
     """Return the samples of each packing window. counted: Counts of the row groups of all processes."""
-    if packing.fill == "greedy":
+    if found.tokens is None:
         sums = np.add.reduceat(counted[0][groups], first) if len(first) else first
         return np.array([count_greedy(tokens, packing) for tokens in sums.tolist()], dtype=np.int64)
     ends = np.cumsum(counted[3])
@@ -211,22 +211,24 @@ class _Counted(NamedTuple):
     """Result of one process.
 
     counts: int64 [6, row groups], `DocumentCounts` of the process's row groups, 0 for other row groups. tokens: Tokens
-    that each document takes, by row group; of the row groups whose documents were looked at.
+    that each document takes, by row group; None for greedy fill, which needs sums alone.
     """
 
     counts: Int64s
-    tokens: dict[int, Int64s]
+    tokens: dict[int, Int64s] | None
 
     def add(self, group: int, counts: DocumentCounts, tokens: Int64s) -> None:
         self.counts[:, group] = counts
-        self.tokens[group] = tokens
+        if self.tokens is not None:
+            self.tokens[group] = tokens
 
 
 def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengths: ReadLengths) -> _Counted:
     """Count the row groups of this process's share."""
     groups = inventory.groups
     counter = reader.counter
-    found = _Counted(np.zeros((_NUM_COUNTS, len(groups)), dtype=np.int64), {})
+    keeps_tokens = reader.packing.fill == "best_fit"
+    found = _Counted(np.zeros((_NUM_COUNTS, len(groups)), dtype=np.int64), {} if keeps_tokens else None)
     if isinstance(counter, TokenizingReader) and inventory.rows_are_known:
         if counter.tokenizer.version is not None:
             skips = " that takes them" * counter.skips_bad_rows
