@@ -157,7 +157,7 @@ def test_a_plan_says_one_number_of_samples(corpus):
     packed = load(corpus, PACKING).plan.inventory
     loader = load(corpus, PACKING, filters=pc.field("row") > 0, inventory=packed)
     assert loader.plan.inventory.notes == (
-        f"packed: {loader.plan.inventory.num_rows} samples of 16 tokens, greedy, fill 0.958",
+        f"packed: {loader.plan.inventory.num_rows} samples of 16 tokens, greedy, fill 0.992",
     )
 
 

@@ -106,6 +106,15 @@ def test_another_tokenizer_and_other_texts_in_the_same_place_are_tokenized(folde
     assert tokens_of(folder, Bytes()) == without_cache(monkeypatch, folder, Bytes())
 
 
+def test_texts_in_a_dictionary_are_told_apart_by_the_dictionary(folder, monkeypatch):
+    for words in (["one", "two"], ["six", "ten"]):
+        write(folder, [words * 8])
+        (folder / "1.parquet").unlink(missing_ok=True)
+        text = pq.read_table(folder / "0.parquet")["text"].dictionary_encode()
+        pq.write_table(pa.table({"text": text}), folder / "0.parquet")
+        assert tokens_of(folder, Bytes()) == without_cache(monkeypatch, folder, Bytes())
+
+
 def nameless(texts):
     return Bytes()(texts)
 

@@ -18,6 +18,7 @@ from torch_dataloader_utils.cache.entries import GroupKey, TokensKey
 from torch_dataloader_utils.cache.host_cache import HostCache, opened
 from torch_dataloader_utils.cache.kept_values import token_cache
 
+_LAYOUT = "tokens 1"
 _PACKAGES = ("tokenizers", "transformers")
 
 
@@ -48,9 +49,8 @@ class KeptTokens:
 
         rows: The columns that the tokenizer takes. tokenizer: Text that changes whenever the tokens change.
         """
-        digest = blake2b("\0".join([tokenizer, *_versions(), *outputs]).encode(), digest_size=20)
-        digest.update(rows.schema.serialize())
-        digest.update(rows.serialize())
+        digest = blake2b("\0".join([_LAYOUT, tokenizer, *_versions(), *outputs]).encode(), digest_size=20)
+        digest.update(_stream(rows))  # with dictionaries, which a batch by itself leaves out
         group = GroupKey(self.scope, task.path, task.identity, task.ordinal)
         return TokensKey(group, digest.hexdigest())
 
@@ -63,17 +63,25 @@ class KeptTokens:
         count("cache_events", "misses" if found is None else "hits")
         if found is None:
             return None
-        with pa.ipc.open_stream(pa.py_buffer(found)) as stream:
-            kept = stream.read_next_batch()
+        try:
+            with pa.ipc.open_stream(pa.py_buffer(found)) as stream:
+                kept = stream.read_next_batch()
+        except pa.ArrowException:  # of an Arrow without this compression
+            return None
         return list(kept.columns) if kept.num_rows == num_rows else None
 
     def put(self, key: TokensKey, lists: Sequence[pa.Array]) -> None:
         """Keep lists, one for each row."""
         kept = pa.RecordBatch.from_arrays(list(lists), names=[str(number) for number in range(len(lists))])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, kept.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
-            stream.write_batch(kept)
-        opened(self.cache).put(key, sink.getvalue())
+        opened(self.cache).put(key, _stream(kept, "zstd" if pa.Codec.is_available("zstd") else None))
+
+
+def _stream(rows: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """Return the rows as a stream of Arrow."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
+        stream.write_batch(rows)
+    return sink.getvalue()
 
 
 def _versions() -> list[str]:

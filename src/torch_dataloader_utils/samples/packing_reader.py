@@ -27,7 +27,6 @@ from torch_dataloader_utils.samples.text import BAD_ROW, TokenizingReader
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking
 from torch_dataloader_utils.tables.reader import Reader, join_row_groups, slice_rows
 
-
 # Row groups of one window that are read at once; several windows are read at the same time.
 _REMOTE_READS = 8
 
