@@ -151,7 +151,9 @@ def _place(
     for tokens, word in zip_longest(descending_tokens, words, fillvalue=0):
         at = bisect_left(free, tokens << 32)
         if at < len(free):
-            opened = free.pop(at + (word * (len(free) - at) >> 32))
+            if word:
+                at += word * (len(free) - at) >> 32
+            opened = free.pop(at)
         else:
             opened = (capacity << 32) + used
             used += 1
@@ -194,8 +196,9 @@ def fill_mixed(tokens: Int64s, capacity: int, key: EpochKey, sample_count: int) 
 
 
 def count_mixed(tokens: Int64s, capacity: int) -> int:
-    """Return the number of samples for `fill_mixed`: as many as best fit makes, and up to 1.6 % more where mixing needs
-    them. The number is the same for every key.
+    """Return the number of samples for `fill_mixed`, the same for every key.
+
+    As many as best fit makes, and up to 1.6 % more where a trial with a fixed key needs more.
     """
     document, start, stop = _cut_long(tokens, capacity)
     sizes = np.sort(stop - start)[::-1]
