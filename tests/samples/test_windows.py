@@ -73,7 +73,7 @@ def delivered(loader):
 
 @pytest.mark.slow
 @given(lengths=corpora, packing=packings(shuffle_documents=True), part=st.integers(0, 3), data=st.data())
-@settings(max_examples=effort(60), deadline=None)
+@settings(max_examples=effort(40), deadline=None)
 def test_every_live_token_comes_once_over_ranks_and_a_chain_of_resumes(lengths, packing, part, data):
     packing = replace(packing, over_long="cut", extra_token=False)
     files = number_tokens([[[5, 0, 9]], *lengths, [[7, 3, 8], [2, 20]]])
