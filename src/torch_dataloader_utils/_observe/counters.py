@@ -69,6 +69,12 @@ class Counts(ctypes.Structure):
     transform_ns: int
     make_ns: int
 
+    def add(self, other: "Counts") -> None:
+        """Add the numbers of another thread that worked for this one, without its times."""
+        for name in COUNTED:
+            if not name.endswith("_ns"):
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+
 
 @contextmanager
 def during(counts: Counts, name: str) -> Iterator[None]:

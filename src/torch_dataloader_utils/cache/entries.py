@@ -81,6 +81,18 @@ class ValueKey(NamedTuple):
         return f"{_VALUE}{blake2b(text, digest_size=20).hexdigest()[1:]}"
 
 
+class TokensKey(NamedTuple):
+    """Tokens of a row group, which are read when the row group is read. what: Digest of all that decides them."""
+
+    group: GroupKey
+    what: str
+
+    @property
+    def entry_name(self) -> str:
+        """Name of the entry with these tokens, 40 digits; the first 16 are the row group's number."""
+        return f"{self.group.number:016x}{blake2b(self.what.encode(), digest_size=12).hexdigest()}"
+
+
 def is_value(name: str) -> bool:
     """Return whether an entry is a value, and not a range of a row group."""
     return name.startswith(_VALUE)
