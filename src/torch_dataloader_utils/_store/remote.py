@@ -209,7 +209,7 @@ class FsspecStore:
         url = self._url(path)
         if is_pattern(url.own):
             check_pattern(url.own)
-        key, found = self._request(path, "list", None, partial(_find, directories_only=url.own.endswith("/")))
+        key, found = self._request(path, "list", None, partial(_find, url, self._url))
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
         stats = self._stats({url.of_key(name): info for name, info in found.items()})
@@ -342,10 +342,16 @@ def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
     return stat_of(info)
 
 
-def _find(filesystem: Any, key: str, *, directories_only: bool) -> tuple[str, Infos]:
+def _find(url: RemoteUrl, parse: Callable[[str], RemoteUrl], filesystem: Any, key: str) -> tuple[str, Infos]:
     filesystem.invalidate_cache()
     if is_hub(filesystem):
         key = key_at_commit(filesystem, key)
     if is_pattern(key):
-        return key, matching_files(filesystem, key, directories_only=directories_only)
-    return key, files_at(filesystem, key)
+        found = matching_files(filesystem, key, directories_only=url.own.endswith("/"))
+    else:
+        found = files_at(filesystem, key)
+    for name, info in found.items():
+        # A name that the user wrote means what the client takes it for, and an empty object may mark a directory.
+        if name != key and info.get("size") != 0:
+            url.check_key(filesystem, name, parse)
+    return key, found
