@@ -5,7 +5,7 @@ Source: RFC 9110, section 14.4 (Content-Range).
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
@@ -42,6 +42,7 @@ class RangeReply:
 
     identity: Identity of the object, required of every reply; the first reply sets it if no identity was planned.
     is_pinned: Whether all bytes so far are known to be bytes of that object.
+    note_begun: Function that is called when a reply begins; if it raises, the reply is given up.
     """
 
     def __init__(self, span: Span, identity: str | None) -> None:
@@ -49,6 +50,7 @@ class RangeReply:
         self.identity = identity
         self.have = 0
         self.is_pinned = True
+        self.note_begun: Callable[[], None] = lambda: None
         self._num_silences = 0
         self._buffer = bytearray()
         self._whole: bytes | None = None
@@ -70,12 +72,14 @@ class RangeReply:
         After each silence the limit is doubled, up to four times: a server may need longer, a lost connection is not
         worth a wait.
         """
+        num_silences = self._num_silences
         try:
-            async with reply_within(policy.progress_seconds * min(4, 2**self._num_silences)):
+            async with reply_within(policy.progress_seconds * min(4, 2**num_silences)):
                 yield
         except StalledError:
-            self._num_silences += 1
+            self._num_silences = num_silences + 1  # a second request at the same time counts once
             raise
+        self.note_begun()
 
     def check_range(self, content_range: str | None, content_length: int | None) -> None:
         """Raise WrongReplyError unless the reply holds the missing bytes."""

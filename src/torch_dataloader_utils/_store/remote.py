@@ -317,8 +317,13 @@ def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]
     filesystem.invalidate_cache()  # of the whole client: some clients look a file up in the listing of its directory
     thread_counts().requests += 1
     begin = time.perf_counter()
+    most_seconds = attempts.most_silent_seconds
+
+    def left_seconds() -> float:
+        return min(attempts.left_seconds, begin + most_seconds - time.perf_counter())
+
     try:
-        info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
+        info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=left_seconds)
     finally:
         count_times([time.perf_counter() - begin])
     return info
