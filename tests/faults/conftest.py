@@ -35,7 +35,8 @@ def server(lasting_server: S3Server) -> Iterator[S3Server]:
 @pytest.fixture(scope="session")
 def access(lasting_server: S3Server) -> StoreAccess:
     """How to reach it, with short waits and without caches."""
-    return StoreAccess.of(lasting_server.storage_options, remote=RemoteOptions(retry=QUICK, keep_footers=False))
+    remote = RemoteOptions(backend="fsspec", retry=QUICK, keep_footers=False)
+    return StoreAccess.of(lasting_server.storage_options, remote=remote)
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import QUICK
-from tests.faults.s3_server import Action, Reply, Request, Rule, S3Server, error
+from tests.faults.s3_server import Action, Reply, Request, Rule, S3Server, change, error
 from tests.faults.tables import assert_rows, upload
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, hedge, open_store
+from torch_dataloader_utils._store.conditional_reads import RangeReply
 from torch_dataloader_utils._store.hedge import ReplyTimes, fetch_hedged
 from torch_dataloader_utils.errors import StoreError
 
@@ -137,6 +138,42 @@ def test_a_reply_that_begins_second_takes_no_byte() -> None:
         patch.setattr(hedge, "_UNKNOWN_SECONDS", 0.0)
         asyncio.run(run())
     assert taken == ["second"]
+
+
+class Pieces:
+    """A body of given pieces; `meanwhile` runs before each."""
+
+    def __init__(self, pieces: list[bytes], meanwhile: Any = int) -> None:
+        self.pieces, self.meanwhile = pieces, meanwhile
+
+    async def read(self, _: int) -> bytes:
+        self.meanwhile()
+        return self.pieces.pop(0)
+
+
+def test_no_byte_is_written_for_a_caller_that_has_left() -> None:
+    memory = memoryview(bytearray(6))
+    reply = RangeReply((0, 6), None, memory)
+    body = Pieces([b"ab", b"cd", b"ef"])
+    # The second piece comes after the caller was interrupted, and uses its memory for something else.
+    body.meanwhile = lambda: len(body.pieces) == 2 and (reply.detach(), memory.__setitem__(slice(None), b"------"))
+    asyncio.run(reply.receive(body, QUICK))
+    assert bytes(memory) == b"------"
+    assert bytes(reply.data) == b"abcdef"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bytes_come_into_the_memory_of_the_caller_whatever_happens(server: S3Server, backend: Any) -> None:
+    remote = RemoteOptions(backend=backend, retry=QUICK, keep_footers=False)
+    url = server.put("a", CONTENT)
+    server.rules[:] = [Rule(change(cut_after=20_000)), Rule(error(503, "SlowDown"), first=1)]
+    memory = memoryview(bytearray(60_000))
+    spans = [SPAN, (60_000, 10_000), (70_000, 10)]
+    buffers = [memory[:50_000], memory[50_000:59_990], memory[59_990:]]
+    spans = [(start, len(buffer)) for (start, _), buffer in zip(spans, buffers, strict=True)]
+    open_store(url, StoreAccess.of(server.storage_options, remote=remote)).read_into(url, spans, buffers)
+    assert [bytes(buffer) for buffer in buffers] == [CONTENT[start : start + length] for start, length in spans]
+    assert server.rules[1].seen > 2
 
 
 def test_an_interrupted_fetch_cancels_both_requests() -> None:

@@ -4,6 +4,7 @@ obstore runs its own tokio runtime. A forked child inherits the locks of the run
 child hangs, and the parent may hang too. A forked child therefore raises ConfigError instead.
 """
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,8 +48,11 @@ _CLIENT_OPTIONS = frozenset(
     }
 )
 
-# Size of the pieces of a body that obstore hands over.
-_PIECE_BYTES = 64 << 10
+# Size of the pieces of a body that obstore hands over; a piece takes half a millisecond, and has to come in
+# `progress_seconds`.
+_PIECE_BYTES = 256 << 10
+
+_SLOTS = "torch_dataloader_utils_slots"
 
 _state = {"was_used": False, "was_inherited": False}
 
@@ -57,13 +61,14 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     """Return obstore's fsspec store for a scheme.
 
     options: s3fs's key, secret, token, anon, endpoint_url and client_kwargs are translated; all others go to obstore.
+        credential_provider is a function that returns credentials.
 
     Raises:
         MissingDependencyError: obstore is not installed.
         ConfigError: an option that obstore does not know, or a value that it does not accept; or this process was
             forked from a process that had used obstore.
     """
-    if _state["was_inherited"]:
+    if was_inherited():
         raise ConfigError(
             "obstore was used before this process was forked from another, and would hang in it. Start the workers "
             'with multiprocessing_context="forkserver" (or "spawn"), use num_workers=0, or backend="fsspec".'
@@ -86,6 +91,7 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
         )
         # obstore checks options when a bucket is used first: any name will do.
         filesystem._construct_store("bucket")
+        setattr(filesystem, _SLOTS, asyncio.Semaphore(remote.connections))
     return filesystem
 
 
@@ -146,11 +152,12 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
     options: dict[str, Any] = {"range": (first, last + 1)}
     if reply.identity is not None:
         options["if_match"] = f'"{reply.identity}"'
-    async with reply.begun(policy):
-        answer = await filesystem._construct_store(bucket).get_async(name, options=options)
-    reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
-    pieces = answer.stream(min_chunk_size=min(_PIECE_BYTES, policy.progress_bytes))
-    await reply.receive(PieceStream(aiter(pieces)), policy)
+    async with getattr(filesystem, _SLOTS):  # obstore has no limit of its own
+        async with reply.begun(policy):
+            answer = await filesystem._construct_store(bucket).get_async(name, options=options)
+        reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
+        pieces = answer.stream(min_chunk_size=min(_PIECE_BYTES, policy.progress_bytes))
+        await reply.receive(PieceStream(aiter(pieces)), policy)
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,6 +176,11 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
     if found.pop("anon", False):
         found["skip_signature"] = True
     return found
+
+
+def was_inherited() -> bool:
+    """Return whether this process was forked from a process that had used obstore, so that obstore would hang."""
+    return _state["was_inherited"]
 
 
 def _mark_child() -> None:

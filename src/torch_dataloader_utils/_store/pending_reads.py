@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fsspec.asyn import get_loop
@@ -40,10 +41,16 @@ _UNHEDGED = (fetch_from_gcs, fetch_from_azure)
 
 
 class PendingReads:
-    """Spans of one file, to be read at the planned identity."""
+    """Spans of one file, to be read at the planned identity, in the memory that `into` has for them."""
 
-    def __init__(self, spans: Sequence[Span], identity: str | None, attempts: Attempts) -> None:
-        self._replies = [RangeReply(span, identity) for span in spans]
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        identity: str | None,
+        attempts: Attempts,
+        into: Mapping[Span, memoryview] = MappingProxyType({}),
+    ) -> None:
+        self._replies = [RangeReply(span, identity, into.get(span)) for span in spans]
         self._attempts = attempts
         self._num_hedges = 0
 
@@ -84,7 +91,7 @@ class PendingReads:
                 works = _all(self._send(fetch, filesystem, key, reply, ended) for reply in missing)
                 # The Hub's client has no loop; fsspec's loop runs it.
                 loop = getattr(filesystem, "loop", None) or get_loop()
-                errors = run_on_loop(loop, works, self._left_seconds)
+                errors = self._run(loop, works, missing)
         finally:
             received = self._received_bytes()
             self._attempts.received(received)
@@ -99,6 +106,15 @@ class PendingReads:
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
+
+    def _run(self, loop: Any, works: Any, replies: Sequence[RangeReply]) -> list[BaseException | None]:
+        try:
+            return run_on_loop(loop, works, self._left_seconds)
+        except BaseException:
+            # Requests under way end a little later, when the caller may have other plans for its memory.
+            for reply in replies:
+                reply.detach()
+            raise
 
     async def _send(self, fetch: Fetch, filesystem: Any, key: str, reply: RangeReply, ended: list[float]) -> None:
         """Fetch one reply, by a second request too if the first is silent; append the time at which each ended."""

@@ -9,6 +9,7 @@ import fsspec
 
 from torch_dataloader_utils._core.paths import redact, split_chain
 from torch_dataloader_utils._store.client import is_s3
+from torch_dataloader_utils._store.default_client import S3_SCHEMES
 from torch_dataloader_utils._store.wildcards import is_web
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
@@ -56,7 +57,8 @@ class RemoteUrl:
         scheme, _, rest = parts[index].partition("://")
         authority = rest.partition("/")[0]
         is_fsspec = backend != "obstore"
-        root = _root_on_server(scheme, authority) if is_fsspec else None
+        has_server = is_fsspec and scheme not in S3_SCHEMES  # without a look at the client, whose import takes 0.3 s
+        root = _root_on_server(scheme, authority) if has_server else None
         return cls(
             before="".join(f"{part}::" for part in parts[:index]),
             own=parts[index],

@@ -95,6 +95,8 @@ def store_error(
             )
         case FileNotFoundError() | NotADirectoryError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
+        case _ if diagnosis is not None and diagnosis.status in (404, 410):  # obstore, while it lists
+            return _missing(path, was_planned=identity is not None)
         case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
             return _expired(path, action, cause, is_sure=kind is Kind.EXPIRED)
         case _ if diagnosis is not None and diagnosis.code == "InvalidObjectState":  # a 403, whatever the rights
