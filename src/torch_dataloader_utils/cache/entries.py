@@ -21,6 +21,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple
 
 from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils._engine import crc32
 
 _MAGIC = b"TDUCACH1"
 _HEAD = struct.Struct("<8sQI40s4x")
@@ -310,7 +311,7 @@ def sweep(directory: Path) -> None:
 
 
 def _head(name: str, data: Buffer) -> bytes:
-    sealed = zlib.crc32(data, zlib.crc32(f"{name}{len(data)}".encode()))
+    sealed = crc32(data, zlib.crc32(f"{name}{len(data)}".encode()))
     return _HEAD.pack(_MAGIC, len(data), sealed, name.encode())
 
 
