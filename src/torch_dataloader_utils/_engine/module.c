@@ -313,13 +313,13 @@ static PyObject *count_page_values(PyObject *module, PyObject *arguments) {
     return values;
 }
 
-PyDoc_STRVAR(crc32_doc, "crc32(data, before) -> CRC-32 of the data after bytes of which before is the CRC; as zlib.crc32.");
+PyDoc_STRVAR(crc32_doc, "crc32(data, before=0) -> CRC-32 of the data after bytes of which before is the CRC; as zlib.crc32.");
 
 static PyObject *checksum(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_buffer data;
-    unsigned int crc;
-    if (!PyArg_ParseTuple(arguments, "y*I", &data, &crc)) return NULL;
+    unsigned int crc = 0;
+    if (!PyArg_ParseTuple(arguments, "y*|I", &data, &crc)) return NULL;
     Bytes bytes = {data.buf, (const uint8_t *)data.buf + data.len};
     Py_BEGIN_ALLOW_THREADS
     crc = crc32_of(bytes, crc);
