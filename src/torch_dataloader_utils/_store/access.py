@@ -100,7 +100,7 @@ class RemoteOptions:
     backend: Literal["auto", "fsspec", "obstore"] = "auto"
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     coalesce: CoalesceLimits = field(default_factory=CoalesceLimits)
-    connections: int = 32
+    connections: int = 64
     keep_footers: bool = True
     cache: HostCache | None = None
 
