@@ -11,6 +11,8 @@ import pytest
 
 from tests.faults.conftest import QUICK
 from tests.faults.s3_server import Rule, S3Server, change, error
+from tests.faults.tables import assert_rows, upload
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import FsspecStore, RemoteOptions, StoreAccess, open_store
 from torch_dataloader_utils._store.client import open_client
 from torch_dataloader_utils._store.default_client import is_for_s3fs
@@ -206,6 +208,23 @@ def test_a_panic_is_for_s3fs() -> None:
         raise PanicException("called `Option::unwrap()` on a `None` value")
     assert is_for_s3fs(caught.value, Diagnosis(kind=Kind.FINAL)) == "obstore panicked"
     assert is_for_s3fs(OSError("else"), Diagnosis(kind=Kind.FINAL)) == ""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_loader_whose_workers_are_forked_reads_every_row(s3: S3Server) -> None:
+    s3.reset()
+    total = upload(s3)
+    remote = RemoteOptions(retry=QUICK, keep_footers=False)
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/data",
+        batch_size=64,
+        num_workers=2,
+        multiprocessing_context="fork",
+        storage_options=StoreAccess.of(s3.storage_options, remote=remote),
+    )
+    for _ in range(2):
+        assert_rows(loader, total)
 
 
 def read_in_child(store: FsspecStore, url: str, answers: Any) -> None:
