@@ -52,6 +52,9 @@ _CLIENT_OPTIONS = frozenset(
 # `progress_seconds`.
 _PIECE_BYTES = 256 << 10
 
+# s3fs's limit for a page of a listing that does not come.
+_MOST_SILENT_SECONDS = 15.0
+
 _SLOTS = "torch_dataloader_utils_slots"
 
 _state = {"was_used": False, "was_inherited": False}
@@ -79,7 +82,9 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
         raise MissingDependencyError('backend="obstore" needs obstore. Run: pip install obstore') from error
     _state["was_used"] = True
     # obstore's own limit for a request is 30 s, the body included; our limits watch the progress.
-    times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=4 * remote.retry.progress_seconds)}
+    progress_seconds = remote.retry.progress_seconds
+    silent_seconds = max(progress_seconds, min(_MOST_SILENT_SECONDS, 4 * progress_seconds))
+    times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=silent_seconds)}
     with _known_options(scheme, options):
         options = _translated(options)
         _check_none_misplaced(options)
