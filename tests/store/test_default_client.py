@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import QUICK
-from tests.faults.s3_server import Rule, S3Server, change, error
+from tests.faults.s3_server import Rule, S3Server, error
 from tests.faults.tables import assert_rows, upload
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._store import FsspecStore, RemoteOptions, StoreAccess, open_store
@@ -45,9 +45,9 @@ def s3() -> Iterator[S3Server]:
     made.close()
 
 
-def client_of(options: dict[str, Any], url: str = "s3://bucket/a") -> str:
+def client_of(options: dict[str, Any]) -> str:
     """The package of the client that the default takes."""
-    return type(open_client(url, "s3", StoreAccess.of(options))).__module__.partition(".")[0]
+    return type(open_client("s3://bucket/a", "s3", StoreAccess.of(options))).__module__.partition(".")[0]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,9 @@ def test_s3fs_takes_the_rest_and_the_log_says_why(
     assert "test-secret" not in caplog.text
 
 
-def test_an_access_point_is_read_by_s3fs() -> None:
-    assert client_of(KEYS | REGION, "s3://arn:aws:s3:eu-1:1:accesspoint/p/a") == "s3fs"
+@pytest.mark.parametrize("url", ["s3://arn:aws:s3:eu-1:1:accesspoint/p/a", "s3://bucket/a?versionId=b"])
+def test_a_url_with_more_than_a_key_is_read_by_s3fs(url: str) -> None:
+    assert open_store(url, StoreAccess.of(KEYS | REGION))._access_for("read", url, ()).remote.backend == "fsspec"
 
 
 def test_a_profile_names_region_and_credentials(tmp_path: Path) -> None:
@@ -193,11 +194,11 @@ def test_names_that_obstore_does_not_take_are_read(s3: S3Server) -> None:
         assert bytes(store.tail(url, 1 << 20).data) == url.removeprefix("s3://bucket/").encode()
 
 
-def test_objects_are_written_by_s3fs(s3: S3Server) -> None:
-    store = open_store("s3://bucket/a", StoreAccess.of(s3.storage_options, remote=RemoteOptions(retry=QUICK)))
-    s3.rules[:] = [Rule(change(status=200), method="HEAD")]
-    assert store._access_for("write", ()).remote.backend == "fsspec"
-    assert store._access_for("read", ()).remote.backend == "auto"
+def test_objects_are_written_by_s3fs() -> None:
+    url = "s3://bucket/a"
+    store = open_store(url, StoreAccess.of(KEYS | REGION))
+    assert store._access_for("write", url, ()).remote.backend == "fsspec"
+    assert store._access_for("read", url, ()).remote.backend == "auto"
 
 
 def test_a_panic_is_for_s3fs() -> None:

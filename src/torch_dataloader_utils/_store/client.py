@@ -66,7 +66,7 @@ def _open(path: str, scheme: str, options: Mapping[str, Any], remote: RemoteOpti
         if remote.backend == "obstore" or not has_s3fs():
             return open_obstore(scheme, options, remote)
         try:
-            return open_obstore(scheme, obstore_options(path, options), remote)
+            return open_obstore(scheme, obstore_options(options), remote)
         except (NotHonouredError, ConfigError) as error:
             log_fallback(redact(path), censored_text(str(error), options))
     if scheme in S3_SCHEMES:

@@ -24,6 +24,9 @@ from torch_dataloader_utils._store.obstore import PanicError, was_inherited
 _log = logging.getLogger("torch_dataloader_utils.clients")
 
 S3_SCHEMES = ("s3", "s3a")
+_ACCESS_POINTS = tuple(f"{scheme}://arn:" for scheme in S3_SCHEMES)
+VERSION = "?versionId="
+"""Part of a URL before the version of an object, in s3fs's spelling."""
 
 # As in pyproject.toml, which binds only those who install the extra.
 _LEAST_OBSTORE = (0, 11)
@@ -69,7 +72,12 @@ def has_s3fs() -> bool:
     return find_spec("s3fs") is not None
 
 
-def obstore_options(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def names_more_than_a_key(path: str) -> bool:
+    """Return whether s3fs finds more in the URL than bucket and key: an access point, or a version."""
+    return path.startswith(_ACCESS_POINTS) or VERSION in path
+
+
+def obstore_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of obstore that mean what `options`, environment and configuration mean to s3fs.
 
     Raises:
@@ -77,8 +85,6 @@ def obstore_options(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """
     if was_inherited():
         raise NotHonouredError("this process was forked from a process that had used obstore")
-    if "://arn:" in address:
-        raise NotHonouredError("the bucket is an access point")
     kwargs = options.get("client_kwargs") or {}
     unknown = sorted({*options} - _OPTIONS) + sorted({*kwargs} - _CLIENT_KWARGS)
     if unknown:

@@ -27,12 +27,12 @@ from torch_dataloader_utils._store.client import (
     open_client,
 )
 from torch_dataloader_utils._store.coalesce import coalesce
-from torch_dataloader_utils._store.default_client import has_s3fs, is_for_s3fs, log_fallback
+from torch_dataloader_utils._store.default_client import has_s3fs, is_for_s3fs, log_fallback, names_more_than_a_key
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import FileEntry, FileStat, Listing, Tail
-from torch_dataloader_utils._store.obstore import no_panic
+from torch_dataloader_utils._store.obstore import PanicError, no_panic
 from torch_dataloader_utils._store.pending_reads import PendingReads
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
@@ -292,7 +292,7 @@ class FsspecStore:
         attempts, log = attempts or Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)
         store = (self.access.token, *url.client)
-        access = self._access_for(action, store)
+        access = self._access_for(action, path, store)
         filesystem, is_expired, failure = None, False, None
         handled = sys.exception()  # the error of another place, if the user tries this place after a failure
         while True:
@@ -319,7 +319,7 @@ class FsspecStore:
                     if reason:
                         log_fallback(redact(path), reason)
                         access = _through_fsspec(access)
-                        if diagnosis.status:
+                        if diagnosis.status or isinstance(error, PanicError):
                             clients.without_obstore.add(store)
                         continue
                 count("request_errors", _counted_as(diagnosis))
@@ -337,11 +337,12 @@ class FsspecStore:
             # Stays true if a new client could not be opened, whatever the reason.
             is_expired = is_expired or diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
 
-    def _access_for(self, action: str, store: Sequence[str]) -> StoreAccess:
-        """Return the access of one request: by default s3fs writes, and reads what obstore could not read."""
-        is_default = self.access.remote.backend == "auto"
-        needs_fsspec = action not in ("read", "list", "look up") or store in clients.without_obstore
-        return _through_fsspec(self.access) if is_default and needs_fsspec else self.access
+    def _access_for(self, action: str, path: str, store: Sequence[str]) -> StoreAccess:
+        """Return the access of one request: by default s3fs writes, and reads what obstore cannot read."""
+        if self.access.remote.backend != "auto" or not has_s3fs():
+            return self.access
+        is_for_fsspec = action not in ("read", "list", "look up") or names_more_than_a_key(path)
+        return _through_fsspec(self.access) if is_for_fsspec or store in clients.without_obstore else self.access
 
     def _url(self, path: str) -> RemoteUrl:
         return RemoteUrl.of(path, backend=self.access.remote.backend)

@@ -9,7 +9,7 @@ import fsspec
 
 from torch_dataloader_utils._core.paths import redact, split_chain
 from torch_dataloader_utils._store.client import is_s3
-from torch_dataloader_utils._store.default_client import S3_SCHEMES
+from torch_dataloader_utils._store.default_client import S3_SCHEMES, VERSION
 from torch_dataloader_utils._store.wildcards import is_web
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
@@ -19,8 +19,7 @@ _LOCAL_SCHEMES = ("file", "local")
 _AZURE_SCHEMES = ("abfs", "abfss", "az", "adl")
 
 # Parts of names that a URL cannot hold for every client: a chain, a version of an object, a slash at the end.
-_VERSION = "?versionId="
-_AMBIGUOUS = re.compile(rf"::|://|{re.escape(_VERSION)}|/$")
+_AMBIGUOUS = re.compile(rf"::|://|{re.escape(VERSION)}|/$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ class RemoteUrl:
             return
         url = self.of_key(key)
         parsed = parse(url)
-        names_version = _VERSION in key and is_s3(filesystem)
+        names_version = VERSION in key and is_s3(filesystem)
         if names_version or parsed.client != self.client or parsed.key(filesystem) != key:
             raise UnsupportedFeatureError(
                 f"{redact(url)}: the storage client takes a part of this name ('::', '?versionId=' or a slash at its "
