@@ -122,7 +122,9 @@ def _learn(
     of_paths = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
     hint = partial(_hint, odd, of_paths)
     if not request.finds_keys:
-        check_columns(request.columns or (), schema, hint)
+        is_first = request.missing != "null" and request.schema is None and len(files.entries) > 1
+        others = f' These are the columns of {redact(path)}; missing="null" reads columns that only other files have.'
+        check_columns(request.columns or (), schema, lambda name: hint(name) or (others if is_first else ""))
     return FirstScan(
         path=path,
         file_schema=file_schema,

@@ -89,7 +89,7 @@ def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | No
 
 
 def has_partitions(paths: Iterable[str], root: str) -> bool:
-    """Return whether a path has a directory "name=value" below `root`, the directory that the user named."""
+    """Return whether a path has a directory "name=value" below `root`, the directory that was searched."""
     return bool(root) and any(True for path in paths for _ in _named_directories(path, root))
 
 
