@@ -234,6 +234,7 @@ def test_a_vocabulary_is_loaded_from_the_first_column_of_a_file(tmp_path):
     ("options", "kind", "says"),
     [
         ({"encode": {"city": "hash"}}, ConfigTypeError, "pass a dict of columns and encoders"),
+        ({"encode": {"city": ["Rome"]}}, ConfigTypeError, r'or \{"city": Vocabulary\(\["Rome", "Paris"\]\)\}'),
         ({"encode": {"town": Hash(buckets=3)}}, ConfigError, "names column 'town', which batches do not have"),
         ({"encode": {"city": Vocabulary([1])}}, ConfigError, "as its values .int64. are"),
         ({"encode": {"id": Bytes()}}, ConfigError, "Bytes takes columns of text or binary"),
