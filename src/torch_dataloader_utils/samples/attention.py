@@ -5,6 +5,7 @@ end of a sample as one more document, and compute on the device of the batch. On
 `flash_attn_arguments`) waits for the device.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,8 +84,6 @@ def document_block_mask(
 
     causal: Whether tokens attend only to earlier tokens and to themselves.
     """
-    from torch.nn.attention.flex_attention import BlockMask  # slow to import, and few need it
-
     ids = document_ids(cu_seqlens, sequence_length)
 
     def attends(sample: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -102,13 +101,46 @@ def document_block_mask(
         number = torch.arange(len(starts), device=ids.device)
         shares = shares & (number <= number[:, None])
         is_full = is_full & (number < number[:, None]) if block_size > 1 else is_full & shares
-    return BlockMask.from_kv_blocks(
-        *_numbered(shares & ~is_full),
-        *_numbered(is_full),
-        BLOCK_SIZE=block_size,
-        mask_mod=attends,
-        seq_lengths=(sequence_length, sequence_length),
-    )
+    return _block_mask(shares, is_full, attends, sequence_length, block_size)
+
+
+def branch_block_mask(
+    cu_seqlens: Ragged, branches: Tensor, sequence_length: int, *, block_size: int = 128
+) -> "BlockMask":
+    """Return the mask of `flex_attention` for packed pairs of `Preference`, for q, k, v [B, heads, L, width].
+
+    Tokens attend to earlier tokens of their prompt and of their own branch, and to themselves. Equal to the result of
+    `create_block_mask` for this rule, but computed from the branches of each block instead of L x L tokens.
+
+    branches: Field `branches` of the batch, int32 [B, L].
+    """
+    # Branches of all documents, which ascend. The prompt of document d is 3 * d.
+    own = document_ids(cu_seqlens, sequence_length) * 3 + branches
+
+    def attends(sample: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        mine, other = own[sample, query], own[sample, key]
+        return ((other == mine) | (other == mine - mine % 3)) & (key <= query)
+
+    starts = torch.arange(0, sequence_length, block_size, device=own.device)
+    ends = (starts + block_size - 1).clamp(max=sequence_length - 1)
+    first, last = own[:, starts], own[:, ends]
+    # Keys of each block: [B, blocks, block_size]. The last block repeats its last key.
+    places = (starts[:, None] + torch.arange(block_size, device=own.device)).clamp(max=sequence_length - 1)
+    keys, final = own[:, places], last[:, :, None]
+    has_prompt = (keys == final - final % 3).any(2)
+    has_one_branch = ((keys == final) | (keys == final - final % 3)).all(2)
+    query_first, query_last = first[:, :, None], last[:, :, None]
+    key_last = last[:, None, :]
+    # Between a block and a later block only the last document of the one and the first of the other can be the same.
+    shares = (key_last == query_first) | ((key_last // 3 == query_first // 3) & has_prompt[:, None, :])
+    is_seen = (key_last % 3 == 0) | ((query_first == query_last) & (query_last == key_last))
+    is_full = (first[:, None, :] // 3 == query_last // 3) & is_seen & has_one_branch[:, None, :]
+    number = torch.arange(len(starts), device=own.device)
+    is_earlier, is_same = number < number[:, None], number == number[:, None]
+    is_whole = starts + block_size <= sequence_length
+    shares = (shares & is_earlier) | is_same
+    is_full = is_full & is_whole[:, None] & is_whole & (is_earlier if block_size > 1 else shares)
+    return _block_mask(shares, is_full, attends, sequence_length, block_size)
 
 
 def thd_cu_seqlens(cu_seqlens: Ragged, document_tokens: Ragged, sequence_length: int) -> tuple[Tensor, Tensor]:
@@ -144,6 +176,21 @@ def _begins(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
     begins = ends.new_zeros((len(cu_seqlens), width), dtype=torch.int32)
     begins.view(-1)[ends + _samples(cu_seqlens) * width] = 1
     return begins[:, :-1]
+
+
+def _block_mask(
+    shares: Tensor, is_full: Tensor, attends: Callable[..., Tensor], sequence_length: int, block_size: int
+) -> "BlockMask":
+    """Return the mask of these blocks of queries and keys, bool [B, blocks, blocks]; full blocks need no `attends`."""
+    from torch.nn.attention.flex_attention import BlockMask  # slow to import, and few need it
+
+    return BlockMask.from_kv_blocks(
+        *_numbered(shares & ~is_full),
+        *_numbered(is_full),
+        BLOCK_SIZE=block_size,
+        mask_mod=attends,
+        seq_lengths=(sequence_length, sequence_length),
+    )
 
 
 def _numbered(blocks: Tensor) -> tuple[Tensor, Tensor]:
