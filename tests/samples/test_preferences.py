@@ -114,6 +114,14 @@ def packed(folder, preference, length=32, **options):
     return load(folder, packing, **options)
 
 
+def test_a_batch_without_a_part_names_the_columns(tmp_path):
+    folder = write(tmp_path, chosen=["a b"], rejected=["a c"])
+    with pytest.raises(TransformError, match=r"no column 'prompt', and it has \['chosen', 'rejected'\].*prompt=None"):
+        padded(folder, Preference(hugging_face()))
+    found = [padded(folder, Preference(hugging_face(), prompt=None), output_format=kind) for kind in ("torch", "arrow")]
+    assert found[0] == found[1]
+
+
 def test_a_pack_has_each_prompt_once(tmp_path):
     folder = write(tmp_path, prompt=["a b c", None], chosen=[" d e", " g"], rejected=[" f", " h"])
     (batch,) = packed(folder, Preference(hugging_face()), length=12)
@@ -184,9 +192,7 @@ def test_packs_have_the_likelihoods_of_single_sequences(tmp_path):
     for batch in packed(folder, preference, length=48, pack={"fields": fields}):
         mask = branch_block_mask(batch["cu_seqlens"], batch["branches"], 48, block_size=16)
         with torch.no_grad():
-            logits = model(
-                input_ids=batch["tokens"], position_ids=batch["positions"], attention_mask=mask
-            ).logits
+            logits = model(input_ids=batch["tokens"], position_ids=batch["positions"], attention_mask=mask).logits
         values = -cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
         chosen, rejected = branch_sums(values, batch["cu_seqlens"], batch["branches"]).tolist()
         rows = itertools.chain(*batch["document_row"].to_list())

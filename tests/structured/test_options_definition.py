@@ -216,6 +216,7 @@ def test_the_stubs_are_made_of_the_definitions(script: ModuleType) -> None:
         ("num_lanes", "lanes=Lanes(num_lanes)"),
         ("lane_rows", "lanes=Lanes(num_lanes, rows=...)"),
         ("decode_threads", "decoding=Decoding(threads=...)"),
+        ("tokenizer", "pack=pack_tokens(column, sequence_length, tokenizer=...)"),
         ("decode_ahead_bytes", "decoding=Decoding(ahead_bytes=...)"),
         ("page_checksums", "decoding=Decoding(page_checksums=...)"),
     ],
@@ -253,6 +254,8 @@ def test_an_unknown_option_is_still_an_error_of_ours() -> None:
     ("option", "told"),
     [
         ("seed", "did you mean 'shuffle_seed'"),
+        ("num_epochs", "for epoch in range"),
+        ("limit", "leave the loop early"),
         ("world_size", "did you mean 'num_ranks'"),
         ("xyzzy", r"Everyday options are .*'batch_size'.*'shuffle_seed'.*; help\(\) has all"),
         ("pin_memry", "did you mean 'pin_memory'"),

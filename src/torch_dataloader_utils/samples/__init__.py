@@ -15,6 +15,7 @@ from torch_dataloader_utils.samples.attention import (
     flash_attn_arguments,
     flat_cu_seqlens,
     longest_document,
+    model_inputs,
     position_ids,
     thd_cu_seqlens,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "flash_attn_arguments",
     "flat_cu_seqlens",
     "longest_document",
+    "model_inputs",
     "pack_tokens",
     "position_ids",
     "thd_cu_seqlens",

@@ -1,17 +1,20 @@
-"""Makes the arguments and masks of attention kernels from the document boundaries of packed samples.
+"""Makes the arguments of models, and the arguments and masks of attention kernels, from packed samples.
 
 `cu_seqlens` is the field of a batch of B samples, and L is `sequence_length`. All functions treat the padding at the
 end of a sample as one more document, and compute on the device of the batch. Only `longest_document` (and so
 `flash_attn_arguments`) waits for the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.samples.text import BRANCHES, LABELS, NOT_TRAINED
 from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -61,6 +64,41 @@ def position_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
     places = torch.arange(sequence_length, dtype=torch.int32, device=cu_seqlens.values.device)
     begins = torch.where(_begins(cu_seqlens, sequence_length) > 0, places, 0)
     return places - begins.cummax(1).values
+
+
+def model_inputs(batch: Mapping[str, Any]) -> TensorBatch:
+    """Return the arguments of a causal language model of Hugging Face, made from a batch of packed samples.
+
+    There are input_ids, position_ids and labels, int64 [B, L], and use_cache=False. A model that is called with
+    positions, without a mask and without a cache, keeps documents apart; with a cache, which is its default outside of
+    a Trainer, documents would attend to the documents before. Pass the function as `transform=` to a Trainer's loader,
+    or call `model(**model_inputs(batch))`. Labels are the field `labels`, which has to be aligned, as `Chat` and
+    `Completion` make it. Without this field, every token is a label that `loss_mask` lets predict:
+
+        tokens 5 6 7 8, loss_mask True False True False      labels -100 6 -100 8
+
+    batch: Batch of packed samples with tokens, positions, and labels or loss_mask.
+
+    Raises:
+        ConfigError: a field is missing, or the fields are not for a model that shifts labels.
+    """
+    if missing := [name for name in ("tokens", "positions") if name not in batch]:
+        raise ConfigError(
+            f"model_inputs needs {missing[0]!r} of a packed batch, and this one has {list(batch)}: pass "
+            "pack=pack_tokens(...), with this name in fields= if fields are named."
+        )
+    tokens, positions, labels = batch["tokens"].long(), batch["positions"].long(), batch.get("labels")
+    if tokens.shape != positions.shape or BRANCHES in batch:
+        raise ConfigError(
+            "model_inputs is for models that shift labels, as all of Hugging Face do. Leave extra_token out; for the "
+            "pairs of Preference, see branch_sums."
+        )
+    if labels is None:
+        if "loss_mask" not in batch:
+            raise ConfigError(f"model_inputs needs 'labels' or 'loss_mask', and the batch has {list(batch)}.")
+        is_label = torch.nn.functional.pad(batch["loss_mask"][:, :-1], (1, 0))
+        labels = tokens.where(is_label, NOT_TRAINED)
+    return TensorBatch({"input_ids": tokens, "position_ids": positions, LABELS: labels.long(), "use_cache": False})
 
 
 def flash_attn_arguments(cu_seqlens: Ragged, sequence_length: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch_dataloader_utils._core.arguments import check_choice, check_column_name
-from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.samples.text import (
     LABELS,
     MASKS,
@@ -20,6 +20,7 @@ from torch_dataloader_utils.samples.text import (
     tokenizer_digest,
 )
 from torch_dataloader_utils.samples.tokenizers import digest_bytes
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.samples.preferences import Preference
@@ -71,6 +72,11 @@ class Chat:
         check_choice("train_on", self.train_on, get_args(TrainOn))
         given = (self.messages, self.tools, sorted(self.template_kwargs.items()), self.train_on)
         hold_tokenizer(self, given)
+        if getattr(self.tokenizer, "chat_template", "of its own") is None:
+            raise ConfigError(
+                "Chat has a tokenizer without a chat template: set tokenizer.chat_template, or load the tokenizer of a "
+                "model for chats. Texts need no template: pass the tokenizer itself to pack_tokens, or Completion(...)."
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -86,11 +92,14 @@ class Chat:
         """Return tokens and labels of one row; none for a conversation that is null or empty.
 
         Raises:
-            ValueError: the template renders the messages before an answer in another way than in the whole.
+            ValueError: the template renders the messages before an answer in another way than in the whole, or the
+                column does not hold messages.
         """
+        check_row(self, row)
         messages, tools = parsed(row[self.messages]), None if self.tools is None else parsed(row[self.tools])
         if not messages:
             return {TOKENS: [], LABELS: []}
+        _check_messages(messages)
         options = {**self.template_kwargs, "tools": tools or None}
         if self.train_on != "all" and has_marks(self.tokenizer):
             rendered = render(self.tokenizer, messages, **{**options, "return_assistant_tokens_mask": True})
@@ -155,6 +164,7 @@ class Completion:
         Raises:
             ValueError: the tokens of the prompt are not the first tokens of the whole.
         """
+        check_row(self, row)
         prompt, completion = row[self.prompt], row[self.completion]
         if prompt is None or completion is None:
             return {TOKENS: [], LABELS: []}
@@ -265,7 +275,43 @@ def _label(tokens: list[int], spans: Sequence[tuple[int, int]], labels: Labels) 
 
 def parsed(value: Any) -> Any:
     """Return a list of messages or tools: parsed from JSON text, or without the nulls that Arrow adds to structs."""
-    return json.loads(value) if isinstance(value, str) else _without_nulls(value)
+    if not isinstance(value, str):
+        return _without_nulls(value)
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(
+            f"a text that begins with {value[:20]!r} is not the JSON of a list ({error}). For plain text pass the "
+            "tokenizer itself to pack_tokens, or Completion(...)"
+        ) from error
+
+
+def _check_messages(messages: Any) -> None:
+    """Raise ValueError unless these are messages; a template may render other values as nothing."""
+    each = messages if isinstance(messages, list) else [messages]
+    wrong = next((number for number, message in enumerate(each) if not _is_message(message)), None)
+    if wrong is not None or each is not messages:
+        found = list(each[wrong or 0]) if isinstance(each[wrong or 0], dict) else of_type(each[wrong or 0])
+        raise ValueError(
+            f"a conversation is a list of messages with the keys 'role' and 'content', and message {wrong or 0} has "
+            f"{found}. Write such a column, or pass a function with the attribute `columns` that renames the keys and "
+            "calls Chat"
+        )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and "role" in message
+
+
+def check_row(made: "Chat | Completion | Preference", row: Mapping[str, Any]) -> None:
+    """Raise TypeError if a loader calls `made` with a batch, as its `transform` or `collate_fn`."""
+    if isinstance(row, TensorBatch):
+        name = type(made).__name__
+        batches = "" if not hasattr(made, "batch") else f", or transform={name}(...).batch for padded batches"
+        raise TypeError(
+            f"{name} takes one row, and this is a batch: pass pack=pack_tokens({made.columns[0]!r}, sequence_length, "
+            f"tokenizer={name}(...)){batches}"
+        )
 
 
 def _without_nulls(value: Any) -> Any:

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch_dataloader_utils._core.arguments import check_column_name, hold_integers
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.samples.attention import document_ids
-from torch_dataloader_utils.samples.conversations import as_messages, continue_prompt, hold_tokenizer, parsed
+from torch_dataloader_utils.samples.conversations import as_messages, check_row, continue_prompt, hold_tokenizer, parsed
 from torch_dataloader_utils.samples.text import BRANCHES, LABELS, NOT_TRAINED, POSITIONS, REJECTED, TOKENS
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
@@ -103,6 +104,7 @@ class Preference:
         Raises:
             ValueError: see `tokens_of`.
         """
+        check_row(self, row)
         pair = self.tokens_of(row)
         if pair is None:
             return {name: [] for name in (TOKENS, *self.outputs)}
@@ -147,18 +149,26 @@ class Preference:
             )
         return PairTokens(chosen[:count], chosen[count : self.max_length], rejected[count : self.max_length])
 
-    def batch(self, columns: Mapping[str, Any]) -> TensorBatch:
+    def batch(self, columns: Mapping[str, Any] | pa.RecordBatch) -> TensorBatch:
         """Return the padded batch of R rows, as TRL's DPOTrainer takes it, to pass as `transform=`.
 
         For S, the tokens of the longest prompt with its answer, there are input_ids, attention_mask and
         completion_mask, int64 [2 * R, S]: the chosen answers, then the rejected answers, each after its prompt.
 
-        columns: Batch of the columns of the pairs. The result keeps its other columns, such as ref_chosen_logps.
+        columns: Batch with the columns of the pairs. The result keeps other columns, such as ref_chosen_logps.
 
         Raises:
-            ValueError: a part of a pair is null, or see `tokens_of`.
+            ValueError: a column is not in the batch, a part of a pair is null, or see `tokens_of`.
         """
-        parts = zip(*(columns[name] for name in self.columns), strict=True)
+        given = (
+            columns if isinstance(columns, Mapping) else dict(zip(columns.schema.names, columns.columns, strict=True))
+        )
+        if missing := [name for name in self.columns if name not in given]:
+            raise ValueError(
+                f"the batch has no column {missing[0]!r}, and it has {list(given)}. Name the columns of your data in "
+                "Preference; prompt=None is for answers that begin with the prompt"
+            )
+        parts = zip(*(_listed(given[name]) for name in self.columns), strict=True)
         rows = [dict(zip(self.columns, values, strict=True)) for values in parts]
         pairs = [self.tokens_of(row) for row in rows]
         if None in pairs:
@@ -173,7 +183,7 @@ class Preference:
         ]
         tokens = [each for each, _ in made]
         completions = [torch.arange(len(each)) >= prompt for each, prompt in made]
-        others = {name: column for name, column in columns.items() if name not in self.columns}
+        others = {name: column for name, column in given.items() if name not in self.columns}
         return TensorBatch(
             {
                 TOKENS: pad_sequence(tokens, batch_first=True, padding_value=self._pad_id()),
@@ -207,6 +217,10 @@ def branch_sums(values: Tensor, cu_seqlens: Ragged, branches: Tensor) -> Tensor:
             for branch, total in zip((_CHOSEN, REJECTED), sums, strict=True)
         ]
     )[:, 1:]
+
+
+def _listed(column: Any) -> Any:
+    return column.to_pylist() if hasattr(column, "to_pylist") else column
 
 
 def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:

@@ -154,7 +154,8 @@ class TokenPacking:
         if tokenizer.columns and self.column not in tokenizer.columns:
             raise ConfigError(
                 f"column={self.column!r} is not read by the tokenizer, which makes samples of "
-                f"{list(tokenizer.columns)}: pass one of these names."
+                f"{list(tokenizer.columns)}: pass one of these names. If the data has other columns, name "
+                "them where the tokenizer is made."
             )
         if tokenizer.needs_whole and (self.fill != "best_fit" or self.over_long not in ("drop", "error")):
             raise ConfigError(
