@@ -81,11 +81,22 @@ def test_messages_are_rendered_by_the_template(tmp_path, form):
     assert batch["completion_mask"] == [[0] * 4 + [1] * 3, [0] * 4 + [1] * 2 + [0]]
 
 
-def test_texts_without_a_prompt_share_their_first_words(tmp_path):
+def test_texts_without_a_prompt_share_their_first_tokens(tmp_path):
     folder = write(tmp_path, chosen=["a b c d"], rejected=["a b e"])
     batch = padded(folder, Preference(hugging_face(), prompt=None))
     assert batch["input_ids"] == [[*ids("a b c d"), 1], [*ids("a b e"), 1, 0]]
     assert batch["completion_mask"] == [[0, 0, 1, 1, 1], [0, 0, 1, 1, 0]]
+
+
+def test_an_answer_without_tokens_keeps_its_row(tmp_path):
+    tokenizer = hugging_face()
+    tokenizer.eos_token = None
+    folder = write(tmp_path, prompt=["a", "b"], chosen=["", " c"], rejected=[" d", " e"])
+    batch = padded(folder, Preference(tokenizer))
+    assert batch["input_ids"] == [[*ids("a"), 0], ids("b c"), ids("a d"), ids("b e")]
+    assert batch["completion_mask"] == [[0, 0], [0, 1], [0, 1], [0, 1]]
+    (pack,) = packed(folder, Preference(tokenizer))
+    assert pack["branches"].tolist()[0][:6] in ([1, 2, 2, 1, 1, 2], [1, 1, 2, 2, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Preference:
     Args:
         tokenizer: Hugging Face tokenizer.
         prompt: Name of the column of prompts; None if both answers begin with the prompt. The prompt is then what they
-            have in common: messages, or characters up to a space.
+            have in common: messages, or tokens of texts.
         chosen: Name of the column of chosen answers.
         rejected: Name of the column of rejected answers.
         tools: Name of a column of tools (lists, or JSON text), which the template gets; None gives no tools.
@@ -133,15 +133,19 @@ class Preference:
         prompt, *answers = map(as_messages, parts)
         if None in answers or (prompt is None and self.prompt is not None):
             return None
-        if self.prompt is None:
-            count = _shared(*answers)
-            prompt, answers = answers[0][:count], [answer[count:] for answer in answers]
         if answers[0] == answers[1]:
             raise ValueError("the chosen and the rejected answer are equal. Filter such rows out")
+        if self.prompt is None:
+            count = 0 if isinstance(answers[0], str) else _shared(*answers)
+            prompt, answers = answers[0][:count], [answer[count:] for answer in answers]
         tools = None if self.tools is None else parsed(row[self.tools])
         options = {**self.template_kwargs, "tools": tools or None}
-        wholes = [continue_prompt(self.tokenizer, prompt, answer, options) for answer in answers]
-        (chosen, count), (rejected, _) = wholes
+        (chosen, count), (rejected, _) = (
+            continue_prompt(self.tokenizer, prompt, answer, options) for answer in answers
+        )
+        if self.prompt is None and isinstance(prompt, str):
+            # Common characters may end within a token.
+            count = _shared(chosen, rejected)
         if not 0 < count < (self.max_length or count + 1):
             raise ValueError(
                 f"the prompt has {count} tokens, and it has to have at least 1 and fewer than max_length="
@@ -176,19 +180,19 @@ class Preference:
                 f"row {pairs.index(None)} of the batch has a null in {list(self.columns)}. Filter nulls out"
             )
         made = [
-            (torch.tensor(pair.prompt + answer), len(pair.prompt))
+            (torch.tensor(pair.prompt + pair[branch]), len(pair.prompt))
             for branch in (_CHOSEN, REJECTED)
             for pair in pairs
-            if pair is not None and (answer := pair[branch])
+            if pair is not None
         ]
         tokens = [each for each, _ in made]
-        completions = [torch.arange(len(each)) >= prompt for each, prompt in made]
+        completions = [(torch.arange(len(each)) >= prompt).long() for each, prompt in made]
         others = {name: column for name, column in given.items() if name not in self.columns}
         return TensorBatch(
             {
                 TOKENS: pad_sequence(tokens, batch_first=True, padding_value=self._pad_id()),
                 "attention_mask": pad_sequence(list(map(torch.ones_like, tokens)), batch_first=True),
-                "completion_mask": pad_sequence([each.long() for each in completions], batch_first=True),
+                "completion_mask": pad_sequence(completions, batch_first=True),
                 **others,
             }
         )
@@ -224,6 +228,5 @@ def _listed(column: Any) -> Any:
 
 
 def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
-    """Return the number of leading messages, or characters without a last space, that both have."""
-    count = len(list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))))
-    return count - (isinstance(chosen, str) and chosen[:count].endswith(" "))
+    """Return the number of leading messages, or tokens, that both have."""
+    return len(list(takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))))
