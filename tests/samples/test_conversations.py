@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DataCollatorWithPadding, LlamaConfig, LlamaForCausalLM
 
 from tests.samples.test_packed_loader import load
 from tests.samples.test_text import TEMPLATE, WORDS, hugging_face
@@ -174,6 +174,12 @@ def test_labels_fit_models_that_shift_and_models_that_do_not(tmp_path):
         else:
             losses.append(cross_entropy(model(**inputs).logits.flatten(0, 1), batch["labels"].flatten()))
     assert torch.allclose(*losses)
+
+
+def test_a_collator_of_rows_is_told_that_it_gets_a_batch(tmp_path):
+    collator = DataCollatorWithPadding(spoken())
+    with pytest.raises(TransformError, match="The function gets one batch, a TensorBatch of columns, not a list"):
+        list(load(write(tmp_path, input_ids=[[1, 2], [3]]), None, collate_fn=collator))
 
 
 def test_what_decides_the_labels_decides_the_name():

@@ -157,6 +157,35 @@ def test_pairs_are_never_cut(tmp_path):
         list(packed(folder, preference, length=10, pack={"over_long": "error"}))
 
 
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_ranks_and_a_resume_have_every_pair_once(tmp_path, stop):
+    count = 40
+    folder = write(
+        tmp_path,
+        prompt=[LETTERS[row % 26] for row in range(count)],
+        chosen=[" " + " ".join("ab" * (1 + row % 3)) for row in range(count)],
+        rejected=[" c"] * count,
+    )
+    options = {"batch_size": 2, "shuffle": True, "pack": {"fields": ("tokens", "document_row")}}
+
+    def rows(batch):
+        return [row for sample in batch["document_row"].to_list() for row in sample]
+
+    def loader(num_ranks, rank):
+        return packed(folder, Preference(hugging_face()), 12, num_ranks=num_ranks, rank=rank, **options)
+
+    before = [loader(2, rank) for rank in range(2)]
+    steps = [iter(each) for each in before]
+    seen = [row for _ in range(stop) for each in steps for row in rows(next(each))]
+    state = before[0].state_dict()
+    assert state == before[1].state_dict()
+    for rank in range(3):
+        after = loader(3, rank)
+        after.load_state_dict(json.loads(json.dumps(state)))
+        seen += [row for batch in after for row in rows(batch)]
+    assert sorted(seen) == list(range(count))
+
+
 def test_a_refused_pair_can_be_left_out(tmp_path):
     folder = write(tmp_path, prompt=["a", "b"], chosen=[" c", " d"], rejected=[" c", " e"])
     with pytest.raises(TransformError, match="live row 0: the chosen and the rejected answer are equal"):
