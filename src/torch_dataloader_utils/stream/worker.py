@@ -301,8 +301,9 @@ class WorkerStream:
             except LoaderError:
                 raise
             except (Exception, GeneratorExit) as error:  # of the user's code; GeneratorExit would end the pass early
+                advice = _hint(function, error, batch)
                 raise TransformError(
-                    f"{function_name(function)} raised {_text(error)}.{_hint(error, batch)} The batch ends in {where}."
+                    f"{function_name(function)} raised {_text(error)}.{advice} The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
@@ -316,10 +317,12 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _hint(error: BaseException, batch: Any) -> str:
+def _hint(function: Callable[..., Any], error: BaseException, batch: Any) -> str:
     """Return advice for functions made for torch's own loader: they ask for sample 0, or iterate over samples."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    is_collator = module.partition(".")[0] in ("transformers", "trl")
     asks_for_0 = isinstance(error, KeyError) and (error.args == (0,) or "no column 0;" in str(error))
-    if asks_for_0 or (isinstance(error, TypeError) and "string indices must be" in str(error)):
+    if is_collator or asks_for_0 or (isinstance(error, TypeError) and "string indices must be" in str(error)):
         return f" The function gets one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 
