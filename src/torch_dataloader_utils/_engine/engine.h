@@ -170,13 +170,24 @@ void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 /* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4 or 8. The caller has checked the order. */
 void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
 
-/* Columns, each in `num_parts` parts that have the same rows in all columns. */
+/* Where columns of one width lie: the address of the first, and the bytes from column to column. */
+typedef struct {
+    uint64_t address;
+    int64_t pitch;
+} Side;
+
+/* `count` columns of `width` bytes a row (1, 2, 4 or 8), and room for as many rows as the order has. */
+typedef struct {
+    Side out;
+    int64_t count, width;
+} Run;
+
+/* Runs of columns, each in `num_parts` parts that have the same rows in all columns. */
 typedef struct {
     size_t count, num_parts;
     const int64_t *part_rows;
-    const uint64_t *parts;    /* addresses, all parts of the first column first */
-    const uint64_t *outs;     /* addresses of room for as many rows as the order has */
-    const int64_t *widths;    /* bytes of a row: 1, 2, 4 or 8 */
+    const Side *parts; /* all parts of the first run first */
+    const Run *runs;
 } Columns;
 
 /* The order in 32 bits; false if it has a number that is not below `rows`, which are of 32 bits. */
@@ -185,6 +196,9 @@ bool short_order(const int64_t *order, size_t count, uint64_t rows, uint32_t *sh
 /* Row order[i] of each column becomes its row i, as in `take_rows`. A column's parts are joined first, in
  * `joined`, which all columns share. NULL: its only part is read where it is. */
 void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined);
+
+/* The rows of all parts, one part after the other. */
+void join_columns(const Columns *columns);
 
 /* permute.c: the key of a permutation, as `_core/permute.py` has it. */
 typedef struct {

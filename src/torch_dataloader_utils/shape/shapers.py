@@ -24,11 +24,11 @@ from torch_dataloader_utils.shape.column_blocks import (
     ArrayOutput,
     ColumnBlock,
     Output,
+    Places,
     TensorOutput,
-    concat_blocks,
-    gather_blocks,
+    place_blocks,
 )
-from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, Singles
 from torch_dataloader_utils.shape.convert import StackBuilder, convert_column, number_dtype
 from torch_dataloader_utils.shape.one_buffer import pitch_bytes
 from torch_dataloader_utils.shape.raw_numbers import plain
@@ -135,10 +135,14 @@ class ColumnShaper:
         for stack, builder in zip(self.stacks, builders, strict=True):
             waiting |= {spec.name: spec for spec in stack.columns}
             places |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
-        alone: dict[str, tuple[Any, ...]] = {}
+        alone: dict[str, tuple[Column, ...]] = {}
+        runs: list[Column] = []
+        in_runs: tuple[str, ...] = ()
         for part in itertools.chain([first], coming):
-            if isinstance(part, NumberBatch):
-                for name in self._plan(part).put(part, builders, alone, copies):
+            if isinstance(part, NumberBatch) and not runs:
+                plan = self._plan(part)
+                runs, in_runs = plan.put(part, builders, copies), plan.names
+                for name in plan.taken:
                     del waiting[name]
             for name, spec, array in _waited_for(part, waiting):
                 if name in places:
@@ -150,9 +154,33 @@ class ColumnShaper:
         if waiting:
             came = ", ".join((*alone, *(name for name in places if name not in waiting))) or "no columns"
             raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}; it has {came}")
-        stacked = (builder.columns() for builder in builders)
-        all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
-        return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
+        columns = [column for builder in builders for column in builder.columns()]
+        places = self._places(len(columns), in_runs, alone)
+        columns += runs
+        columns += itertools.chain.from_iterable(alone[spec.name] for spec in self.columns if spec.name in alone)
+        num_rows = first.num_rows
+        return ColumnBlock(
+            names=self.names,
+            columns=tuple(columns),
+            stored_rows=num_rows,
+            output=self.output,
+            num_rows=num_rows,
+            places=places,
+        )
+
+    def _places(self, num_stacks: int, in_runs: Sequence[str], alone: Mapping[str, Sequence[Column]]) -> Places:
+        """Return the places of a batch's entries if a block has stacks, then runs, then columns that lie alone."""
+        if not in_runs:
+            return None
+        in_run = {name: num_stacks + number for number, name in enumerate(in_runs)}
+        places = list(range(num_stacks))
+        following = num_stacks + len(in_runs)
+        for spec in self.columns:
+            if spec.name in in_run:
+                places.append(in_run[spec.name])
+                continue
+            places += range(following, following := following + len(alone[spec.name]))
+        return None if places == sorted(places) else tuple(places)
 
     def _plan(self, part: NumberBatch) -> "NumberPlan":
         plan = self._plans[0] if self._plans else None
@@ -163,7 +191,7 @@ class ColumnShaper:
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """Return the rows of all blocks, one after the other. A single block is returned as it is, not copied."""
-        return concat_blocks(blocks)
+        return place_blocks(blocks)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ColumnBlock:
         """Return the block with row order[i] of the blocks' concatenation as row i, in new memory.
@@ -171,19 +199,21 @@ class ColumnShaper:
         Raises:
             IndexError: an entry of `order` is negative or past the last row.
         """
-        return gather_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
+        return place_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
 
 
 class NumberPlan(NamedTuple):
     """Columns of a NumberBatch that a shaper takes where they lie, without an Arrow array.
 
     schema: Schema of the batches that the plan is for. stacks: Number, run, and first and last row in the run's matrix,
-    for each stack that lies there whole. columns: Name, run and row of each other column. taken: Names of all columns.
+    for each stack that lies there whole. runs: Run, and first and last row in its matrix, of neighbours among the other
+    columns. names: Names of the columns of `runs`. taken: Names of all columns.
     """
 
     schema: pa.Schema
     stacks: Sequence[tuple[int, int, int, int]]
-    columns: Sequence[tuple[str, int, int]]
+    runs: Sequence[tuple[int, int, int]]
+    names: tuple[str, ...]
     taken: frozenset[str]
 
     @classmethod
@@ -206,26 +236,31 @@ class NumberPlan(NamedTuple):
             run, first = found[0]
             if run >= 0 and found == [(run, first + index) for index in range(len(found))]:
                 whole.append((number, run, first, first + len(found)))
-        alone = [(spec.name, *place_of(spec)) for spec in columns if not isinstance(spec.nulls, Mask)]
-        alone = [each for each in alone if each[1] >= 0]
+        alone = sorted((*place_of(spec), spec.name) for spec in columns if not isinstance(spec.nulls, Mask))
+        runs: list[tuple[int, int, int]] = []
+        names = []
+        for run, row, name in alone:
+            if run < 0:
+                continue
+            names.append(name)
+            if runs and (run, row) == (runs[-1][0], runs[-1][2]):
+                runs[-1] = run, runs[-1][1], row + 1
+            else:
+                runs.append((run, row, row + 1))
         taken = {spec.name for number, *_ in whole for spec in stacks[number].columns}
-        return cls(part.schema, whole, alone, frozenset(taken.union(name for name, *_ in alone)))
+        return cls(part.schema, whole, runs, tuple(names), frozenset(taken.union(names)))
 
-    def put(
-        self,
-        part: NumberBatch,
-        builders: Sequence[StackBuilder],
-        alone: dict[str, tuple[Any, ...]],
-        copies: "ColumnCopies | None",
-    ) -> frozenset[str]:
-        """Put the columns into `builders` and `alone`, with copies if they are wanted, and return their names."""
-        matrices = part.matrices()
+    def put(self, part: NumberBatch, builders: Sequence[StackBuilder], copies: "ColumnCopies | None") -> list[Column]:
+        """Put stacks into `builders`. Return the runs of other columns, copied if copies are wanted."""
+        matrices = list(map(torch.from_numpy, part.matrices()))
         for number, run, first, stop in self.stacks:
-            builders[number].put_whole(torch.from_numpy(matrices[run][first:stop]))
-        for name, run, row in self.columns:
-            column = Rows(torch.from_numpy(matrices[run][row]))
-            alone[name] = (column if copies is None else copies.copy(column),)
-        return self.taken
+            builders[number].put_whole(matrices[run][first:stop])
+        runs: list[Column] = []
+        for run, first, stop in self.runs:
+            matrix = matrices[run]
+            whole = len(matrix) == stop - first
+            runs.append(Singles(matrix if whole else matrix[first:stop]) if stop - first > 1 else Rows(matrix[first]))
+        return runs if copies is None else list(map(copies.copy, runs))
 
 
 def _waited_for(part: Any, waiting: dict[str, ColumnSpec]) -> Iterator[tuple[str, ColumnSpec, pa.Array]]:
@@ -297,6 +332,10 @@ class ColumnCopies:
                 return self._copied_beside(column)
             case Rows(values=values):
                 return Rows(_copied(values)) if self._is_large(values) else column
+            case Singles(columns=columns):  # decoded into recycled memory
+                if self._places is None:
+                    self._counts[columns.dtype] -= len(columns)
+                return column
             case Lists(values=values, offsets=offsets):
                 is_copied = self._is_large(values) and not self._is_recycled(values)
                 return Lists(_copied(values), _copied(offsets)) if is_copied else column
