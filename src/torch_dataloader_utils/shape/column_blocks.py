@@ -21,7 +21,6 @@ from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects,
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
-
 Places = tuple[int, ...] | None
 """Number of each entry of a batch among the entries of a block's columns; None if the order is the same."""
 
@@ -148,8 +147,8 @@ def _list_of_arrays(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]
 class ColumnBlock:
     """Block of rows as columns that were converted once; every batch is made of views of the columns.
 
-    names: names of a batch's entries. columns: columns of `stored_rows` rows, of which the block has the `num_rows` rows
-    from `first` on. places: where an entry is among the entries of `columns`.
+    names: names of a batch's entries. columns: columns of `stored_rows` rows; the block has `num_rows` of these rows,
+    from row `first` on. places: where an entry is among the entries of `columns`.
     """
 
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Make the shaper of an output format: `make_shaper` checks the options of nulls and stacks."""
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, assert_never, get_args
@@ -128,64 +128,69 @@ class ColumnShaper:
         coming = iter(parts)
         first = next(coming)
         builders = [StackBuilder(stack, first.num_rows) for stack in self.stacks]
-        least = self.least_copied_bytes
-        copies = None if least is None else ColumnCopies(self.columns, first.num_rows, least)
+        plan = self._plan(first) if isinstance(first, NumberBatch) else None
+        runs = [] if plan is None else plan.put(first, builders)
+        if plan is not None and plan.is_complete:
+            deque(coming, maxlen=0)  # rows are checked when the iterator ends
+            return self._block(first.num_rows, builders, runs, plan.places)
         waiting = {spec.name: spec for spec in self.columns}
-        places: dict[str, tuple[StackBuilder, int]] = {}
+        stacked: dict[str, tuple[StackBuilder, int]] = {}
         for stack, builder in zip(self.stacks, builders, strict=True):
             waiting |= {spec.name: spec for spec in stack.columns}
-            places |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
+            stacked |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
+        for name in () if plan is None else plan.taken:
+            del waiting[name]
+        least = self.least_copied_bytes
+        copies = None if least is None else ColumnCopies(self.columns, first.num_rows, least, in_place=runs)
         alone: dict[str, tuple[Column, ...]] = {}
-        runs: list[Column] = []
-        in_runs: tuple[str, ...] = ()
         for part in itertools.chain([first], coming):
-            if isinstance(part, NumberBatch) and not runs:
-                plan = self._plan(part)
-                runs, in_runs = plan.put(part, builders, copies), plan.names
-                for name in plan.taken:
-                    del waiting[name]
             for name, spec, array in _waited_for(part, waiting):
-                if name in places:
-                    builder, place = places[name]
+                if name in stacked:
+                    builder, place = stacked[name]
                     builder.put(place, _of_schema(spec, array))
                     continue
                 columns = convert_column(spec, _of_schema(spec, array))
                 alone[name] = columns if copies is None else tuple(map(copies.copy, columns))
         if waiting:
-            came = ", ".join((*alone, *(name for name in places if name not in waiting))) or "no columns"
+            came = ", ".join((*alone, *(name for name in stacked if name not in waiting))) or "no columns"
             raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}; it has {came}")
-        columns = [column for builder in builders for column in builder.columns()]
-        places = self._places(len(columns), in_runs, alone)
-        columns += runs
-        columns += itertools.chain.from_iterable(alone[spec.name] for spec in self.columns if spec.name in alone)
-        num_rows = first.num_rows
+        others = itertools.chain.from_iterable(alone[spec.name] for spec in self.columns if spec.name in alone)
+        places = None if plan is None else self._places(plan.names, alone)
+        return self._block(first.num_rows, builders, [*runs, *others], places)
+
+    def _block(
+        self, num_rows: int, builders: Sequence[StackBuilder], columns: Sequence[Column], places: Places
+    ) -> ColumnBlock:
+        """Return the block of stacks and other columns, in this order."""
         return ColumnBlock(
             names=self.names,
-            columns=tuple(columns),
+            columns=(*itertools.chain.from_iterable(builder.columns() for builder in builders), *columns),
             stored_rows=num_rows,
             output=self.output,
             num_rows=num_rows,
             places=places,
         )
 
-    def _places(self, num_stacks: int, in_runs: Sequence[str], alone: Mapping[str, Sequence[Column]]) -> Places:
+    def _places(self, in_runs: Sequence[str], alone: Mapping[str, Sequence[Column]]) -> Places:
         """Return the places of a batch's entries if a block has stacks, then runs, then columns that lie alone."""
-        if not in_runs:
-            return None
-        in_run = {name: num_stacks + number for number, name in enumerate(in_runs)}
-        places = list(range(num_stacks))
-        following = num_stacks + len(in_runs)
+        following = sum(1 + stack.has_mask for stack in self.stacks)
+        places = list(range(following))
+        in_run = {name: number for number, name in enumerate(in_runs, following)}
+        following += len(in_runs)
         for spec in self.columns:
-            if spec.name in in_run:
-                places.append(in_run[spec.name])
-                continue
-            places += range(following, following := following + len(alone[spec.name]))
+            count = len(alone.get(spec.name, ()))
+            places += range(following, following + count) if count else [in_run[spec.name]]
+            following += count
         return None if places == sorted(places) else tuple(places)
 
     def _plan(self, part: NumberBatch) -> "NumberPlan":
         plan = self._plans[0] if self._plans else None
         if plan is None or plan.schema is not part.schema:
             plan = NumberPlan.of(part, self.columns, self.stacks)
+            names = [spec.name for stack in self.stacks for spec in stack.columns]
+            names += [spec.name for spec in self.columns]
+            if plan.taken.issuperset(names):
+                plan = plan._replace(is_complete=True, places=self._places(plan.names, {}))
             self._plans[:] = [plan]
         return plan
 
@@ -208,6 +213,7 @@ class NumberPlan(NamedTuple):
     schema: Schema of the batches that the plan is for. stacks: Number, run, and first and last row in the run's matrix,
     for each stack that lies there whole. runs: Run, and first and last row in its matrix, of neighbours among the other
     columns. names: Names of the columns of `runs`. taken: Names of all columns.
+    is_complete: Whether these are all columns of a block. places: Places of a batch's entries then.
     """
 
     schema: pa.Schema
@@ -215,6 +221,8 @@ class NumberPlan(NamedTuple):
     runs: Sequence[tuple[int, int, int]]
     names: tuple[str, ...]
     taken: frozenset[str]
+    is_complete: bool = False
+    places: Places = None
 
     @classmethod
     def of(cls, part: NumberBatch, columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> "NumberPlan":
@@ -250,17 +258,16 @@ class NumberPlan(NamedTuple):
         taken = {spec.name for number, *_ in whole for spec in stacks[number].columns}
         return cls(part.schema, whole, runs, tuple(names), frozenset(taken.union(names)))
 
-    def put(self, part: NumberBatch, builders: Sequence[StackBuilder], copies: "ColumnCopies | None") -> list[Column]:
-        """Put stacks into `builders`. Return the runs of other columns, copied if copies are wanted."""
+    def put(self, part: NumberBatch, builders: Sequence[StackBuilder]) -> list[Singles | Rows]:
+        """Put stacks into `builders`. Return the runs of other columns."""
         matrices = list(map(torch.from_numpy, part.matrices()))
         for number, run, first, stop in self.stacks:
             builders[number].put_whole(matrices[run][first:stop])
-        runs: list[Column] = []
+        runs: list[Singles | Rows] = []
         for run, first, stop in self.runs:
-            matrix = matrices[run]
-            whole = len(matrix) == stop - first
-            runs.append(Singles(matrix if whole else matrix[first:stop]) if stop - first > 1 else Rows(matrix[first]))
-        return runs if copies is None else list(map(copies.copy, runs))
+            matrix = matrices[run] if stop - first == len(matrices[run]) else matrices[run][first:stop]
+            runs.append(Singles(matrix) if stop - first > 1 else Rows(matrix[0]))
+        return runs
 
 
 def _waited_for(part: Any, waiting: dict[str, ColumnSpec]) -> Iterator[tuple[str, ColumnSpec, pa.Array]]:
@@ -313,11 +320,17 @@ class ColumnCopies:
     `least_bytes`. Any other column is copied if it takes `least_bytes` alone. Smaller columns are not copied.
     """
 
-    def __init__(self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int) -> None:
+    def __init__(
+        self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int, *, in_place: Sequence[Singles | Rows] = ()
+    ) -> None:
+        """in_place: Columns of `specs` that were decoded into recycled memory already."""
         self._num_rows = num_rows
         self._least_bytes = least_bytes
         self._counts = Counter(number_dtype(spec) for spec in specs if _is_single(spec))
         self._counts[torch.bool] += sum(_has_single_mask(spec) for spec in specs)
+        for column in in_place:
+            numbers = column.columns if isinstance(column, Singles) else column.values[None]
+            self._counts[numbers.dtype] -= len(numbers)
         self._places: dict[torch.dtype, list[Tensor]] | None = None
         self._recycled = range(0)  # addresses
 
@@ -332,14 +345,10 @@ class ColumnCopies:
                 return self._copied_beside(column)
             case Rows(values=values):
                 return Rows(_copied(values)) if self._is_large(values) else column
-            case Singles(columns=columns):  # decoded into recycled memory
-                if self._places is None:
-                    self._counts[columns.dtype] -= len(columns)
-                return column
             case Lists(values=values, offsets=offsets):
                 is_copied = self._is_large(values) and not self._is_recycled(values)
                 return Lists(_copied(values), _copied(offsets)) if is_copied else column
-            case Matrix() | Objects():
+            case Matrix() | Singles() | Objects():
                 return column
         assert_never(column)
 

@@ -203,12 +203,13 @@ class Reader:
         self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         """Yield the parts (at least one) in the types of `schema`, and one more part with the missing columns."""
-        missing, num_rows = set(schema.names), 0
+        found, num_rows = [], 0
         for part in parts:
-            num_rows, names = part.num_rows, part.schema.names
-            missing.difference_update(names)
-            yield conform(task, part, self.projection.fields(names))
-        if missing:
+            num_rows = part.num_rows
+            found.append(part.schema)
+            yield conform(task, part, self.projection.fields_of(part.schema))
+        if sum(map(len, found)) < len(schema):
+            missing = set(schema.names).difference(*(each.names for each in found))
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
     def _source(self, task: RowGroupTask, known: frozenset[str] | None = None) -> TaskSource:
