@@ -33,6 +33,7 @@ DTYPES = (
     run_columns=st.integers(0, 4),
     share=st.sampled_from([None, 0, 0.1, 0.6, 1, 2]),
     step=st.integers(1, 2),
+    num_spans=st.none() | st.integers(1, 9),
     seed=st.integers(0, 99),
 )
 def test_rows_are_those_of_the_joined_parts(
@@ -42,6 +43,7 @@ def test_rows_are_those_of_the_joined_parts(
     run_columns: int,
     share: float | None,
     step: int,
+    num_spans: int | None,
     seed: int,
 ) -> None:
     """run_columns: columns of a run that lie at even distances; 0 for a column alone. share: None joins all rows."""
@@ -51,14 +53,19 @@ def test_rows_are_those_of_the_joined_parts(
         [torch.from_numpy(rng.integers(0, 100, (*head, step * rows + 3))).to(dtype)[..., 3::step] for rows in part_rows]
         for dtype in dtypes
     ]
-    total = sum(part_rows)
+    spans = [(part, 0, rows) for part, rows in enumerate(part_rows)]
+    if num_spans is not None:  # any rows of any parts
+        chosen = rng.integers(0, len(part_rows), num_spans)
+        limits = np.sort(rng.integers(0, np.take(part_rows, chosen)[:, None] + 1, (num_spans, 2)), axis=1)
+        spans = [(part, first, last - first) for part, (first, last) in zip(chosen, limits, strict=True)]
+    total = sum(rows for _, _, rows in spans)
     order = None if share is None else torch.from_numpy(rng.integers(0, max(total, 1), int(share * total)))
     num_rows = total if order is None else len(order)
     outs = [torch.zeros((*head, num_rows + 2), dtype=dtype)[..., :num_rows] for dtype in dtypes]
     with patch.object(_engine, "IS_BUILT", is_built):
-        place_columns(runs, outs, order)
+        place_columns(runs, outs, order, None if num_spans is None else np.array(spans, np.int64))
     for parts, out in zip(runs, outs, strict=True):
-        whole = torch.cat(parts, dim=-1)
+        whole = torch.cat([parts[part][..., first : first + rows] for part, first, rows in spans], dim=-1)
         assert torch.equal(out, whole if order is None else whole[..., order])
 
 
@@ -128,6 +135,12 @@ def test_columns_that_differ_are_refused(other: list[torch.Tensor]) -> None:
     outs = [torch.empty(2), torch.empty(2)]
     with pytest.raises(InternalError, match="differ"):
         place_columns([[torch.zeros(2)], other], outs, torch.tensor([1, 0]))
+
+
+@pytest.mark.parametrize("span", [(0, -1, 2), (0, 1, 2), (0, 0, -2)])
+def test_rows_past_a_part_are_refused(span: tuple[int, int, int]) -> None:
+    with pytest.raises(InternalError, match="differ"):
+        place_columns([[torch.zeros(2)]], [torch.empty(2)], None, np.array([span, (0, 0, 0)], np.int64))
 
 
 @given(

@@ -5,7 +5,7 @@ ndarrays (`ArrayOutput`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -176,7 +176,15 @@ class ColumnBlock:
         start = min(start, stop)
         if stop - start == self.num_rows:
             return self
-        return replace(self, first=self.first + start, num_rows=stop - start)
+        return ColumnBlock(
+            names=self.names,
+            columns=self.columns,
+            stored_rows=self.stored_rows,
+            output=self.output,
+            num_rows=stop - start,
+            first=self.first + start,
+            places=self.places,
+        )
 
     def to_batch(self) -> Any:
         """Return all rows as one batch."""
@@ -206,12 +214,29 @@ def place_blocks(blocks: Sequence[ColumnBlock], order: Tensor | None = None) -> 
     first = blocks[0]
     if order is None and len(blocks) == 1:
         return first
+    number: dict[int, int] = {}
+    stored: list[ColumnBlock] = []
+    spans = []
+    for block in blocks:
+        part = number.setdefault(id(block.columns), len(stored))
+        if part == len(stored):
+            stored.append(block)
+        spans.append((part, block.first, block.num_rows))
+    parts, places = [block.columns for block in stored], first.places
+    if len({(block.places, *map(_kind, block.columns)) for block in stored}) > 1:  # decoded in different ways
+        parts, places = [tuple(apart(block.columns, block.places)) for block in stored], None
+    columns = place_parts(
+        list(zip(*parts, strict=True)), np.array(spans, np.int64), order, partial(_name_of, first.names, places)
+    )
     num_rows = sum(block.num_rows for block in blocks) if order is None else len(order)
-    parts, places = [block.own_columns() for block in blocks], first.places
-    if len({(block.places, *map(_kind, block.columns)) for block in blocks}) > 1:  # decoded in different ways
-        parts, places = [apart(part, block.places) for part, block in zip(parts, blocks, strict=True)], None
-    columns = place_parts(list(zip(*parts, strict=True)), num_rows, order, partial(_name_of, first.names, places))
-    return replace(first, columns=tuple(columns), stored_rows=num_rows, num_rows=num_rows, first=0, places=places)
+    return ColumnBlock(
+        names=first.names,
+        columns=tuple(columns),
+        stored_rows=num_rows,
+        output=first.output,
+        num_rows=num_rows,
+        places=places,
+    )
 
 
 def _name_of(names: Sequence[str], places: Places, entry: int) -> str:

@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._arrow.batches import array_for_take, no_take
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.shape.arrow_types import python_objects
 from torch_dataloader_utils.shape.gather import (
+    check_order,
     gather_cpu_lists,
     gather_rows,
     is_flat,
@@ -218,20 +221,22 @@ Column = Single | Singles
 
 
 def place_parts(
-    columns: Sequence[Sequence[Any]], num_rows: int, order: Tensor | None, name_of: Callable[[int], str]
+    columns: Sequence[Sequence[Any]], spans: Int64s, order: Tensor | None, name_of: Callable[[int], str]
 ) -> list[Column]:
-    """Return the rows of every column in new memory: one part after the other, or in this order.
+    """Return rows of every column in new memory: the rows of the spans, one span after the other, or in this order.
 
     Plain numbers and stacks are placed by one call; numbers of one type share one piece of memory.
 
-    columns: parts of each column. num_rows: rows of the result. name_of: name of an entry by its number, for messages.
+    columns: parts of each column. spans: see `place_columns`. name_of: name of an entry by its number, for messages.
 
     Raises:
         UnsupportedFeatureError: Arrow cannot take rows of a column's type.
     """
+    num_rows = int(spans[:, 2].sum()) if order is None else len(order)
     placed: dict[int, Column] = {}
     runs: dict[int, Sequence[Tensor]] = {}
     rows_of: dict[torch.dtype, list[int]] = {}
+    others: dict[int, str] = {}
     entry = 0
     for index, parts in enumerate(columns):
         first = parts[0]
@@ -242,13 +247,38 @@ def place_parts(
             runs[index] = [part.values for part in parts]
             rows_of.setdefault(first.values.dtype, []).append(index)
         else:
-            placed[index] = type(first).concat(parts) if order is None else _gather(name_of(entry), parts, order)
+            others[index] = name_of(entry)
         entry += len(first.columns) if isinstance(first, Singles) else 1
     for dtype, indices in rows_of.items():
         placed.update(zip(indices, map(Rows, new_tensor((len(indices), num_rows), dtype).unbind()), strict=True))
     if runs:
-        place_columns(list(runs.values()), [_room(placed[index]) for index in runs], order)
+        place_columns(list(runs.values()), [_room(placed[index]) for index in runs], order, spans)
+    if others:
+        pieces, rows = _in_pieces(spans, order)
+        for index, name in others.items():
+            parts = [columns[index][part].slice(start, stop) for part, start, stop in pieces]
+            placed[index] = type(parts[0]).concat(parts) if rows is None else _gather(name, parts, rows)
     return [placed[index] for index in range(len(columns))]
+
+
+def _in_pieces(spans: Int64s, order: Tensor | None) -> tuple[list[tuple[int, int, int]], Tensor | None]:
+    """Return a piece for each part, (part, start, stop) from its first to its last row, and the order of their rows.
+
+    The order is None if the spans are the pieces, and come as they are.
+    """
+    number, first, count = spans.T
+    parts, of_span = np.unique(number, return_inverse=True)
+    if len(parts) == len(spans):
+        return [(part, start, start + rows) for part, start, rows in spans.tolist()], order
+    start, stop = np.full(len(parts), np.iinfo(np.int64).max), np.zeros(len(parts), np.int64)
+    np.minimum.at(start, of_span, first)
+    np.maximum.at(stop, of_span, first + count)
+    before = np.cumsum(stop - start) - (stop - start)
+    rows = torch.from_numpy(ranges(first - start[of_span] + before[of_span], count))
+    if order is not None:
+        check_order(order, len(rows))
+        rows = rows[order]
+    return list(zip(parts.tolist(), start.tolist(), stop.tolist(), strict=True)), rows
 
 
 def _room(column: Column) -> Tensor:

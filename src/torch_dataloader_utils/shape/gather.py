@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils import _engine
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.pickling import signed, unsigned
 from torch_dataloader_utils.shape.reused_memory import new_tensor
@@ -59,7 +60,7 @@ def gather_rows(parts: Sequence[Tensor], order: Tensor) -> Tensor:
         IndexError: an entry of the order is negative or past the last row.
     """
     rows = join(parts)
-    _check(order, len(rows))
+    check_order(order, len(rows))
     gathered = new_tensor((len(order), *rows.shape[1:]), rows.dtype)
     if rows.is_contiguous():
         np.take(rows.numpy(), order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
@@ -68,11 +69,14 @@ def gather_rows(parts: Sequence[Tensor], order: Tensor) -> Tensor:
     return gathered
 
 
-def place_columns(runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], order: Tensor | None = None) -> None:
+def place_columns(
+    runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], order: Tensor | None = None, spans: Int64s | None = None
+) -> None:
     """Write the rows of columns to `outs`: all rows, one part after the other, or row order[i] of these as row i.
 
     runs: Parts of each run of columns, one part a block. A part is one column, [rows], or columns that lie at even
     distances, [columns, rows]. See `is_flat`. outs: Room for each run, [..., rows], rows dense. order: int64 [rows].
+    spans: Rows of the parts to take in place of all rows: (part, first row, number of rows) each, int64 [spans, 3].
 
     A column is first joined in a scratch array, and the rows are then read from this array in the order. One scratch
     array serves all columns. The join is sequential and leaves the column in a core's cache for the random reads: this
@@ -85,49 +89,53 @@ def place_columns(runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], orde
     Raises:
         IndexError: an entry of the order is negative or past the last row.
     """
-    part_rows = [part.shape[-1] for part in runs[0]]
-    num_rows = sum(part_rows)
-    _check_alike(runs, outs, part_rows, num_rows if order is None else len(order))
-    is_joined = order is None or len(part_rows) > 1 or len(order) >= part_rows[0] // 2
+    part_rows = np.array([part.shape[-1] for part in runs[0]], np.int64)
+    if spans is None:
+        spans = np.stack([np.arange(len(part_rows)), np.zeros_like(part_rows), part_rows], axis=1)
+    num_rows = int(spans[:, 2].sum())
+    _check_alike(runs, outs, part_rows, spans, num_rows if order is None else len(order))
+    is_joined = order is None or len(spans) > 1 or len(order) >= num_rows // 2
     if _engine.IS_BUILT and num_rows <= _MOST_SHORT:
-        _place_by_one_call(runs, outs, order, part_rows, is_joined=is_joined)
+        _place_by_one_call(runs, outs, order, spans, is_joined=is_joined)
         return
     if order is not None:
-        _check(order, num_rows)
+        check_order(order, num_rows)
+    taken = spans.tolist()
     for parts, out in zip(runs, outs, strict=True):
         for *column, place in zip(*map(_as_arrays, parts), _as_arrays(out), strict=True):
+            rows = [column[part][first : first + count] for part, first, count in taken]
             if order is None:
-                np.concatenate(column, out=place)
+                np.concatenate(rows, out=place)
             else:
-                np.take(np.concatenate(column) if is_joined else column[0], order.numpy(), out=place, mode="clip")
+                np.take(np.concatenate(rows) if is_joined else rows[0], order.numpy(), out=place, mode="clip")
 
 
-def _check_alike(runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], part_rows: list[int], out_rows: int) -> None:
+def _check_alike(
+    runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], part_rows: Int64s, spans: Int64s, out_rows: int
+) -> None:
+    number, first, count = spans.T
+    are_alike = bool(((first >= 0) & (count >= 0) & (first + count <= part_rows[number])).all())
     for parts, out in zip(runs, outs, strict=True):
         *columns, rows = out.shape
-        shapes = [(*columns, each) for each in part_rows]
-        if (
-            rows != out_rows
-            or [part.shape for part in parts] != shapes
-            or {part.dtype for part in parts} != {out.dtype}
-        ):
-            raise InternalError("Columns that are gathered together differ. Please report this with their types.")
+        shapes = [(*columns, each) for each in part_rows.tolist()]
+        are_alike = are_alike and rows == out_rows and [part.shape for part in parts] == shapes
+        are_alike = are_alike and {part.dtype for part in parts} == {out.dtype}
+    if not are_alike:
+        raise InternalError("Columns that are gathered together differ. Please report this with their types.")
 
 
 def _place_by_one_call(
-    runs: Sequence[Sequence[Tensor]],
-    outs: Sequence[Tensor],
-    order: Tensor | None,
-    part_rows: list[int],
-    *,
-    is_joined: bool,
+    runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], order: Tensor | None, spans: Int64s, *, is_joined: bool
 ) -> None:
     held = [[_dense(part) for part in parts] for parts in runs]  # until the call ends: it gets addresses
     widths = [out.dtype.itemsize for out in outs]
-    num_bytes = 0 if order is None else 4 * len(order) + 8 + sum(part_rows) * max(widths) * is_joined
+    number, first, count = spans.T
+    sides = np.take(np.array([[_side(part) for part in parts] for parts in held], np.int64), number, axis=1)
+    sides[..., 0] += np.multiply.outer(widths, first)
+    num_bytes = 0 if order is None else 4 * len(order) + 8 + int(count.sum()) * max(widths) * is_joined
     _engine.gather(
-        np.array([[_side(part) for part in parts] for parts in held], np.int64),
-        np.array(part_rows, np.int64),
+        sides,
+        np.ascontiguousarray(count),
         np.array(
             [(*_side(out), out.shape[:-1].numel(), width) for out, width in zip(outs, widths, strict=True)], np.int64
         ),
@@ -154,7 +162,8 @@ def _as_arrays(columns: Tensor) -> npt.NDArray[Any]:
     return (columns if columns.dim() > 1 else columns[None]).view(_INTEGERS[columns.itemsize]).numpy()
 
 
-def _check(order: Tensor, num_rows: int) -> None:
+def check_order(order: Tensor, num_rows: int) -> None:
+    """Raise IndexError if an entry of the order is negative or past the last row."""
     rows = order.numpy()
     if rows.min(initial=0) < 0 or rows.max(initial=-1) >= num_rows:
         raise IndexError(f"rows were requested that do not exist: there are {num_rows} rows")
