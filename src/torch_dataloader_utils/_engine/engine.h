@@ -24,10 +24,34 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Numbers are copied as Parquet stores them, little-endian. The package installs without this module."
 #endif
+
+/* Eight bytes of 0 or 1 at a time, as one word; a bitmap has the first byte in its lowest bit. */
+#define EACH_BYTE_1 UINT64_C(0x0101010101010101)
+
+static inline uint64_t word_at(const uint8_t *bytes) {
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+    return word;
+}
+
+static inline uint8_t pack_byte(uint64_t word) { return (uint8_t)(word * UINT64_C(0x0102040810204080) >> 56); }
+
+static inline uint64_t unpack_byte(uint8_t bits) {
+    uint64_t one_each = bits * EACH_BYTE_1 & UINT64_C(0x8040201008040201); /* byte i has bit i alone */
+    return (one_each + 127 * EACH_BYTE_1) >> 7 & EACH_BYTE_1;
+}
+
+static inline size_t count_ones(const uint8_t *bytes, size_t count) {
+    size_t ones = 0, i = 0;
+    for (; i + 8 <= count; i += 8) ones += (size_t)(word_at(bytes + i) * EACH_BYTE_1 >> 56);
+    for (; i < count; i++) ones += bytes[i];
+    return ones;
+}
 
 /* Why a chunk is refused; `reasons` in module.c has their names. */
 typedef enum {

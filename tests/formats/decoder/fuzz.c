@@ -86,6 +86,47 @@ static void check_checksum(void) {
     free(bytes);
 }
 
+/* Sets bits of a bitmap that is as long as it must be; ends the process if another bit is not what it was or should be. */
+static void check_bits(void) {
+    size_t count = below(below(4) ? 40 : 3000), from = below(70), size = (from + count + 7) / 8;
+    uint8_t *bytes = malloc(count + 1), *bits = malloc(size + 1), *before = malloc(size + 1);
+    bool are_all = !below(4), are_many = below(2);
+    for (size_t i = 0; i < count; i++) bytes[i] = are_many ? below(50) != 0 : (uint8_t)below(2);
+    for (size_t i = 0; i < size; i++) before[i] = bits[i] = (uint8_t)next_number();
+    set_bits(bits, (int64_t)from, are_all ? NULL : bytes, (int64_t)count);
+    size_t ones = 0;
+    for (size_t i = 0; i < 8 * size; i++) {
+        bool is_meant = i >= from && i < from + count;
+        uint8_t wanted = !is_meant ? before[i / 8] >> i % 8 & 1 : are_all ? 1 : bytes[i - from];
+        if ((bits[i / 8] >> i % 8 & 1) != wanted) abort();
+    }
+    for (size_t i = 0; i < count; i++) ones += bytes[i];
+    if (count_ones(bytes, count) != ones) abort();
+    for (size_t i = 0; i < 256; i++)
+        if (pack_byte(unpack_byte((uint8_t)i)) != i) abort();
+    free(bytes);
+    free(bits);
+    free(before);
+}
+
+/* Decodes plain and split numbers of random widths; ends the process if a byte is another one. */
+static void check_widths(void) {
+    size_t count = below(100), width = (size_t)1 << below(4), stored = width;
+    if (stored < 4) stored = below(2) ? 4 : 8;
+    uint8_t *in = malloc(count * stored + 1), *out = malloc(count * width + 1);
+    for (size_t i = 0; i < count * stored; i++) in[i] = (uint8_t)next_number();
+    Layout layout = {(int)stored, (int)width, true};
+    for (int is_split = 0; is_split < 2; is_split++) {
+        Bytes bytes = {in, in + count * stored};
+        if (decode_values(is_split ? BYTE_STREAM_SPLIT : PLAIN, bytes, count, layout, NULL, out) != DECODED) abort();
+        for (size_t i = 0; i < count; i++)
+            for (size_t k = 0; k < width; k++)
+                if (out[i * width + k] != in[is_split ? k * count + i : i * stored + k]) abort();
+    }
+    free(in);
+    free(out);
+}
+
 /* Joins or gathers runs of columns of random widths, of up to 3 parts; ends the process if a row is not the one it should be. */
 static void check_gather(void) {
     enum { RUNS = 3, PARTS = 3 };
@@ -164,6 +205,8 @@ int main(int count, char **arguments) {
         if (!below(64)) check_order();
         if (!below(64)) check_checksum();
         if (!below(64)) check_gather();
+        if (!below(64)) check_bits();
+        if (!below(64)) check_widths();
         if (fields[0] == FOOTER) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);
