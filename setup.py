@@ -10,8 +10,6 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-ENGINE = Path("src/torch_dataloader_utils/_engine")
-
 # An index shows README.md alone, so that its links need the address of the repository: EPOCHPLAN_URL=https://...
 URL = os.environ.get("EPOCHPLAN_URL", "").rstrip("/")
 README = Path("README.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Writes all that is made of the definitions of options: the page of options, and the stubs that type checkers read.
 
     docs/reference/options.md
-    src/torch_dataloader_utils/datasets/{open,structured,iceberg,delta,row_dataset}.pyi
+    src/torch_dataloader_utils/datasets/{open,structured,iceberg,delta,row_dataset,keywords}.pyi
 
 A test holds these files equal to the definitions.
 """
@@ -22,7 +22,7 @@ from typing import Any, Union, get_args, get_origin
 from torch_dataloader_utils.datasets import delta, iceberg, row_dataset, structured
 from torch_dataloader_utils.datasets import open as opening
 from torch_dataloader_utils.datasets.delta_source import DeltaSource
-from torch_dataloader_utils.datasets.door import TIERS, Door
+from torch_dataloader_utils.datasets.door import TIERS, Door, names_of
 from torch_dataloader_utils.datasets.files import FileSource
 from torch_dataloader_utils.datasets.iceberg_source import IcebergSource
 from torch_dataloader_utils.datasets.numbered_rows import RowOptions
@@ -122,6 +122,8 @@ _BATCHES = {
 }
 # The options that decide the type of batches. The last function of the user decides it, or else the output format.
 _DECIDING = ("output_format", "transform", "collate_fn")
+# The classes of options that all doors share.
+_SHARED = {"TableKeywords": TableOptions, "LoaderKeywords": LoaderOptions}
 # Imports of the stubs beside the imports of the options.
 _IMPORTS = """
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
@@ -131,6 +133,7 @@ from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.door import Door
+from torch_dataloader_utils.datasets.keywords import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.datasets.numbered_rows import NumberedRows
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -146,16 +149,26 @@ def stubs() -> dict[Path, str]:
         delta: _scan("scan_delta", delta.SCAN) + _dataset("DeltaDataset", delta),
         row_dataset: ["class RowDataset(NumberedRows):", *_function("__init__", "self", row_dataset.ROWS, "None")],
     }
-    return {Path(module.__file__ or "").with_suffix(".pyi"): _stub(module, lines) for module, lines in texts.items()}
+    keywords = Path(opening.__file__ or "").with_name("keywords.pyi")
+    return {
+        keywords: _text([TableOptions, LoaderOptions], _keywords()),
+        **{Path(module.__file__ or "").with_suffix(".pyi"): _stub(module, lines) for module, lines in texts.items()},
+    }
 
 
 def _stub(module: ModuleType, lines: list[str]) -> str:
     doors = {name: value for name, value in vars(module).items() if isinstance(value, Door)}
-    kinds = {kind.__module__ for door in doors.values() for kind in door.kinds}
     lines = [*(f"{name}: Door" for name in doors), "", *lines]
     if "T" in _names(lines):
         lines = ['T = TypeVar("T")', "", *lines]
-    imports = "\n".join(_import_lines([ast.parse(_IMPORTS), *map(_source_of, sorted(kinds))], _names(lines)))
+    return _text([kind for door in doors.values() for kind in door.kinds], lines)
+
+
+def _text(options: Iterable[type], lines: list[str]) -> str:
+    """Return the text of a stub. options: Classes of the options whose types it names."""
+    kinds = {kind.__module__ for kind in options}
+    used = _names(lines) - set(re.findall(r"^class (\w+)", "\n".join(lines), re.M))
+    imports = "\n".join(_import_lines([ast.parse(_IMPORTS), *map(_source_of, sorted(kinds))], used))
     return f"# Made of the options by scripts/write_options.py. Do not edit.\n\n{imports}\n" + "\n".join(lines) + "\n"
 
 
@@ -178,11 +191,31 @@ def _open_loader() -> list[str]:
     return [*_rest(opening.OPEN), *_overloads("open_loader", "", opening.OPEN, "TableDataLoader[{}]", indent="")]
 
 
+def _keywords() -> list[str]:
+    """Return the classes of the options that come by keyword at every door and do not decide the type of batches."""
+    lines = []
+    for name, kind in _SHARED.items():
+        options = {each.name: each for each in fields(kind)}
+        lines += [f"class {name}(TypedDict, total=False):"]
+        lines += [*(f"    {option}: {_annotation(options[option])}" for option in _shared(kind)), ""]
+    return lines[:-1]
+
+
+def _shared(kind: type) -> list[str]:
+    doors = (opening.OPEN, structured.LOADER, iceberg.LOADER, delta.LOADER)
+    return [name for name in names_of(kind) if all(name in _by_keyword(door) for door in doors)]
+
+
+def _by_keyword(door: Door) -> list[str]:
+    return [option for option in door.options if option not in (*_before(door), *_DECIDING)]
+
+
 def _rest(door: Door) -> list[str]:
     """Return the class of the options that do not decide the type of batches."""
-    rest = [option for option in door.options if option not in (*_before(door), *_DECIDING)]
-    options = (f"    {option}: {_annotation(door.options[option])}" for option in rest)
-    return ["class _Options(TypedDict, total=False):", *options, ""]
+    shared = {option for kind in _SHARED.values() for option in _shared(kind)}
+    own = [option for option in _by_keyword(door) if option not in shared]
+    options = (f"    {option}: {_annotation(door.options[option])}" for option in own)
+    return [f"class _Options({', '.join(_SHARED)}, total=False):", *options, ""]
 
 
 def _before(door: Door) -> list[str]:
@@ -216,7 +249,10 @@ def _function(
 ) -> list[str]:
     """Return a function with all options of a door; own: more keyword parameters."""
     positional = [_parameter(door.options[option]) for option in door.positional]
-    rest = [_parameter(each) for option, each in door.options.items() if option not in door.positional]
+    shared = set(_shared(TableOptions))
+    shared = shared if shared <= door.options.keys() else set()
+    rest = [_parameter(each) for option, each in door.options.items() if option not in {*door.positional, *shared}]
+    rest += ["**options: Unpack[TableKeywords]"] if shared else []
     return _signature(name, [*filter(None, [first]), *positional, "*", *own, *rest], result, indent)
 
 

@@ -98,6 +98,14 @@ def test_an_iceberg_table_of_a_catalog(lake):
     assert pasted(tdu_json("doctor", metadata.rpartition("/metadata/")[0])) == 580
 
 
+@pytest.mark.filterwarnings("ignore:.*chunk")
+def test_an_option_of_another_kind_of_table_is_refused_as_its_loader_would(tmp_path):
+    pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "a.parquet")
+    assert pasted(tdu_json("doctor", tmp_path, "--format", "parquet")) == 6
+    message = one_line(tdu("doctor", tmp_path, "--format", "parquet", "--catalog", "prod", code=2))
+    assert "catalog_config= is an option of IcebergDataset" in message
+
+
 def test_no_row_is_read(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": list(range(100))}), path)

@@ -80,6 +80,10 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["scan", "db.t", "--format", "iceberg", "--partitioning", "hive"], "--partitioning hive"),
         (["plan", "--inventory", "a.parquet", "--partitioning", "hive"], "--partitioning hive"),
         (["verify", "--inventory", "a.parquet", "--catalog", "prod"], "--inventory a.parquet is of files"),
+        (
+            ["scan", "db.t", "--format", "orc", "--catalog", "prod"],
+            "--catalog is for Iceberg tables, and --format orc is not",
+        ),
         (["head", "{table}", "--rows", "-1"], "--rows"),
         (["plan", "{table}", "--max-ranks", "0"], "--max-ranks"),
         (["tokens", "build", "{table}", "corpus", "--column", "id", "--workers", "0"], "--workers"),

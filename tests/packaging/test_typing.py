@@ -111,6 +111,8 @@ torch_dataloader_utils.nothing
 StructuredDataset.create_dataloader("data", batchsize=3)
 open_loader("data", batchsize=3)
 StructuredDataset.create_dataloader("data", shuffle_rows="many")
+StructuredDataset("data", batchsize=3)
+StructuredDataset("data", drop_last="no")
 number: int = next(iter(loader))
 text: str = TensorBatch()["x"]
 """
@@ -132,7 +134,7 @@ def test_mypy_knows_the_types_of_a_program_and_finds_only_what_is_wrong(tmp_path
     done = mypy(PROGRAM + WRONG, tmp_path)
     first = len(PROGRAM.splitlines()) + 4
     lines = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
-    assert lines == set(range(first, first + 6)), done.stdout
+    assert lines == set(range(first, first + 8)), done.stdout
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="pyright runs on node")

@@ -21,11 +21,14 @@ from tests.plan.model import (
     topologies,
 )
 from torch_dataloader_utils._core.options import PlanOptions, Topology
-from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.position import Position, RankCursors, Segment
 from torch_dataloader_utils._core.splits import DataFileInfo, RowGroups, Shard, Split
 from torch_dataloader_utils._core.units import Units
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.plan.assignment import EpochInputs
 from torch_dataloader_utils.plan.balance import assign_units, worker_order
 from torch_dataloader_utils.plan.chunks import chunk_row_groups, order_chunks
+from torch_dataloader_utils.plan.planner import assign_epoch
 from torch_dataloader_utils.plan.row_assignment import StrategyRows
 from torch_dataloader_utils.plan.strategies import TargetSizeSplitStrategy
 from torch_dataloader_utils.plan.strategy_call import StrategyCall
@@ -115,6 +118,61 @@ def test_without_row_counts_workers_have_whole_chunks_by_bytes(plan):
         for program, chunks in zip(inexact.programs(rank), chunks_of_workers(plan, rank), strict=True):
             rows = rows_of(program.lanes[0], program.seed, program.epoch)
             assert sorted(rows) == sorted(row for start, stop in chunks for row in range(start, stop))
+
+
+class EveryFileToEveryRank:
+    """A strategy without rank arguments: every rank reads all rows."""
+
+    def generate(self, files, num_workers, epoch):
+        return [Shard(number % num_workers, [Split(file)]) for number, file in enumerate(files)]
+
+
+@given(files, st.lists(topologies, min_size=1, max_size=3), options, st.data())
+@settings(max_examples=effort(60), deadline=None)
+def test_without_row_counts_ranks_that_read_everything_go_on_with_their_own_rest(sizes, chain, chosen, data):
+    space = replace(make_space(sizes), exact=False)
+    described = [DataFileInfo(path=f"{file}") for file in range(len(sizes))]
+    call = StrategyCall(strategy=EveryFileToEveryRank(), files=described, space=space)
+    num_ranks = chain[0].num_ranks
+    position, received = Position(segment=Segment(topology=chain[0])), [[] for _ in range(num_ranks)]
+    for topology in [*chain[1:], chain[0], None]:
+        inputs = EpochInputs(
+            space=space, options=chosen, chunks=chunk_row_groups(space, chosen), position=position, strategy=call
+        )
+        assignment, places = assign_epoch(inputs), []
+        for rank in range(num_ranks):
+            programs = assignment.programs(rank, position.segment)
+            done = [
+                len(each.lanes[0]) if topology is None else data.draw(st.integers(0, len(each.lanes[0])))
+                for each in programs
+            ]
+            for program, finished in zip(programs, done, strict=True):
+                received[rank] += rows_of(program.lanes[0].take(slice(finished)), program.seed, program.epoch)
+            places.append((rank, RankCursors(workers=tuple((finished, 0) for finished in done), next_worker=0)))
+        if topology is not None:
+            segment = replace(position.segment, steps=1, cursors=tuple(places))
+            following = Segment(topology=replace(topology, num_ranks=num_ranks))
+            position = replace(position, history=(*position.history, segment), segment=following)
+    assert [sorted(rows) for rows in received] == [list(range(space.num_rows))] * num_ranks
+
+
+def test_without_row_counts_ranks_that_read_everything_are_refused_on_another_number_of_ranks():
+    space = replace(make_space([[4], [4]]), exact=False)
+    call = StrategyCall(
+        strategy=EveryFileToEveryRank(), files=[DataFileInfo(path="a"), DataFileInfo(path="b")], space=space
+    )
+    received = Segment(topology=Topology(num_ranks=2), steps=1, cursors=())
+    position = Position(history=(received,), segment=Segment(topology=Topology(num_ranks=4)))
+    with pytest.raises(ConfigError, match=r"EveryFileToEveryRank has no rank arguments.* Resume on num_ranks=2"):
+        assign_epoch(
+            EpochInputs(
+                space=space,
+                options=PlanOptions(),
+                chunks=chunk_row_groups(space, PlanOptions()),
+                position=position,
+                strategy=call,
+            )
+        )
 
 
 def divided_by(strategy, plan):

@@ -127,6 +127,20 @@ def test_completions_are_trained_and_prompts_are_not(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion", "advice"),
+    [
+        ("a b", "c", "Let the prompt end where a token ends"),
+        (say("a", "b"), say("c"), "Pass a chat template that renders a prompt alike"),
+    ],
+)
+def test_a_completion_that_changes_its_prompt_says_what_to_do(tmp_path, prompt, completion, advice):
+    folder = write(tmp_path, prompt=[prompt], completion=[completion])
+    tokenizer = Completion(spoken(FORGETFUL))
+    with pytest.raises(TransformError, match=f"the prompt alone and in the whole row have other tokens.*{advice}"):
+        rows_of(folder, tokenizer, column="prompt")
+
+
 def pairs(row):
     return {"input_ids": [row["first"], *row["rest"]], "weights": [1] * (1 + len(row["rest"]))}
 
@@ -178,5 +192,5 @@ def test_what_decides_the_labels_decides_the_name():
     with pytest.raises(ConfigTypeError, match="pass a Hugging Face tokenizer"):
         Chat("tokenizer.json")
     for wrong in ({"train_on": "user"}, {"labels": "left"}):
-        with pytest.raises(ConfigError, match="pass one of"):
+        with pytest.raises(ConfigError, match=r'pass ".*" or "'):
             Chat(tokenizer, **wrong)

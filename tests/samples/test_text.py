@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -172,6 +173,24 @@ def test_a_row_that_the_tokenizer_refuses_is_named_or_left_out(folder, tokenizer
             loader = load(folder, packing, on_error="skip")
         assert [sample for batch in loader for sample in samples_of(batch)] == expected
         assert f"on_error=skip left out {bad} of {total} rows" in loader.plan.explain()
+
+
+def test_a_bad_row_costs_one_more_pass_over_its_row_group(folder):
+    packing = pack_tokens("tokens", 16, tokenizer=even_numbers)
+    with pytest.warns(UserWarning, match="left out"):
+        loader = load(folder, packing, on_error="skip")
+    CALLS.clear()
+    list(loader)
+    texts = [[each for each in group if each is not None] for groups in FILES for group in groups]
+    is_bad = [any(each and each[0] % 2 for each in group) for group in texts]
+    assert sum(CALLS) == sum(len(group) * (1 + bad) for group, bad in zip(texts, is_bad, strict=True))
+
+
+def test_many_bad_rows_of_one_row_group_are_one_place(tmp_path):
+    write(tmp_path, [[[[2], *([odd] for odd in range(1, 61, 2))]]])
+    packing = pack_tokens("tokens", 16, tokenizer=even_numbers)
+    with pytest.warns(UserWarning, match=r"left out 30 of 31 rows; .*30 rows, the first is live row 1$"):
+        load(tmp_path, packing, on_error="skip")
 
 
 def test_bad_rows_are_left_out_alike_by_every_rank_and_after_a_resume(folder):
@@ -403,6 +422,13 @@ def test_processes_share_the_counting(folder):
         share = Share(index=index, count=2, threads=2, exchange=lambda counts: parts.append(counts) or counts)
         count_packed(inventory, reader, share, read_lengths)
     assert np.sum(parts, axis=0)[0].tolist() == [len(pack_corpus([[g]], packing)) for groups in FILES for g in groups]
+
+
+def test_rows_are_checked_where_they_are_counted_too(folder):
+    inventory = scan_files(str(folder))
+    reader = tokenized(make_reader(ReadSpec(schema=inventory.schema, columns=("tokens",))), NamedTokenizer.of(numbers))
+    with pytest.raises(RowCountError, match="row group 0 gave 5 of 4 planned rows"):
+        reader.measure(replace(inventory.task(0), live_rows=4))
 
 
 def test_a_state_binds_to_the_tokenizer(folder):

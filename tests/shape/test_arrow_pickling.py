@@ -1,8 +1,10 @@
 """Record batches from worker processes: those that threads give, and no other rows behind them."""
 
+import copyreg
 import functools
 import pickle
 from multiprocessing.reduction import ForkingPickler
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import RowDataset, StructuredDataset
+from torch_dataloader_utils.stream.transport.ray_actor import pickle_as_processes_do
 
 ROWS = 20_000
 
@@ -111,3 +114,12 @@ def nested(levels):
 def test_columns_that_a_stream_cannot_have_stay_what_they_are(column):
     for rows in pa.record_batch({"x": column}), pa.table({"x": column}), column:
         assert pickle.loads(ForkingPickler.dumps(rows)).equals(rows)
+
+
+def test_actors_of_ray_pickle_rows_alone_too():
+    rows = pa.record_batch({"x": pa.array(range(ROWS))})
+    with patch.dict(copyreg.dispatch_table):
+        pickle_as_processes_do()
+        sent = pickle.dumps(rows.slice(7, 2))
+    assert pickle.loads(sent).equals(rows.slice(7, 2))
+    assert len(sent) < 1_000

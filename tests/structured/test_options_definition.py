@@ -201,7 +201,7 @@ def test_the_page_of_options_is_made_of_the_definitions(script: ModuleType) -> N
 
 def test_the_stubs_are_made_of_the_definitions(script: ModuleType) -> None:
     stubs = script.stubs()
-    assert len(stubs) == 5
+    assert len(stubs) == 6
     for path, text in stubs.items():
         assert path.read_text() == text, "run python scripts/write_options.py"
 

@@ -300,6 +300,13 @@ def test_a_plan_without_steps_is_a_table_with_columns(tmp_path):
     assert plans[1].to_arrow().schema == plans[0].to_arrow().schema
 
 
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_repeated_rows_of_a_rank_out_of_range_are_an_error(folder, rank):
+    plan = plan_epoch(scan_files(folder), num_ranks=2)
+    with pytest.raises(ConfigError, match=r"rank=.* is not in \[0, num_ranks=2\)"):
+        plan.padding_rows(rank)
+
+
 def test_a_strategy_that_loses_rows_is_caught_with_the_rows_named(folder):
     with pytest.raises(ConfigError, match=r"LosesTheTail lost rows: .*part-0.parquet rows \[39, 40\)"):
         next(iter(load(folder, split_strategy=LosesTheTail())[0]))

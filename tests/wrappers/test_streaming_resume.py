@@ -201,7 +201,16 @@ def test_something_else_than_a_state_is_refused(state):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("epoch", -1), ("epoch", "1"), ("yielded", 1.5), ("yielded", True), ("position", None), ("is_finished", "no")],
+    [
+        ("epoch", -1),
+        ("epoch", "1"),
+        ("epoch", 2**63 - 1),
+        ("epoch", 2**63),
+        ("yielded", 1.5),
+        ("yielded", True),
+        ("position", None),
+        ("is_finished", "no"),
+    ],
 )
 def test_a_wrong_value_in_a_state_is_refused(key, value):
     shard = streaming_shard(PlainStream(20), 2, 0)

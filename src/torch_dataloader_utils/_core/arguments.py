@@ -43,7 +43,7 @@ def is_integer(value: object) -> TypeGuard[SupportsIndex]:
     return True
 
 
-def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
+def check_integer(name: str, value: object, *, least: int | None = None) -> int:
     """Return the value as a Python int.
 
         check_integer("rank", np.int32(3))  3      "3"  ConfigTypeError      2**63  ConfigError
@@ -62,7 +62,7 @@ def check_integer(name: str, value: Any, *, least: int | None = None) -> int:
     return number
 
 
-def check_epoch(value: Any) -> int:
+def check_epoch(value: object) -> int:
     """Return the number of an epoch. The next epoch must fit into int64 too, because it is counted as well.
 
     Raises:
@@ -74,7 +74,7 @@ def check_epoch(value: Any) -> int:
     return epoch
 
 
-def check_seed(name: str, value: Any) -> int:
+def check_seed(name: str, value: object) -> int:
     """Return the value as a Python int of any size: seeds are taken modulo 2^64 (see `permute.random_words`).
 
     Raises:
@@ -143,7 +143,7 @@ def hold_flags(options: object, *names: str) -> None:
         object.__setattr__(options, name, check_flag(name, getattr(options, name)))
 
 
-def check_not_negative(name: str, value: Any, *, what: str = "number", may_be_infinite: bool = False) -> float:
+def check_not_negative(name: str, value: object, *, what: str = "number", may_be_infinite: bool = False) -> float:
     """Return the value as a Python float; numpy's numbers are accepted, True, "0.5" and NaN are not.
 
     what: Kind of the number for messages, such as "number of seconds".
@@ -177,7 +177,7 @@ for _power, _letter in enumerate("KMGT", start=1):
     _POWERS[f"{_letter}IB"] = 1024**_power
 
 
-def parse_bytes(name: str, size: Any, *, least: int = 0) -> int:
+def parse_bytes(name: str, size: object, *, least: int = 0) -> int:
     """Return a number of bytes: an int unchanged, or text with a decimal (KB, MB, GB, TB) or binary (KiB, MiB) unit.
 
         "128 MiB"  134217728      "1gb"  1000000000      "7"  7
@@ -213,7 +213,7 @@ def format_bytes(count: float) -> str:
     return f"{value:.3g} {units[0]}"
 
 
-def check_column_names(name: str, columns: Any) -> tuple[str, ...] | None:
+def check_column_names(name: str, columns: object) -> tuple[str, ...] | None:
     """Return the names as a tuple; None (all columns) stays None.
 
     A single string is refused: as a sequence, "fare" would be the columns "f", "a", "r" and "e".
@@ -232,7 +232,7 @@ def check_column_names(name: str, columns: Any) -> tuple[str, ...] | None:
     return names
 
 
-def check_column_name(option: str, column: Any) -> str | None:
+def check_column_name(option: str, column: object) -> str | None:
     """Return the name; None (no column) stays None.
 
     Raises:
@@ -247,7 +247,14 @@ def check_column_name(option: str, column: Any) -> str | None:
     return column
 
 
-def check_function(name: str, value: Any, what: str = "a function") -> Any:
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise ConfigError unless the value is one of the choices."""
+    if value not in choices:
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise ConfigError(f"{name}={value!r}: pass {', '.join(others)} or {last}.")
+
+
+def check_function(name: str, value: object, what: str = "a function") -> Any:
     """Return the value if it can be called; None is allowed.
 
     what: Kind of the function for messages, such as "a function of a batch".
@@ -260,7 +267,7 @@ def check_function(name: str, value: Any, what: str = "a function") -> Any:
     return value
 
 
-def check_instance(name: str, value: Any, *, kind: type[T], wanted: str) -> T:
+def check_instance(name: str, value: object, *, kind: type[T], wanted: str) -> T:
     """Return the value if it is an instance of this class.
 
     wanted: Values to pass, for messages, such as "RayWorkers(num), or None".
@@ -273,7 +280,7 @@ def check_instance(name: str, value: Any, *, kind: type[T], wanted: str) -> T:
     return value
 
 
-def check_executor(executor: Any) -> None:
+def check_executor(executor: object) -> None:
     """Raise ConfigTypeError unless the value is an executor or None.
 
     Raises:
@@ -285,7 +292,7 @@ def check_executor(executor: Any) -> None:
         )
 
 
-def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequence[str], *, problem: str) -> None:
+def check_fits(saved: Mapping[str, object], mine: Mapping[str, object], fixed: Sequence[str], *, problem: str) -> None:
     """Raise CheckpointMismatchError unless a state has the keys of `mine`, and the same values for the keys in `fixed`.
 
     problem: First words of the message; both sides follow.
@@ -302,10 +309,10 @@ def check_fits(saved: Mapping[str, Any], mine: Mapping[str, Any], fixed: Sequenc
 
 
 def check_counts(saved: Mapping[str, Any], *names: str) -> None:
-    """Raise CheckpointMismatchError unless these values of a state are whole numbers of at least 0."""
+    """Raise CheckpointMismatchError unless these values of a state are whole numbers from 0 to 2**63 - 2."""
     for name in names:
-        if not is_integer(saved[name]) or saved[name] < 0:
+        if not is_integer(saved[name]) or not 0 <= operator.index(saved[name]) < _MOST:
             raise CheckpointMismatchError(
-                f"The state says {name}={saved[name]!r}, which is not a whole number of at least 0. Load what "
+                f"The state says {name}={saved[name]!r}, which is not a whole number from 0 to 2**63 - 2. Load what "
                 "state_dict returned."
             )

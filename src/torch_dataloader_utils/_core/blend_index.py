@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
 
-def as_weights(weights: Any) -> npt.NDArray[np.float64]:
+def as_weights(weights: object) -> npt.NDArray[np.float64]:
     """Return the weights as an array, shape [n].
 
     Raises:

@@ -80,7 +80,7 @@ class PartitionColumn:
     """One partition column: file i holds `values[codes[i]]` (a Python value of the schema's type, or None)."""
 
     name: str
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
     codes: Int32s
 
 
@@ -135,7 +135,7 @@ class FileTable:
         start = len(self.root)
         return StringColumn.of(path[start:] for path in self.paths), self.contents
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (node(), {name: getattr(self, name) for name in self.__slots__})
 
     def pin(self, file: int) -> str:
@@ -225,7 +225,7 @@ class RowGroupTask:
     live_rows: int
     byte_offset: int
     byte_length: int
-    partition_values: tuple[tuple[str, Any], ...] = ()
+    partition_values: tuple[tuple[str, object], ...] = ()
     extra: Any = None
     epoch_key: EpochKey | None = None
     table: str = ""
@@ -362,7 +362,7 @@ class Inventory:
         return digest.hexdigest()
 
 
-def check_inventory(name: str, inventory: Any) -> Inventory:
+def check_inventory(name: str, inventory: object) -> Inventory:
     """Return the argument of a caller, if it is an inventory.
 
     Raises:

@@ -18,7 +18,7 @@ Tier = Literal["everyday", "tuning", "rare"]
 
 
 def option(
-    default: Any,
+    default: object,
     text: str,
     check: Check | None = None,
     *,

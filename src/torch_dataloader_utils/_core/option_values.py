@@ -21,11 +21,11 @@ FileIdentity = Literal["strict", "content"]
 """How a file is identified: by its path, size and etag or time ("strict"), or by all its bytes ("content")."""
 
 
-def check_identity(name: str, identity: Any) -> FileIdentity:
+def check_identity(name: str, identity: object) -> FileIdentity:
     """Return the value if it is "strict" or "content"; otherwise raise ConfigError."""
     if identity not in ("strict", "content"):
         raise ConfigError(f'{name}={identity!r} is unknown; use "strict" or "content".')
-    return identity  # type: ignore[no-any-return]
+    return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class RayWorkers:
         return min(self.actors or self.num, self.num)
 
 
-def check_token_batches(name: str, value: Any) -> TokenBatches | None:
+def check_token_batches(name: str, value: object) -> TokenBatches | None:
     """Return the value; None (batches of a fixed number of rows, in any order) stays.
 
     Raises:
@@ -235,7 +235,7 @@ def check_token_batches(name: str, value: Any) -> TokenBatches | None:
     return check_instance(name, value, kind=TokenBatches, wanted="TokenBatches(column, max_tokens=...), or None")
 
 
-def check_holdout(name: str, value: Any) -> Holdout:
+def check_holdout(name: str, value: object) -> Holdout:
     """Return the value if it is a Holdout.
 
     Raises:

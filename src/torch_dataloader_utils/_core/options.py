@@ -22,7 +22,7 @@ Shuffle = Literal["chunks"] | bool
 """Whether an epoch is shuffled: its chunks and the rows of windows (True), its chunks alone, or nothing (False)."""
 
 
-def check_shuffle(name: str, value: Any) -> Shuffle:
+def check_shuffle(name: str, value: object) -> Shuffle:
     """Return True, False or "chunks".
 
     Raises:

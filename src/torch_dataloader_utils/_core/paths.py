@@ -2,7 +2,6 @@
 
 import os
 import re
-from typing import Any
 
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
@@ -30,7 +29,7 @@ def codec_of(path: str) -> str | None:
     return _CODECS.get(path.rpartition(".")[2].lower())
 
 
-def check_path(name: str, value: Any) -> str:
+def check_path(name: str, value: object) -> str:
     """Return the text of a path or URL from a user.
 
         "data/web"  "data/web"      Path("data/web")  "data/web"      None, b"data"  ConfigTypeError

@@ -14,12 +14,12 @@ from torch_dataloader_utils.errors import CheckpointMismatchError
 MOST_COUNT = 2**63 - 1
 
 
-def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(state: Mapping[str, object]) -> dict[str, Any]:
     """Return the state with its checksum, under the key "checksum"."""
     return {**state, "checksum": _checksum(state)}
 
 
-def check_version(state: Mapping[str, Any], *readable: int) -> None:
+def check_version(state: Mapping[str, object], *readable: int) -> None:
     """Raise CheckpointMismatchError for a sealed state of another version, whatever keys that version has."""
     if {"version", "checksum"} <= set(state) and state["version"] not in readable:
         versions = f"version{'s' * (len(readable) > 1)} {' and '.join(map(str, readable))}"
@@ -29,7 +29,7 @@ def check_version(state: Mapping[str, Any], *readable: int) -> None:
         )
 
 
-def check_seal(state: Mapping[str, Any]) -> None:
+def check_seal(state: Mapping[str, object]) -> None:
     """Raise CheckpointMismatchError if the state was changed after it was sealed."""
     try:
         seen = _checksum({key: state[key] for key in state if key != "checksum"})
@@ -44,12 +44,12 @@ def check_seal(state: Mapping[str, Any]) -> None:
         )
 
 
-def _checksum(state: Mapping[str, Any]) -> str:
+def _checksum(state: Mapping[str, object]) -> str:
     canonical = json.dumps(state, sort_keys=True, separators=(",", ":"))
     return blake2b(canonical.encode(), digest_size=8).hexdigest()
 
 
-def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
+def refuse_misfits(findings: Iterable[tuple[str, object, bool]]) -> None:
     """Raise CheckpointMismatchError for the first (name, value, whether it fits) that does not fit."""
     for name, value, fits in findings:
         if not fits:
@@ -61,11 +61,11 @@ def refuse_misfits(findings: Iterable[tuple[str, Any, bool]]) -> None:
             )
 
 
-def is_count(value: Any, least: int = 0) -> bool:
+def is_count(value: object, least: int = 0) -> bool:
     """Return whether the value is a whole number, at least `least`, that int64 holds."""
     return is_integer(value) and least <= int(value) <= MOST_COUNT
 
 
-def is_list(value: Any, length: int | None = None) -> bool:
+def is_list(value: object, length: int | None = None) -> bool:
     """Return whether the value is a list, or a tuple (JSON makes a list of a tuple), of this length if given."""
     return isinstance(value, list | tuple) and length in (None, len(value))

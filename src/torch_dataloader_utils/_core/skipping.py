@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils.errors import (
@@ -25,11 +25,11 @@ _MOST_NAMED = 20
 _log = logging.getLogger(__name__)
 
 
-def check_on_error(name: str, on_error: Any) -> OnError:
+def check_on_error(name: str, on_error: object) -> OnError:
     """Return the value if it is "raise" or "skip"; otherwise raise ConfigError."""
     if on_error not in ("raise", "skip"):
         raise ConfigError(f'{name}={on_error!r}: pass "raise" or "skip".')
-    return on_error  # type: ignore[no-any-return]
+    return on_error
 
 
 def log_left_out(reason: object) -> None:
@@ -51,8 +51,9 @@ def report_left_out(
     """
     counted = "uncounted rows" if rows is None else f"{rows:,} rows"
     first = f"on_error=skip left out {count:,} of {total:,} {units}{'' if units == 'rows' else f' with {counted}'}"
-    notes = [f"{first}: {why}" if why else first, *islice(places, _MOST_NAMED)]
-    if count > _MOST_NAMED:
-        notes.append(f"and {count - _MOST_NAMED:,} more, in the log")
+    left = iter(places)
+    notes = [f"{first}: {why}" if why else first, *islice(left, _MOST_NAMED)]
+    if more := sum(1 for _ in left):
+        notes.append(f"and {more:,} more, in the log")
     warn_user("; ".join(notes))
     return tuple(notes)

@@ -29,7 +29,7 @@ class SlabCodec(Protocol):
     The layout is common to batches of the same columns; the descriptor belongs to one batch.
     """
 
-    def write(self, batch: Any, allocate: Callable[[int], "Tensor"], layout: Any) -> tuple[Any, Any] | None:
+    def write(self, batch: object, allocate: Callable[[int], "Tensor"], layout: Any) -> tuple[object, object] | None:
         """Return (layout, descriptor) of a batch written into `allocate(num_bytes)`; None for batches of another kind.
 
         layout: Layout of an earlier batch, or None; the same object is returned if it still fits.
@@ -37,8 +37,8 @@ class SlabCodec(Protocol):
         ...
 
     def refer(
-        self, batch: Any, find: Callable[["Tensor"], SlabPlace | None], allocate: Callable[[int], "Tensor"]
-    ) -> tuple[Any, Any, Sequence[SlabSpan]] | None:
+        self, batch: object, find: Callable[["Tensor"], SlabPlace | None], allocate: Callable[[int], "Tensor"]
+    ) -> tuple[object, object, Sequence[SlabSpan]] | None:
         """Return (layout, descriptor, spans): tensors that `find` finds stay in their slabs, all others are copied.
 
         spans: The buffers, in order; the memory of `allocate(num_bytes)` comes last, if anything is copied.

@@ -92,7 +92,7 @@ def decode_state(
     return Position(epoch=state["epoch"], history=segments[:-1], segment=segments[-1]), state.get("worker")
 
 
-def check_intact(state: Mapping[str, Any]) -> None:
+def check_intact(state: Mapping[str, object]) -> None:
     """Raise CheckpointMismatchError unless this is a complete, unchanged state of a readable version."""
     if isinstance(state, Mapping):
         check_version(state, *_READABLE)
@@ -252,7 +252,7 @@ def _compare_data(state: Mapping[str, Any], identity: Identity) -> None:
     _compare("data fingerprint", state["fingerprint"], identity.fingerprint)
 
 
-def _advice(saved: Mapping[str, Any], identity: Identity) -> str:
+def _advice(saved: Mapping[str, object], identity: Identity) -> str:
     present = dict(identity.settings)
     if saved.get("snapshot") != present.get("snapshot"):
         snapshot = TableSnapshot.parse(str(saved.get("snapshot")))
@@ -313,7 +313,7 @@ def _as_passed(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _compare(what: str, saved: Any, present: Any) -> None:
+def _compare(what: str, saved: object, present: object) -> None:
     if saved != present:
         raise CheckpointMismatchError(
             f"The state does not fit: its {what} is {saved!r}, here it is {present!r}. Resume with the data and "

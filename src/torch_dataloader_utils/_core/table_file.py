@@ -52,7 +52,7 @@ class TableFields:
     keys: bytes
     names: tuple[tuple[tuple[str, ...], int], ...] = ()
     is_by_name: bool = False
-    defaults: tuple[tuple[int, Any], ...] = ()
+    defaults: tuple[tuple[int, object], ...] = ()
     snapshot_id: int | None = None
 
 
@@ -80,9 +80,9 @@ class TableFile:
     """
 
     table: TableFields
-    partition_values: tuple[tuple[int, Any], ...] = ()
+    partition_values: tuple[tuple[int, object], ...] = ()
     positions: Int64s = field(default_factory=_no_rows)
     equality_deletes: tuple[EqualityDeleteFile, ...] = ()
-    partition: tuple[tuple[str, Any], ...] = ()
+    partition: tuple[tuple[str, object], ...] = ()
     first_row_id: int | None = None
     sequence_number: int | None = None

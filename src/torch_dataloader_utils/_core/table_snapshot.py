@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 from torch_dataloader_utils._core.arguments import check_integer, is_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -99,7 +99,7 @@ def check_snapshot(name: str, found: TableSnapshot | None, kind: str, chosen: in
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def milliseconds_of(name: str, time: Any) -> int:
+def milliseconds_of(name: str, time: object) -> int:
     """Return a user's time, a datetime (a naive datetime is UTC) or milliseconds since 1970, as milliseconds.
 
     Raises:

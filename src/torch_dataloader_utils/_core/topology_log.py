@@ -67,7 +67,7 @@ def decode_log(log: Mapping[str, Any], worker: int | None = None) -> tuple[Segme
     return tuple(_segment(entry, of_ranks, worker) for entry, of_ranks in zip(entries, cursors, strict=True))
 
 
-def log_findings(log: Any) -> Iterator[tuple[str, Any, bool]]:
+def log_findings(log: Any) -> Iterator[tuple[str, object, bool]]:
     """Yield, for `refuse_misfits`, whether each value of a log is a value that `encode_log` writes."""
     yield "log", log, isinstance(log, Mapping) and {"earlier", *log} == _KEYS
     earlier = log.get("earlier", "")
@@ -109,7 +109,7 @@ def _is_cursor(value: Any) -> bool:
     return is_list(value, 2) and all(map(is_count, value))
 
 
-def _written(log: Mapping[str, Any]) -> Iterator[Entry]:
+def _written(log: Mapping[str, object]) -> Iterator[Entry]:
     return zip(*(log[name] for name in _COLUMNS), strict=True)
 
 

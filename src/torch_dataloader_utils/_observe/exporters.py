@@ -12,8 +12,8 @@ from torch_dataloader_utils._observe.metrics import GAUGES, Metrics
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError, of_type
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
-    from prometheus_client import CollectorRegistry
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+    from prometheus_client import CollectorRegistry, Metric
 
 
 MetricsSource = Callable[[], Metrics]
@@ -46,7 +46,7 @@ class ExportedLoaders:
         return [(now, labels) for now, labels in read if now is not None]
 
 
-def check_export(metrics: Any, name: str, labels: Any) -> None:
+def check_export(metrics: object, name: str, labels: object) -> None:
     """Check arguments now that would fail only when metrics are collected. name: the exporter's word for labels.
 
     Raises:
@@ -170,7 +170,7 @@ def export_to_opentelemetry(
 
 
 # A meter gets each instrument once: the SDK ignores the callbacks of a second instrument of the same name.
-_exported: WeakKeyDictionary[Any, ExportedLoaders] = WeakKeyDictionary()
+_exported: "WeakKeyDictionary[Meter, ExportedLoaders]" = WeakKeyDictionary()
 
 
 @cache
@@ -192,10 +192,10 @@ def _create_instruments(meter: "Meter", loaders: ExportedLoaders) -> None:
         )
 
 
-def _observer(instrument: Instrument, loaders: ExportedLoaders) -> Any:
+def _observer(instrument: Instrument, loaders: ExportedLoaders) -> "Callable[[CallbackOptions], Iterator[Observation]]":
     from opentelemetry.metrics import Observation
 
-    def observe(options: Any) -> Iterator[Any]:  # noqa: ARG001  # the API passes it
+    def observe(options: "CallbackOptions") -> Iterator["Observation"]:  # noqa: ARG001  # the API passes it
         for metrics, attributes in loaders.read():
             for labels, number in instrument.samples(metrics, attributes):
                 yield Observation(number, labels)
@@ -267,21 +267,21 @@ class _Collector:
                 )
         self._loaders.add(metrics, labels)
 
-    def describe(self) -> list[Any]:
+    def describe(self) -> "list[Metric]":
         """Return nothing, so that the registry does not collect just to find the names."""
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator["Metric"]:
         """Yield one metric for each instrument, with samples of each living loader."""
         living = self._loaders.read()
         for instrument in INSTRUMENTS if living else ():
             yield _family(instrument, living)
 
 
-_collectors: WeakKeyDictionary[Any, _Collector] = WeakKeyDictionary()
+_collectors: "WeakKeyDictionary[CollectorRegistry, _Collector]" = WeakKeyDictionary()
 
 
-def _family(instrument: Instrument, living: list[tuple[Metrics, Labels]]) -> Any:
+def _family(instrument: Instrument, living: list[tuple[Metrics, Labels]]) -> "Metric":
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     name = f"tdu_{instrument.name}{_SUFFIXES[instrument.unit]}"

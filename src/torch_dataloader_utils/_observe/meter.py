@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from torch_dataloader_utils._observe.callbacks import EpochRun, LoaderCallback
 from torch_dataloader_utils._observe.counters import Int64s, WorkerCounters, counts_shape, totals
 from torch_dataloader_utils._observe.metrics import GAUGES, Metrics, kinds_of
 
-_END = object()
+T = TypeVar("T")
+
+_END: Any = object()
 
 _NO_GAUGES: dict[str, Any] = dict.fromkeys(GAUGES, 0)
 
@@ -51,7 +53,7 @@ class LoaderMeter:
         """Count a batch of `rows` rows from a worker process."""
         self._pass.rows += rows
 
-    def responses(self, responses: Iterable[Any]) -> Iterator[Any]:
+    def responses(self, responses: Iterable[T]) -> Iterator[T]:
         """Yield the responses of worker processes, and count the time until each arrives."""
         source, counts = iter(responses), self._pass
         while True:
@@ -96,7 +98,7 @@ class PassWatch:
         self._callbacks = callbacks
         self.waiting = _Waiting(counts)
 
-    def given(self, batch: Any) -> None:
+    def given(self, batch: object) -> None:
         """Count a batch that is delivered next, and call the callbacks."""
         self._counts.batches += 1
         for callback in self._callbacks:

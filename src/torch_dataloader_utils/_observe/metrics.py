@@ -201,6 +201,6 @@ class Metrics:
         return cls(**{name: number for name, number in numbers.items() if "." not in name}, **kinds_of(numbers))
 
 
-def kinds_of(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def kinds_of(numbers: Mapping[str, object]) -> dict[str, Any]:
     """Return the counts of several kinds as mappings: "cache_events.hits" becomes {"cache_events": {"hits": ...}}."""
     return {name: {kind: numbers[f"{name}.{kind}"] for kind in kinds} for name, kinds in KINDS.items()}

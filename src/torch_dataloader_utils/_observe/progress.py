@@ -33,7 +33,7 @@ class ProgressReporter(LoaderCallback):
         self._pause_seconds = self._log_seconds if self._sink is log_progress else REDRAW_SECONDS
         self._due = monotonic() + self._pause_seconds
 
-    def on_batch(self, run: EpochRun, batch: Any) -> None:  # noqa: ARG002
+    def on_batch(self, run: EpochRun, batch: object) -> None:  # noqa: ARG002
         """See LoaderCallback. Only reads the clock unless the sink is due."""
         now = monotonic()
         if now >= self._due and self._sink is not None:

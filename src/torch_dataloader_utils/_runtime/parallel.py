@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice, repeat, takewhile
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch_dataloader_utils._runtime.threads import Executor, QuickWork, ThreadPool
+from torch_dataloader_utils._runtime.threads import Executor, Future, QuickWork, ThreadPool
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,7 +39,7 @@ def map_in_order(function: Callable[[T], R], items: Iterable[T], executor: Execu
 
     The first error is raised at its place in the order, and jobs that have not begun are cancelled.
     """
-    pending: deque[Any] = deque()
+    pending: deque[Future] = deque()
     try:
         for item in items:
             pending.append(executor.submit(function, item))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
 from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 
@@ -33,7 +34,7 @@ def end_with_parent(directory: str) -> None:
     threading.Thread(target=wait, name="tdu-parent-watch", daemon=True).start()
 
 
-_handlers: dict[int, Any] = {}
+_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
 """Handlers of the signals that are held."""
 
 
@@ -47,7 +48,7 @@ def held(*numbers: int) -> Iterator[Callable[[], None]]:
     if current_thread() is not main_thread():
         yield lambda: None
         return
-    came: dict[int, Any] = {}
+    came: dict[int, FrameType | None] = {}
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
 
     def deliver() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import (
+    check_choice,
     check_column_name,
     check_integer,
     hold_flags,
@@ -60,8 +61,7 @@ class BlendOptions:
         for index, weight in enumerate(() if isinstance(self.weights, WeightSchedule) else self.weights):
             if not (math.isfinite(weight) and weight > 0):
                 raise ConfigError(f"Source {index} has the weight {weight}: pass positive numbers, or leave it out.")
-        if self.per not in get_args(ItemKind):
-            raise ConfigError(f'per={self.per!r}: pass "batch" or "sample".')
+        check_choice("per", self.per, get_args(ItemKind))
         if is_integer(self.stop):
             hold_integers(self, "stop", least=1)
         elif self.stop not in get_args(StopPolicy):
@@ -77,8 +77,7 @@ class BlendOptions:
 
     def _check_end(self) -> None:
         """Raise ConfigError for caps without effect, and for an epoch without end."""
-        if self.at_cap not in get_args(CapPolicy):
-            raise ConfigError(f'at_cap={self.at_cap!r}: pass "stop", "renormalise" or "error".')
+        check_choice("at_cap", self.at_cap, get_args(CapPolicy))
         if self.max_epochs is None:
             if self.at_cap != "stop":
                 raise ConfigError(f"at_cap={self.at_cap!r} without max_epochs=: there is no cap to reach.")

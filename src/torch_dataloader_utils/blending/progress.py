@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_dataloader_utils._core.arguments import check_integer
+from torch_dataloader_utils._core.arguments import check_epoch
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.sealed_state import (
@@ -84,7 +84,7 @@ class BlendProgress:
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the epoch of the next pass; keep a loaded position that is in this epoch."""
-        epoch = check_integer("epoch", epoch, least=0)
+        epoch = check_epoch(epoch)
         if self._loaded is not None and self._loaded.epoch != epoch:
             self._loaded = None
         self._epoch, self._present, self._begun = epoch, None, None

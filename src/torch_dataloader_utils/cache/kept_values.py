@@ -7,6 +7,7 @@ cache of their own, in a directory of the user.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from torch_dataloader_utils._core.spans import Buffer
@@ -54,15 +55,17 @@ class KeptValues:
 def user_cache() -> OpenCache | None:
     """Return this user's own cache of values; None if it is switched off."""
     chosen = os.environ.get(VARIABLE, "")
-    directory = _own_directory() if not chosen else None if chosen.lower() == "off" else Path(chosen)
+    directory = _own_directory() if not chosen else None if chosen.lower() == "off" else chosen
+    return None if directory is None else _cache_in(os.path.abspath(directory))  # noqa: PTH100 - a str is wanted
+
+
+@cache  # looked up for every file
+def _cache_in(directory: str) -> OpenCache:
     # A HostCache of the same directory has entries and a limit of its own.
-    return None if directory is None else opened(HostCache(directory / "values", max_bytes=_MOST_BYTES))
+    return opened(HostCache(Path(directory) / "values", max_bytes=_MOST_BYTES))
 
 
-def _own_directory() -> Path | None:
+def _own_directory() -> str | None:
     """Return the directory of this user's caches; None for a user without a home (a bare number in a container)."""
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    except RuntimeError:
-        return None
-    return home / "torch_dataloader_utils"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - a str is wanted
+    return None if home.startswith("~") else f"{home}/torch_dataloader_utils"

@@ -135,10 +135,6 @@ class OpenSchedule:
                 os.pwrite(self.descriptor, b"\1", place)
                 return
 
-    def is_at(self, place: Path) -> bool:
-        """Return whether this is still the file at the path."""
-        return is_at(self.descriptor, place)
-
     def has_owner(self) -> bool:
         """Return whether the process that wrote the schedule lives; that process itself must not ask."""
         try:
@@ -195,7 +191,7 @@ class ReadSchedules:
     def mark(self, token: str, key: int) -> None:
         """Mark that a process that reads for `token` is about to read a row group."""
         place, mine = self._marked.get(token, (None, None))
-        if place is None or mine is None or not mine.is_at(place):
+        if place is None or mine is None or not is_at(mine.descriptor, place):
             found = self._find(token)
             if found is None:
                 return
@@ -223,7 +219,7 @@ class ReadSchedules:
         for name in names:
             place = self._directory / name
             found = own.get(name) or self._known.get(name)
-            if found is None or not found.is_at(place):
+            if found is None or not is_at(found.descriptor, place):
                 found = OpenSchedule.open(place)
             if found is None:
                 continue

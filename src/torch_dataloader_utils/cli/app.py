@@ -125,7 +125,7 @@ COMMANDS = {
     "vocabulary": "Count the values of a column, and save them as a vocabulary.",
     "state": "Show a saved state: the epoch, the rows done and the rows left.",
     "cache": "Show, check or remove a cache on this host's disk.",
-    "tokens": "Build, describe and merge token corpora in the .bin/.idx format.",
+    "tokens": "Build, merge and count token corpora in the .bin/.idx format.",
 }
 
 EXAMPLES = """\b

@@ -10,8 +10,8 @@ import click
 
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils.cli.findings import Finding, find_layout_problems
-from torch_dataloader_utils.cli.options import json_option
+from torch_dataloader_utils.cli.findings import Finding, find_layout_problems, spread
+from torch_dataloader_utils.cli.options import catalog_option, catalog_properties_option, json_option, storage_option
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say
 from torch_dataloader_utils.cli.source import catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import SchemaError, plural
@@ -41,9 +41,9 @@ _SHOWN_COLUMNS = 8
 @click.command("doctor", epilog=_EXAMPLES)
 @click.argument("path")
 @click.option("--format", "format_name", metavar="NAME", default="auto", help="Format; by default found by looking.")
-@click.option("--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client.")
-@click.option("--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration; PATH is the table.")
-@click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Option of the catalog.")
+@storage_option
+@catalog_option
+@catalog_properties_option
 @json_option
 def command(
     path: str,
@@ -58,13 +58,12 @@ def command(
     Finds the format, Hive directories, Delta and Iceberg tables by looking. Reads metadata only; text has none, so
     its lines are counted.
     """
-    given = {
-        "path": path,
-        "format": format_name,
+    options = {
         "storage_options": parse_pairs(storage, "--option") or None,
         "catalog_config": catalog_properties(catalog, catalog_options),
     }
-    examination = examine(given)
+    given = {name: value for name, value in options.items() if value is not None}
+    examination = examine({"path": path, "format": format_name, **given})
     if as_json:
         emit_json(asdict(examination))
         return
@@ -122,7 +121,8 @@ def _facts(kind: str, inventory: "Inventory", access: "StoreAccess") -> dict[str
 
     mixing = describe_mixing(plan_epoch(inventory, batch_size=_BATCH_SIZE, shuffle=True, num_workers=1))
     rows = format_rows(inventory.num_rows if inventory.rows_are_known else None)
-    groups = f"{plural(inventory.num_groups, 'row group')} of {format_bytes(_median_bytes(inventory))} (median)"
+    median = format_bytes(spread(inventory.groups.projected_bytes)["median"])
+    groups = f"{plural(inventory.num_groups, 'row group')} of {median} (median)"
     return {
         "table": f"{inventory.source}, {kind}",
         "files": f"{inventory.num_files:,}, {format_bytes(int(inventory.files.sizes.sum()))}",
@@ -136,37 +136,27 @@ def _facts(kind: str, inventory: "Inventory", access: "StoreAccess") -> dict[str
 
 def _scanned(given: Mapping[str, Any]) -> "tuple[str, Inventory, StoreAccess, dict[str, Any]]":
     """Return a name for the kind of table, its inventory, its access, and the options that a loader needs for it."""
+    from torch_dataloader_utils._core.division import Share
     from torch_dataloader_utils._observe.work_bar import work_bar
     from torch_dataloader_utils.datasets.options import ScanOptions
     from torch_dataloader_utils.datasets.places import SOURCES, find_place
-    from torch_dataloader_utils.datasets.source import scan_alone
     from torch_dataloader_utils.formats.registry import format_of
 
     kind, place = find_place(given)
     make = SOURCES[kind]
-    if kind == "iceberg":
-        place = {"catalog_config": given["catalog_config"], **place}
     # Equality deletes would be read to count rows; lines of text have to be.
     scan = ScanOptions(count_rows="auto" if kind == "files" else False)
     options: dict[str, Any] = {}
     with work_bar("files") as on_progress:
-        source = make(**place, storage_options=given["storage_options"])
         try:
-            inventory = scan_alone(source, scan, on_progress)
+            inventory, access = make(**place).scan(scan, Share(), on_progress)
         except SchemaError:
             if kind != "files":
                 raise
             options = {"missing": "null"}
-            source = make(**place, storage_options=given["storage_options"], **options)
-            inventory = scan_alone(source, scan, on_progress)
+            inventory, access = make(**place, **options).scan(scan, Share(), on_progress)
     shown = _TABLES.get(kind) or f"{format_of(int(inventory.files.formats[0]))} files"
-    return shown, inventory, source.access(), options
-
-
-def _median_bytes(inventory: "Inventory") -> int:
-    import numpy as np
-
-    return int(np.median(inventory.groups.projected_bytes)) if inventory.num_groups else 0
+    return shown, inventory, access, options
 
 
 def _partitions(inventory: "Inventory") -> str:
@@ -270,9 +260,10 @@ def _partition_findings(inventory: "Inventory") -> Iterator[Finding]:
 
     files, groups = inventory.files, inventory.groups
     for column in files.partitions:
+        paths = files.paths if all(isinstance(value, int | None) for value in column.values) else ()
         zeros = re.compile(rf"/{re.escape(column.name)}=(0[0-9]+)/")
-        text = next((found[1] for path in files.paths if (found := zeros.search(path))), None)
-        if text is not None and all(isinstance(value, int | None) for value in column.values):
+        text = next((found[1] for path in paths if (found := zeros.search(path))), None)
+        if text is not None:
             yield Finding(
                 kind="leading_zeros",
                 message=f"The directory {column.name}={text} becomes the number {int(text)}. If it is a code, pass "
@@ -292,11 +283,11 @@ def _call(given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     arguments = [repr(redact(given["path"]))]
     if given["format"] != "auto":
         arguments.append(f"format={given['format']!r}")
-    catalog = given["catalog_config"]
-    if catalog is not None:
+    if "catalog_config" in given:
+        catalog = given["catalog_config"]
         is_name = set(catalog) == {"name"}
         arguments.append(f"catalog_config={catalog!r}" if is_name else "catalog_config=catalog_config")
-    if given["storage_options"] is not None:
+    if "storage_options" in given:
         arguments.append("storage_options=storage_options")
     arguments += [f"batch_size={_BATCH_SIZE}", "shuffle=True"]
     arguments += [f"{name}={value!r}" for name, value in options.items()]

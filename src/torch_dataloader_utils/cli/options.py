@@ -12,6 +12,19 @@ from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+storage_option = click.option(
+    "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
+)
+catalog_option = click.option(
+    "--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration, which has the table."
+)
+catalog_properties_option = click.option(
+    "--catalog-option",
+    "catalog_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the catalog; repeatable.",
+)
 
 _DATA = (
     click.argument("paths", nargs=-1),
@@ -43,18 +56,10 @@ _DATA = (
         show_default=True,
         help="For columns that some files lack.",
     ),
-    click.option(
-        "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
-    ),
+    storage_option,
     click.option("--inventory", "inventory_path", metavar="FILE", help="A file of `tdu scan --save`."),
-    click.option("--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration; PATHS is the table."),
-    click.option(
-        "--catalog-option",
-        "catalog_options",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Option of the catalog; repeatable.",
-    ),
+    catalog_option,
+    catalog_properties_option,
     click.option(
         "--snapshot",
         "snapshot_id",

@@ -90,17 +90,14 @@ def map_groups(function: Callable[[int], Result], num_groups: int, label: str) -
     label: label of the progress bar on stderr, shown if stderr is a terminal.
     """
     from torch_dataloader_utils._observe.work_bar import work_bar
-    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
+    from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for, watched
     from torch_dataloader_utils._runtime.threads import available_cpus
 
     threads = available_cpus()
     with threads_for(threads, "tdu-groups") as pool:
         results = map_in_order(function, range(num_groups), pool, 4 * threads)
         with work_bar(label) as on_progress:
-            for done, result in enumerate(results, start=1):
-                yield result
-                if on_progress is not None:
-                    on_progress(done, num_groups)
+            yield from watched(results, num_groups, on_progress)
 
 
 def _literal(cell: str) -> Any:

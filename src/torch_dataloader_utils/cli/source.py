@@ -59,10 +59,8 @@ class DataSource:
         """Refuse options that would have no effect on this data."""
         if self.snapshot_id is not None and not self.is_table:
             raise ConfigError(f"--snapshot {self.snapshot_id} is for tables; these are files. Leave it out.")
-        if self.catalog is not None and self.format in TABLE_FORMATS and self.format != "iceberg":
-            raise ConfigError(
-                f"--catalog is for Iceberg tables, and --format {self.format} takes a directory. Leave it out."
-            )
+        if self.catalog is not None and self.format not in ("parquet", "iceberg"):  # parquet is the default
+            raise ConfigError(f"--catalog is for Iceberg tables, and --format {self.format} is not. Leave one out.")
         if self.partitioning is not None and (self.is_table or self.inventory_path is not None):
             raise ConfigError(
                 f"--partitioning {self.partitioning} is for files: tables and saved inventories have their "

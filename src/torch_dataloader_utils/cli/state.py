@@ -16,6 +16,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, 
 if TYPE_CHECKING:
     from torch_dataloader_utils._core.inventory import Inventory
     from torch_dataloader_utils._core.position import Position
+    from torch_dataloader_utils.plan.planner import Planner
 
 _EXAMPLES = """\b
 Examples:
@@ -92,11 +93,10 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
 
     check_intact(state)
     options = PlanOptions(**dict(state["options"]))
-    identity = Identity(fingerprint=state["fingerprint"], options=options)
-    if inventory is not None:
-        identity = Planner(inventory=inventory, options=options).identity
+    planner = None if inventory is None else Planner(inventory=inventory, options=options)
+    identity = Identity(fingerprint=state["fingerprint"], options=options) if planner is None else planner.identity
     position, worker = decode_state(state, identity, Topology())
-    remains = None if inventory is None or worker is not None else _remains(inventory, options, position)
+    remains = None if planner is None or worker is not None else _remains(planner, position)
     return {
         "epoch": state["epoch"],
         "options": dict(state["options"]),
@@ -108,17 +108,15 @@ def describe(state: Mapping[str, Any], inventory: "Inventory | None") -> dict[st
     }
 
 
-def _remains(inventory: "Inventory", options: Any, position: "Position") -> Remains | None:
+def _remains(planner: "Planner", position: "Position") -> Remains | None:
     """Return the rows left under the state's own topology; None if the state alone does not determine them.
 
     Row counts, lengths for a token budget, or the code of a split strategy may be missing.
     """
     from torch_dataloader_utils._core.program import rows_of_batches
-    from torch_dataloader_utils.plan.planner import Planner
 
-    if options.max_tokens_per_batch is not None or options.strategy:
+    if planner.options.max_tokens_per_batch is not None or planner.options.strategy:
         return None
-    planner = Planner(inventory=inventory, options=options)
     known = position.segments or position.before
     here = planner.counted(position).under(known[-1].topology if known else position.topology)
     plan = planner.plan(here)

@@ -18,7 +18,7 @@ import click
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._runtime.processes import end_with_parent, held
 from torch_dataloader_utils.cli.app import DATA_PROBLEM, USAGE, Failure, disk_is_full, of_interrupt, of_os_error
-from torch_dataloader_utils.cli.options import json_option
+from torch_dataloader_utils.cli.options import catalog_option, catalog_properties_option, json_option, storage_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, parse_pairs
 from torch_dataloader_utils.errors import ConfigError, NullValueError
@@ -127,7 +127,7 @@ a table, with --format; name an Iceberg table as in its --catalog, or by the pat
 
 @click.group("tokens", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Build, describe and merge token corpora in the .bin/.idx format."""
+    """Build, merge and count token corpora in the .bin/.idx format."""
 
 
 @command.command("build", epilog=_EXAMPLES)
@@ -150,12 +150,10 @@ def command() -> None:
     help="Format, if names have no ending.",
 )
 @click.option("--filter", "filter_text", metavar="TEXT", help="For tables: read only these rows.")
-@click.option("--catalog", metavar="NAME", help="Iceberg catalog in pyiceberg's configuration; the source is a table.")
-@click.option("--catalog-option", "catalog_options", multiple=True, metavar="KEY=VALUE", help="Option of the catalog.")
+@catalog_option
+@catalog_properties_option
 @click.option("--snapshot", "snapshot_id", type=int, metavar="ID", help="Snapshot or version of a table.")
-@click.option(
-    "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
-)
+@storage_option
 @click.option(
     "--output-option",
     "output_storage",
@@ -270,9 +268,7 @@ def _corpora(prefix: str, output_prefix: str) -> list[str]:
 @command.command("sequences")
 @click.argument("prefixes", nargs=-1, required=True)
 @click.argument("output")
-@click.option(
-    "--option", "storage", multiple=True, metavar="KEY=VALUE", help="Option of the storage client; repeatable."
-)
+@storage_option
 @json_option
 def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], as_json: bool) -> None:
     """Write the counts of all corpora to one JSON file, so that jobs open no corpus before its first sample."""

@@ -28,12 +28,7 @@ from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.system_limits import memory_bytes
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.datasets.rank_agreement import (
-    compared_options,
-    counting_share,
-    ranks_of,
-    shows_bars,
-)
+from torch_dataloader_utils.datasets.rank_agreement import Ranks, compared_options, counting_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import (
     check_rows_fit,
     count_live_rows,
@@ -49,7 +44,6 @@ from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.plan.windows import held_bytes
-from torch_dataloader_utils.ranks.resolve import mesh_members
 from torch_dataloader_utils.samples.batch_fields import find_fields
 from torch_dataloader_utils.samples.packing_reader import PackingReader
 from torch_dataloader_utils.samples.sample_counts import count_packed, stored_inventory
@@ -115,17 +109,16 @@ def build(
         ConfigError: options that do not fit each other or the data. NoDataError: nothing to read.
         DataError, StoreError: files had to be looked at, or rows counted or measured, and could not be read.
     """
-    num_ranks, rank = ranks_of(options)
-    peers = mesh_members(options.mesh) if options.check_ranks else None
+    ranks = Ranks.of(options)
+    # The mesh would keep its process group for as long as the data set lives.
+    options = replace(options, num_ranks=ranks.num_ranks, rank=ranks.rank, mesh=None)
 
     # 1. Inventory. All ranks agree on one.
-    inventory, access = find_inventory(source, options)
-    # The mesh would keep its process group for as long as the data set lives.
-    options = replace(options, num_ranks=num_ranks, rank=rank, mesh=None)
+    inventory, access = find_inventory(source, options, ranks)
     found = Found(inventory=inventory, access=access, source=source)
 
     # 2. Rows, 3. planner, 4. stream.
-    dataset = make(build_stages(found, options, num_ranks, rank, peers), found, options)
+    dataset = make(build_stages(found, options, ranks), found, options)
 
     # 5. Loader.
     if loader_options is None:
@@ -143,13 +136,11 @@ def _log_no_decoder() -> None:
     )
 
 
-def build_stages(
-    found: Found, options: TableOptions, num_ranks: int, rank: int, peers: tuple[int, ...] | None
-) -> Stages:
+def build_stages(found: Found, options: TableOptions, ranks: Ranks) -> Stages:
     """Build steps 2 to 4 of `build`, for data that was found."""
-    access, share = found.access, counting_share(options, num_ranks, rank)
-    topology = options.topology(num_ranks)
-    topology.check_rank(rank)
+    access, share = found.access, counting_share(options, ranks)
+    topology = options.topology(ranks.num_ranks)
+    topology.check_rank(ranks.rank)
     strategy = None if options.split_strategy is None else find_strategy(options.split_strategy)
     plan_options = options.plan_options(strategy)
 
@@ -171,7 +162,7 @@ def build_stages(
         planner=planner,
         pipeline=_pipeline(rows, options),
         topology=topology,
-        rank=rank,
+        rank=ranks.rank,
         num_processes=options.worker_processes,
         workers=options.workers,
         decode=_decode_options(rows.inventory, options, open_bytes),
@@ -179,8 +170,8 @@ def build_stages(
         functions_to_check=_functions_of_readers(access, options),
         # Discovery has used obstore in this process already; see _store/obstore.py.
         start_method="forkserver" if access.remote.backend == "obstore" else None,
-        peers=peers,
-        compared={} if peers is None else compared_options(options, num_ranks),
+        peers=ranks.peers,
+        compared={} if ranks.peers is None else compared_options(options, ranks.num_ranks),
         row_tokens=0 if options.pack is None else options.pack.sequence_length,
         foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
     )

@@ -12,7 +12,7 @@ from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils.datasets.build import Found, build_stages
 from torch_dataloader_utils.datasets.options import TableOptions
-from torch_dataloader_utils.datasets.rank_agreement import check_refreshable
+from torch_dataloader_utils.datasets.rank_agreement import Ranks, check_refreshable
 from torch_dataloader_utils.datasets.source import find_inventory
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, SchemaError, plural
 from torch_dataloader_utils.plan.problems import warn_about
@@ -164,8 +164,8 @@ class BuiltDataset(TableDataset):
             )
         self.progress.check_between_epochs()
         found, options = self._built_from
-        peers, present = self.stages.peers, self.planner.inventory
-        is_shared = check_refreshable(self.topology.num_ranks, peers)
+        ranks, present = self._ranks, self.planner.inventory
+        is_shared = check_refreshable(ranks.num_ranks, ranks.peers)
         if is_shared and self.compared is not None:
             self.compared.meet("refresh()")
         # Ranks were checked when this data set was made.
@@ -176,15 +176,13 @@ class BuiltDataset(TableDataset):
             identity=options.identity if found.inventory.files.contents is None else "content",
         )
         source = found.source.newest(found.inventory)
-        inventory, access = find_inventory(source, asked)
+        inventory, access = find_inventory(source, asked, ranks)
         if inventory.fingerprint() == found.inventory.fingerprint():
             change = DataChange(before=present.source, after=present.source, is_changed=False)
         else:
             check_continues(found.inventory, inventory, self._columns)
             newer = Found(inventory=inventory, access=access, source=source)
-            stages = build_stages(
-                newer, replace(asked, columns=self._columns), self.topology.num_ranks, self.rank, peers
-            )
+            stages = build_stages(newer, replace(asked, columns=self._columns), ranks)
             change = DataChange.between(present, stages.planner.inventory)
             noted = replace(stages.planner.inventory, notes=(*stages.planner.inventory.notes, str(change)))
             planner = replace(stages.planner, inventory=noted)
@@ -218,6 +216,10 @@ class BuiltDataset(TableDataset):
         self._epoch_of_data = self.epoch
 
     @property
+    def _ranks(self) -> Ranks:
+        return Ranks(num_ranks=self.topology.num_ranks, rank=self.rank, peers=self.stages.peers)
+
+    @property
     def _follows(self) -> bool:
         """Whether this process refreshes itself. Workers of a DataLoader never do."""
         return self._built_from is not None and self._built_from[1].refresh is not None and get_worker_info() is None
@@ -241,7 +243,7 @@ class BuiltDataset(TableDataset):
         options = replace(
             options, pack=pack_tokens(column, sequence_length, **packing), columns=None, check_ranks=False
         )
-        return TableDataset(build_stages(found, options, self.topology.num_ranks, self.rank, self.stages.peers))
+        return TableDataset(build_stages(found, options, self._ranks))
 
     def __getstate__(self) -> dict[str, Any]:
         # Worker processes only iterate: they need neither a second inventory nor the caller's options.

@@ -3,27 +3,22 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
-from torch_dataloader_utils._core.options import RankSharding, Shuffle
+from torch_dataloader_utils._core.option_values import FileIdentity
+from torch_dataloader_utils._core.options import Shuffle
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.built_dataset import BuiltDataset
 from torch_dataloader_utils.datasets.door import Door
-from torch_dataloader_utils.samples.token_packing import TokenPacking
-from torch_dataloader_utils.shape.dtypes import Dtypes
-from torch_dataloader_utils.shape.encode import Encoder
+from torch_dataloader_utils.datasets.keywords import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -53,49 +48,13 @@ def scan_delta(
     identity: FileIdentity = "strict",
 ) -> Inventory: ...
 
-class _Options(TypedDict, total=False):
+class _Options(TableKeywords, LoaderKeywords, total=False):
     from_version: int | None
     remote: RemoteOptions | None
     inventory: Inventory | None
     allowed_roots: Sequence[str] | None
     credentials: Credentials | None
     allow_empty: bool
-    count_rows: Literal["auto"] | bool
-    on_error: OnError
-    identity: FileIdentity
-    shuffle_rows: int | None
-    drop_last: bool
-    num_ranks: int | str
-    rank: int
-    holdout: Holdout | None
-    nulls: Any
-    dtypes: Dtypes | None
-    stack: Mapping[str, Sequence[str]] | None
-    encode: Mapping[str, Encoder] | None
-    token_batches: TokenBatches | None
-    pack: TokenPacking | None
-    interleave: int | None
-    refresh: Literal["epoch"] | None
-    decoding: Decoding
-    mesh: DeviceMesh | None
-    show_progress: bool
-    progress_interval_sec: float
-    shuffle_buffer_size: int | None
-    rank_sharding: RankSharding
-    lanes: Lanes | int | None
-    host_shares: int | None
-    broadcast_inventory: bool | None
-    workers: RayWorkers | None
-    check_ranks: bool
-    callbacks: Sequence[LoaderCallback] | None
-    pin_memory: bool
-    prefetch_factor: int | None
-    persistent_workers: bool
-    in_order: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    generator: torch.Generator | None
 
 class DeltaDataset(BuiltDataset):
     def __init__(
@@ -113,43 +72,17 @@ class DeltaDataset(BuiltDataset):
         allow_empty: bool = False,
         columns: Sequence[str] | None = None,
         filters: pc.Expression | None = None,
-        count_rows: Literal["auto"] | bool = "auto",
-        on_error: OnError = "raise",
-        identity: FileIdentity = "strict",
         batch_size: int = 1024,
         shuffle: Shuffle = False,
         shuffle_seed: int = 42,
-        shuffle_rows: int | None = None,
-        drop_last: bool = False,
         output_format: OutputFormat = "torch",
         transform: Callable[[Any], Any] | None = None,
         num_workers: int | None = None,
-        num_ranks: int | str = 1,
-        rank: int = 0,
-        holdout: Holdout | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
-        nulls: Any = None,
-        dtypes: Dtypes | None = None,
-        stack: Mapping[str, Sequence[str]] | None = None,
-        encode: Mapping[str, Encoder] | None = None,
-        token_batches: TokenBatches | None = None,
-        pack: TokenPacking | None = None,
         split_bytes: int | str | None = None,
         split_rows: int | None = None,
-        interleave: int | None = None,
-        refresh: Literal["epoch"] | None = None,
-        decoding: Decoding = ...,
-        mesh: DeviceMesh | None = None,
-        show_progress: bool = False,
-        progress_interval_sec: float = 120.0,
-        shuffle_buffer_size: int | None = None,
         split_strategy: SplitStrategy | str | None = None,
-        rank_sharding: RankSharding = "rows",
-        lanes: Lanes | int | None = None,
-        host_shares: int | None = None,
-        broadcast_inventory: bool | None = None,
-        workers: RayWorkers | None = None,
-        check_ranks: bool = True,
+        **options: Unpack[TableKeywords],
     ) -> None: ...
     @overload
     @classmethod

@@ -1,4 +1,8 @@
-"""`Door`: how the arguments of a call become checked options."""
+"""`Door`: how the arguments of a call become checked options.
+
+Type checkers read the stub beside a module of doors, and not the module: its functions have a docstring and few lines,
+which bind the arguments and call checked code.
+"""
 
 import inspect
 import textwrap

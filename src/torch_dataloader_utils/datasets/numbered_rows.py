@@ -22,6 +22,7 @@ from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.datasets.build import build_rows, read_spec
 from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.rank_agreement import Ranks
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.datasets.source import Source, find_inventory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
@@ -57,13 +58,13 @@ class NumberedRows(Dataset[Any]):
 
     def _begin(self, source: Source, options: TableOptions, row_options: RowOptions) -> None:
         """Run the first two of the five steps of `build`, inventory and rows."""
-        found, access = find_inventory(source, options)
+        found, access = find_inventory(source, options, Ranks())
         rows = build_rows(found, options, access, Share(threads=options.threads))
         schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
         self._threads = options.threads
-        self._cache_bytes = parse_bytes("cache_bytes", row_options.cache_bytes)
+        self._cache_bytes = int(row_options.cache_bytes)
         names = schema.names if options.columns is None else options.columns
         self._schema = select_fields(with_metadata_columns(schema, names), names)
         self._length_reader: Reader | None = None

@@ -5,7 +5,6 @@ Type checkers read the signature in open.pyi, written by scripts/write_options.p
 
 from typing import Any
 
-from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.datasets import delta, iceberg, structured
 from torch_dataloader_utils.datasets.delta_source import DeltaSource
 from torch_dataloader_utils.datasets.door import Door
@@ -13,7 +12,6 @@ from torch_dataloader_utils.datasets.files import FileSource
 from torch_dataloader_utils.datasets.iceberg_source import IcebergSource
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.places import find_place
-from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.loader import TableDataLoader
 from torch_dataloader_utils.stream.loader_options import LoaderOptions
 
@@ -27,11 +25,11 @@ OPEN = Door(
     left_out=("table",),
     defaults={"format": "auto", "partitioning": "auto"},
 )
-# The data set of each kind of place, and its door.
+# The data set of each kind of place.
 _DATASETS = {
-    "files": (structured.StructuredDataset, structured.LOADER),
-    "iceberg": (iceberg.IcebergDataset, iceberg.LOADER),
-    "delta": (delta.DeltaDataset, delta.LOADER),
+    "files": structured.StructuredDataset,
+    "iceberg": iceberg.IcebergDataset,
+    "delta": delta.DeltaDataset,
 }
 
 
@@ -56,15 +54,5 @@ def open_loader(*args: Any, **options: Any) -> TableDataLoader:
             other or the data. NoDataError: nothing to read. DataError: data is corrupt or not supported.
         StoreError: the catalog or the storage failed.
     """
-    given = OPEN.given(args, options)
-    kind, place = find_place(given)
-    make, door = _DATASETS[kind]
-    rest = {name: value for name, value in given.items() if name not in ("path", "format")}
-    for name in rest:
-        if name not in door.options:
-            owners = [each.__name__ for each, other in _DATASETS.values() if name in other.options]
-            raise ConfigError(
-                f"{name}= is an option of {' and '.join(owners)}, and {redact(str(given['path']))} is read by "
-                f"{make.__name__}. Leave it out."
-            )
-    return make.create_dataloader(**{**rest, **place})[0]
+    kind, given = find_place(OPEN.given(args, options))
+    return _DATASETS[kind].create_dataloader(**given)[0]

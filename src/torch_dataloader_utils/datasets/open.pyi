@@ -2,29 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from pyiceberg.expressions import BooleanExpression
-from torch.distributed.device_mesh import DeviceMesh
 
 from torch_dataloader_utils._core.inventory import Inventory
-from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, Holdout, Lanes, RayWorkers, TokenBatches
-from torch_dataloader_utils._core.options import RankSharding, Shuffle
-from torch_dataloader_utils._core.skipping import OnError
+from torch_dataloader_utils._core.options import Shuffle
 from torch_dataloader_utils._core.splits import SplitStrategy
-from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._store import Credentials, RemoteOptions
 from torch_dataloader_utils.datasets.door import Door
 from torch_dataloader_utils.datasets.files import Files
+from torch_dataloader_utils.datasets.keywords import LoaderKeywords, TableKeywords
 from torch_dataloader_utils.discover.hive import Hive
 from torch_dataloader_utils.formats.file_scan import Missing
-from torch_dataloader_utils.samples.token_packing import TokenPacking
-from torch_dataloader_utils.shape.dtypes import Dtypes
-from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.shapers import OutputFormat
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 from torch_dataloader_utils.stream.loader import TableDataLoader
@@ -33,7 +26,7 @@ T = TypeVar("T")
 
 OPEN: Door
 
-class _Options(TypedDict, total=False):
+class _Options(TableKeywords, LoaderKeywords, total=False):
     format: str
     storage_options: Mapping[str, Any] | None
     partitioning: Literal["hive", "auto"] | Hive | None
@@ -59,49 +52,13 @@ class _Options(TypedDict, total=False):
     from_version: int | None
     columns: Sequence[str] | None
     filters: pc.Expression | None
-    count_rows: Literal["auto"] | bool
-    on_error: OnError
-    identity: FileIdentity
     batch_size: int
     shuffle: Shuffle
     shuffle_seed: int
-    shuffle_rows: int | None
-    drop_last: bool
     num_workers: int | None
-    num_ranks: int | str
-    rank: int
-    holdout: Holdout | None
-    nulls: Any
-    dtypes: Dtypes | None
-    stack: Mapping[str, Sequence[str]] | None
-    encode: Mapping[str, Encoder] | None
-    token_batches: TokenBatches | None
-    pack: TokenPacking | None
     split_bytes: int | str | None
     split_rows: int | None
-    interleave: int | None
-    refresh: Literal["epoch"] | None
-    decoding: Decoding
-    mesh: DeviceMesh | None
-    show_progress: bool
-    progress_interval_sec: float
-    shuffle_buffer_size: int | None
     split_strategy: SplitStrategy | str | None
-    rank_sharding: RankSharding
-    lanes: Lanes | int | None
-    host_shares: int | None
-    broadcast_inventory: bool | None
-    workers: RayWorkers | None
-    check_ranks: bool
-    callbacks: Sequence[LoaderCallback] | None
-    pin_memory: bool
-    prefetch_factor: int | None
-    persistent_workers: bool
-    in_order: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    generator: torch.Generator | None
 
 @overload
 def open_loader(

@@ -1,7 +1,7 @@
 """How ranks agree before the first batch: on their numbers, on shares of the work, and on equal options."""
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
@@ -19,24 +19,33 @@ from torch_dataloader_utils.ranks.compare import check_alike, name_of_call, opti
 from torch_dataloader_utils.ranks.resolve import mesh_members, resolve_ranks, running_ranks
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Number of ranks that read different rows, and the rank of this process.
+
+    peers: Global ranks that are compared: () for the whole process group, None to compare nothing.
+    """
+
+    num_ranks: int = 1
+    rank: int = 0
+    peers: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, options: TableOptions) -> "Ranks":
+        """Find the ranks of a job; see `resolve_ranks`."""
+        num_ranks, rank = resolve_ranks(options.num_ranks, options.rank, options.mesh, check_ranks=options.check_ranks)
+        return cls(num_ranks=num_ranks, rank=rank, peers=mesh_members(options.mesh) if options.check_ranks else None)
+
+
 def shows_bars(options: TableOptions) -> bool:
     """Whether this process shows progress bars before the first batch. Rank 0 does, if show_progress is set."""
-    if not options.show_progress:
-        return False
-    if options.num_ranks == "auto" or options.mesh is not None:
-        return ranks_of(options)[1] == 0
-    return options.rank == 0
+    return options.show_progress and options.rank == 0
 
 
-def ranks_of(options: TableOptions) -> tuple[int, int]:
-    """Return (num_ranks, rank); see `resolve_ranks`."""
-    return resolve_ranks(options.num_ranks, options.rank, options.mesh, check_ranks=options.check_ranks)
-
-
-def counting_share(options: TableOptions, num_ranks: int, rank: int) -> Share:
-    """Return the share of this process: its part if a process group of `num_ranks` runs, else all the work."""
+def counting_share(options: TableOptions, ranks: Ranks) -> Share:
+    """Return the share of this process: its part if a process group of all ranks runs, else all the work."""
     threads = options.threads
-    index, count = (0, 1) if num_ranks == 1 else counting_part(num_ranks, rank)
+    index, count = counting_part(ranks.num_ranks, ranks.rank)
     if count == 1:
         return Share(threads=threads)
     return Share(
@@ -63,7 +72,7 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
     return options_record(shown)
 
 
-def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
+def is_scanned_once(options: TableOptions, ranks: Ranks, *, is_remote: bool) -> bool:
     """Whether rank 0 scans for all ranks.
 
     By default each rank scans local files: each host may have a copy of the files, with times of its own.
@@ -72,7 +81,7 @@ def is_scanned_once(options: TableOptions, *, is_remote: bool) -> bool:
         return options.broadcast_inventory
     # With NCCL alone, ranks that have not chosen their GPU yet would all use the first GPU.
     can_meet = is_remote and options.check_ranks and running_ranks() > 1 and takes_cpu_tensors()
-    return can_meet and counting_part(*ranks_of(options))[1] > 1
+    return can_meet and counting_part(ranks.num_ranks, ranks.rank)[1] > 1
 
 
 def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
@@ -95,7 +104,7 @@ def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
     return False
 
 
-def compare_options(options: TableOptions, *, meets: bool) -> None:
+def compare_options(options: TableOptions, ranks: Ranks, *, meets: bool) -> None:
     """Compare the options of all ranks.
 
     Args:
@@ -104,16 +113,13 @@ def compare_options(options: TableOptions, *, meets: bool) -> None:
     Raises:
         ConfigError: the options differ.
     """
-    if not options.check_ranks or running_ranks() < 2:
+    if not options.check_ranks or ranks.peers is None or running_ranks() < 2:
         return
-    record = compared_options(options, ranks_of(options)[0])
-    comparison = publish(name_of_call("build"), mesh_members(options.mesh), record)
+    comparison = publish(name_of_call("build"), ranks.peers, compared_options(options, ranks.num_ranks))
     if meets:
         comparison.wait()
 
 
-def scanning_share(options: TableOptions) -> Share:
+def scanning_share(options: TableOptions, ranks: Ranks) -> Share:
     """Return the share of a scan: all ranks, if the ranks read together after the scan, so that all get its errors."""
-    if not options.reads_before_plan or (options.num_ranks == 1 and options.mesh is None):
-        return Share()
-    return counting_share(options, *ranks_of(options))
+    return counting_share(options, ranks) if options.reads_before_plan else Share()

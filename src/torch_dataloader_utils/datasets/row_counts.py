@@ -220,7 +220,7 @@ def read_lengths(
 
     parts = map_watched(measure, groups, threads=share.threads, name="tdu-lengths", on_progress=on_progress)
     lengths = _narrow(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
-    if lengths.nbytes <= _MOST_KEPT_BYTES:
+    if kept.cache is not None and lengths.nbytes <= _MOST_KEPT_BYTES:
         _save(kept, key, lengths)
     return lengths
 

@@ -10,10 +10,10 @@ from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.options import ScanOptions, TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import (
+    Ranks,
     compare_options,
     counting_share,
     is_scanned_once,
-    ranks_of,
     scanning_share,
     shows_bars,
 )
@@ -45,7 +45,8 @@ class Source(Protocol):
         """Check that the inventory of the caller fits the other options.
 
         Raises:
-            ConfigError: the inventory is of another version, or refers to files that are not allowed.
+            ConfigError: the inventory is of another version. UnsupportedFeatureError: it refers to files that are not
+                allowed.
         """
 
     def scan(self, options: ScanOptions, share: Share, on_progress: OnProgress | None) -> tuple[Inventory, StoreAccess]:
@@ -64,7 +65,7 @@ class Source(Protocol):
         """Return the source of newer data, to be read after `read`."""
 
 
-def find_inventory(source: Source, options: TableOptions) -> tuple[Inventory, StoreAccess]:
+def find_inventory(source: Source, options: TableOptions, ranks: Ranks) -> tuple[Inventory, StoreAccess]:
     """Return the inventory, the same on all ranks, and how its files are reached.
 
         inventory=       nothing is scanned
@@ -77,16 +78,18 @@ def find_inventory(source: Source, options: TableOptions) -> tuple[Inventory, St
         ConfigError: options of ranks differ, or the inventory was scanned with another filter or for `pack=`.
         DataError, StoreError: data could not be scanned; the same on all ranks that scan together.
     """
-    return _scan(source, options) if source.inventory is None else _given(source, source.inventory, options)
+    if source.inventory is None:
+        return _scan(source, options, ranks)
+    return _given(source, source.inventory, options, ranks)
 
 
-def _given(source: Source, inventory: Inventory, options: TableOptions) -> tuple[Inventory, StoreAccess]:
+def _given(source: Source, inventory: Inventory, options: TableOptions, ranks: Ranks) -> tuple[Inventory, StoreAccess]:
     source.check_given(inventory)
     if options.pack is None:
         check_counts_rows(inventory)
     reads_files = options.identity == "content"
-    once = reads_files and is_scanned_once(options, is_remote=source.is_remote)
-    compare_options(options, meets=once or scanning_share(options).count > 1)
+    once = reads_files and is_scanned_once(options, ranks, is_remote=source.is_remote)
+    compare_options(options, ranks, meets=once or scanning_share(options, ranks).count > 1)
     access = source.access()
     if once:
         inventory = from_rank_zero(lambda: identified(inventory, options.identity, access))
@@ -95,10 +98,10 @@ def _given(source: Source, inventory: Inventory, options: TableOptions) -> tuple
     return under_filter(inventory, options.filters), access
 
 
-def _scan(source: Source, options: TableOptions) -> tuple[Inventory, StoreAccess]:
-    share = counting_share(options, *ranks_of(options)) if source.has_versions else scanning_share(options)
-    once = is_scanned_once(options, is_remote=source.is_remote)
-    compare_options(options, meets=once or share.count > 1)
+def _scan(source: Source, options: TableOptions, ranks: Ranks) -> tuple[Inventory, StoreAccess]:
+    share = counting_share(options, ranks) if source.has_versions else scanning_share(options, ranks)
+    once = is_scanned_once(options, ranks, is_remote=source.is_remote)
+    compare_options(options, ranks, meets=once or share.count > 1)
     with work_bar("data files" if source.has_versions else "footers", is_wanted=shows_bars(options)) as on_progress:
         if not once:
             return _scan_by(share, source, options, on_progress)

@@ -1,13 +1,13 @@
 """torchdata: gives a data set the states that a StatefulDataLoader needs."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
 from torch_dataloader_utils.errors import ConfigTypeError, of_type
-from torch_dataloader_utils.stream.dataset import BatchT, TableDataset, refuse_collation
+from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
+from torch_dataloader_utils.stream.foreign_loaders import refuse_collation
 
 
 def for_torchdata(dataset: TableDataset[BatchT]) -> "TorchdataDataset[BatchT]":
@@ -47,7 +47,7 @@ class TorchdataDataset(IterableDataset[BatchT]):
 
     def __iter__(self) -> Iterator[BatchT]:
         """See TableDataset.__iter__."""
-        refuse_collation(self.dataset, sys._getframe(1))
+        refuse_collation(self.dataset)
         return self.dataset.begin_pass()
 
     def set_epoch(self, epoch: int) -> None:

@@ -89,9 +89,14 @@ class EpochPlan:
         return 0 if counts is None else int(counts.repeats.sum())
 
     def padding_rows(self, rank: int) -> int:
-        """Return how many `repeated_rows` one rank delivers: 1 if it has no row left for its last step, else 0."""
-        counts = self.assignment.counts
-        return 0 if counts is None else int(counts.repeats[check_integer("rank", rank)])
+        """Return how many `repeated_rows` one rank delivers: 1 if it has no row left for its last step, else 0.
+
+        Raises:
+            ConfigTypeError, ConfigError: as `programs`.
+        """
+        rank, counts = check_integer("rank", rank), self.assignment.counts
+        self.topology.check_rank(rank)
+        return 0 if counts is None else int(counts.repeats[rank])
 
     @cached_property
     def fingerprint(self) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 from torch_dataloader_utils._core.arguments import check_epoch, check_integer
 from torch_dataloader_utils._core.division import even_span
@@ -303,7 +302,7 @@ class Planner:
     def __str__(self) -> str:
         return str(self.inventory)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         kept = partial(
             Planner, inventory=self.inventory, options=self.options, strategy=self.strategy, lengths=self.lengths
         )

@@ -22,7 +22,6 @@ from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.program import SingleLane, WorkerProgram
 from torch_dataloader_utils._core.token_budget import EqualBuckets
 from torch_dataloader_utils._core.units import RowSpace, Units
-from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.assignment import EpochInputs, RankCounts
 from torch_dataloader_utils.plan.balance import (
     Transfers,
@@ -38,7 +37,7 @@ from torch_dataloader_utils.plan.balance import (
 )
 from torch_dataloader_utils.plan.chunks import keep_span, part_of_units
 from torch_dataloader_utils.plan.steps import StepSizes, batches_of_worker, count_steps, spans_left, step_sizes
-from torch_dataloader_utils.plan.strategy_call import RankUnits, takes_ranks
+from torch_dataloader_utils.plan.strategy_call import RankUnits
 from torch_dataloader_utils.plan.windows import shuffle_windows
 
 
@@ -327,7 +326,7 @@ class RowAssignment:
                 tuple(keep_span(units, inputs.options) for units in workers)
                 for workers in strategy.units(epoch, topology.num_ranks, topology.num_workers)
             ),
-            is_shared=not takes_ranks(strategy.strategy),
+            is_shared=strategy.is_shared,
             space=inputs.space,
             options=inputs.options,
             topology=topology,
@@ -336,17 +335,9 @@ class RowAssignment:
 
     def resumed(self, received: Segment, topology: Topology) -> "RowAssignment":
         """See Assignment."""
-        strategy, before = self.inputs.strategy, self.divided.topology
-        is_shared = strategy is not None and not takes_ranks(strategy.strategy)
-        # With the same ranks, the rest of each rank is one of the equal parts of the remaining rows.
-        if is_shared and (not received.has_common_steps or topology.num_ranks != before.num_ranks):
-            raise ConfigError(
-                f"Split strategy {self.inputs.options.strategy} has no rank arguments: every rank reads everything, "
-                "and the rest of the epoch cannot be assigned to another number of ranks, or to ranks that had drifted "
-                "apart. "
-                f"Resume on num_ranks={before.num_ranks}, with a state of one step on all ranks, or give generate() "
-                "num_ranks and rank."
-            )
+        if self.inputs.strategy is not None:
+            # With the same ranks, the rest of each rank is one of the equal parts of the remaining rows.
+            self.inputs.strategy.check_resume(received, topology)
         return replace(self, divided=RemainingRows(units=remaining_units(self.divided, received), topology=topology))
 
     @cached_property

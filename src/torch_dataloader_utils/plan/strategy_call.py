@@ -2,10 +2,11 @@
 
 import inspect
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +14,9 @@ import numpy as np
 
 from torch_dataloader_utils._core.arguments import is_integer
 from torch_dataloader_utils._core.inventory import Int64s, Inventory, short_digest
+from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.paths import redact
+from torch_dataloader_utils._core.position import Segment
 from torch_dataloader_utils._core.splits import (
     DataFileInfo,
     IcebergDataFileInfo,
@@ -86,7 +89,7 @@ def _expect(name: str, each: object, kind: type[Expected]) -> Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class RowFault:
     """First rows [start, stop) that are lost or repeated. total_rows: number of all lost rows, or of all repeats."""
 
     verb: Literal["lost", "repeated"]
@@ -95,7 +98,7 @@ class Fault:
     total_rows: int
 
 
-def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
+def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> RowFault | None:
     """Return the first fault of the spans [start[i], stop[i]), or None if they cover [0, num_rows) exactly once.
 
     No span may be empty.
@@ -114,11 +117,11 @@ def find_fault(start: Int64s, stop: Int64s, num_rows: int) -> Fault | None:
         return None
     first = wrong[0]
     if lost[first] > 0:
-        return Fault(
+        return RowFault(
             verb="lost", start=int(covered[first]), stop=int(following[first]), total_rows=int(lost[lost > 0].sum())
         )
     again = int(repeated[first])
-    return Fault(
+    return RowFault(
         verb="repeated",
         start=int(start[first]),
         stop=int(start[first]) + again,
@@ -153,7 +156,7 @@ def strategy_name(strategy: SplitStrategy | None) -> str:
     return f"{name}({', '.join(changed)})" if changed else name
 
 
-def _plain_text(value: Any) -> str | None:
+def _plain_text(value: object) -> str | None:
     """Return the value as text that is the same in every process; None if the text could differ."""
     value = value.item() if isinstance(value, np.generic) else value
     match value:
@@ -185,6 +188,21 @@ class StrategyCall:
     files: Sequence[DataFileInfo]
     space: RowSpace
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether every rank reads everything, because `generate` has no rank arguments."""
+        return not takes_ranks(self.strategy)
+
+    def check_resume(self, received: Segment, topology: Topology) -> None:
+        """Raise ConfigError if every rank reads everything, and a rank of `topology` would have no rest of its own."""
+        before = received.topology.num_ranks
+        if self.is_shared and (not received.has_common_steps or topology.num_ranks != before):
+            raise ConfigError(
+                f"Split strategy {self._name} has no rank arguments: every rank reads everything, and the rest of the "
+                "epoch cannot be assigned to another number of ranks, or to ranks that had drifted apart. Resume on "
+                f"num_ranks={before}, with a state of one step on all ranks, or give generate() num_ranks and rank."
+            )
+
     def units(self, epoch: int, num_ranks: int, num_workers: int) -> tuple[RankUnits, ...]:
         """Return every rank's units, worker by worker. Strategies without rank arguments give every rank all units.
 
@@ -192,7 +210,7 @@ class StrategyCall:
             ConfigError: a row is lost or repeated, or a shard names a file or worker that does not exist.
             ConfigTypeError: `generate` does not take these arguments, or did not return a list of shards of splits.
         """
-        if not takes_ranks(self.strategy):
+        if self.is_shared:
             with self._noted(f"epoch {epoch}"):
                 mine = self._workers(self._generate(list(self.files), num_workers, epoch), num_workers)
             self._check([mine])
@@ -231,30 +249,35 @@ class StrategyCall:
 
     def _workers(self, returned: object, num_workers: int) -> RankUnits:
         """Return each worker's units, from the shards of one rank."""
-        starts = file_starts(self.space, len(self.files))
-        index = {file.path: position for position, file in enumerate(self.files)}
         bounds: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
         for shard in take_shards(self._name, returned):
             if not 0 <= shard.id < num_workers:
                 raise ConfigError(
                     f"{self._name} gave a shard for worker {shard.id} of {num_workers}. Number shards from 0."
                 )
-            bounds[shard.id] += [self._plan_rows(split, index, starts) for split in shard.splits]
+            bounds[shard.id] += [self._plan_rows(split) for split in shard.splits]
         pairs = [np.array([pair for pair in of_worker if pair[1] > pair[0]]).reshape(-1, 2) for of_worker in bounds]
         return tuple(Units.plain(pair[:, 0].astype(np.int64), pair[:, 1].astype(np.int64)) for pair in pairs)
 
-    def _plan_rows(self, split: Split, index: Mapping[str, int], starts: Int64s) -> tuple[int, int]:
-        """Return the plan rows [begin, end) of a split.
+    @cached_property
+    def _starts(self) -> Int64s:
+        """First plan row of every file, and the end of the last file."""
+        return file_starts(self.space, len(self.files))
 
-        index: number of each file by its path. starts: first plan row of each file.
-        """
-        position = index.get(split.file.path)
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Number of each file by its path."""
+        return {file.path: number for number, file in enumerate(self.files)}
+
+    def _plan_rows(self, split: Split) -> tuple[int, int]:
+        """Return the plan rows [begin, end) of a split."""
+        position = self._numbers.get(split.file.path)
         if position is None:
             raise ConfigError(
                 f"{self._name} gave a split of {redact(split.file.path)}, which is not in the data set. Split the "
                 "files that generate() is given."
             )
-        begin, end = int(starts[position]), int(starts[position + 1])
+        begin, end = self._starts[position : position + 2].tolist()
         if split.row_range is None:
             return begin, end
         offset, rows = split.row_range.offset, split.row_range.length
@@ -275,7 +298,7 @@ class StrategyCall:
         fault = find_fault(everything.start, everything.stop, self.space.num_rows)
         if fault is None:
             return
-        starts = file_starts(self.space, len(self.files))
+        starts = self._starts
         file = int(np.searchsorted(starts, fault.start, side="right")) - 1
         first, last = fault.start - int(starts[file]), min(fault.stop, int(starts[file + 1])) - int(starts[file])
         in_all = f", {fault.total_rows:,} rows in all" if fault.total_rows > last - first else ""

@@ -23,7 +23,8 @@ class UncountedAssignment:
     Units in windows of whole row groups are sliced to ranks and assigned to workers by LPT, or a strategy assigns them.
 
     units: chunks in the epoch's order, or the remaining window units of an epoch.
-    chosen: a strategy's units for every rank and worker, instead of slicing and LPT.
+    chosen: units of every rank and worker, instead of slicing and LPT: a strategy's units, or, where every rank reads
+        everything, the rest of each rank.
     """
 
     inputs: EpochInputs
@@ -61,11 +62,19 @@ class UncountedAssignment:
 
     def resumed(self, received: Segment, topology: Topology) -> "UncountedAssignment":
         """See Assignment."""
-        parts: list[Units] = []
-        for rank, cursors in enumerate(received.cursors_of(range(self.topology.num_ranks))):
-            if cursors is not None:  # None: the rank has received all its rows
-                parts.extend(after_cursor(*each) for each in zip(self._lanes(rank), cursors.workers, strict=True))
-        return replace(self, units=Units.concat(parts), topology=topology, chosen=None)
+        strategy = self.inputs.strategy
+        if strategy is not None:
+            strategy.check_resume(received, topology)
+        rests = [
+            Units.none()  # None: the rank has received all its rows
+            if cursors is None
+            else Units.concat([after_cursor(*each) for each in zip(self._lanes(rank), cursors.workers, strict=True)])
+            for rank, cursors in enumerate(received.cursors_of(range(self.topology.num_ranks)))
+        ]
+        chosen = None
+        if strategy is not None and strategy.is_shared:  # every rank goes on with its own rest of all rows
+            chosen = tuple(self._assigned(rest, rank, topology.num_workers) for rank, rest in enumerate(rests))
+        return replace(self, units=Units.concat(rests), topology=topology, chosen=chosen)
 
     def programs(self, rank: int, received: Segment) -> tuple[WorkerProgram, ...]:
         """See Assignment."""
@@ -85,12 +94,16 @@ class UncountedAssignment:
     def _lanes(self, rank: int) -> list[Units]:
         """Return the window units of each worker of a rank."""
         if self.chosen is not None:
-            workers = list(self.chosen[rank])
+            workers = self.chosen[rank]
         else:
             mine = slice_units(self.units, rank, self.topology.num_ranks)
-            order = worker_order(self.topology.num_workers, self.inputs.options, self.inputs.position.epoch, rank)
-            workers = assign_units(mine, self._weights(mine), order)
+            workers = self._assigned(mine, rank, self.topology.num_workers)
         return [self._windows(lane) for lane in workers]
+
+    def _assigned(self, units: Units, rank: int, num_workers: int) -> RankUnits:
+        """Return the units of each of `num_workers` workers of a rank, by LPT over projected bytes."""
+        order = worker_order(num_workers, self.inputs.options, self.inputs.position.epoch, rank)
+        return tuple(assign_units(units, self._weights(units), order))
 
     def _windows(self, lane: Units) -> Units:
         if len(lane) and not lane.is_plain.any():

@@ -1,21 +1,26 @@
 """Makes tokens and labels of whole rows: chats (with tools) and completions of prompts."""
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, get_args
 
-from torch_dataloader_utils._core.arguments import check_column_name
-from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.samples.text import LABELS, TEMPLATES, TOKENS, has_marks, own_copy, tokenizer_digest
+from torch_dataloader_utils._core.arguments import check_choice, check_column_name
+from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.samples.text import (
+    LABELS,
+    MASKS,
+    NOT_TRAINED,
+    TOKENS,
+    has_marks,
+    own_copy,
+    render,
+    tokenizer_digest,
+)
 from torch_dataloader_utils.samples.tokenizers import digest_bytes
 
 TrainOn = Literal["assistant", "all", "last"]
 Labels = Literal["aligned", "shifted"]
-
-NOT_TRAINED = -100
-"""Label of a token without loss: the value that cross entropy of torch ignores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Chat:
     def __post_init__(self) -> None:
         check_column_name("Chat.messages", self.messages)
         check_column_name("Chat.tools", self.tools)
-        _check_choice("train_on", self.train_on, get_args(TrainOn))
+        check_choice("train_on", self.train_on, get_args(TrainOn))
         given = (self.messages, self.tools, sorted(self.template_kwargs.items()), self.train_on)
         _hold_tokenizer(self, given)
 
@@ -80,11 +85,11 @@ class Chat:
             return {TOKENS: [], LABELS: []}
         options = {**self.template_kwargs, "tools": tools or None}
         if self.train_on != "all" and has_marks(self.tokenizer):
-            rendered = _render(self.tokenizer, messages, options, return_assistant_tokens_mask=True)
-            tokens, spans = list(rendered[TOKENS]), _runs(rendered["assistant_masks"])
+            rendered = render(self.tokenizer, messages, **{**options, "return_assistant_tokens_mask": True})
+            tokens, spans = list(rendered[TOKENS]), _runs(rendered[MASKS])
             spans = spans[-1:] if self.train_on == "last" else spans
         else:
-            tokens = list(_render(self.tokenizer, messages, options)[TOKENS])
+            tokens = list(render(self.tokenizer, messages, **options)[TOKENS])
             spans = [(0, len(tokens))] if self.train_on == "all" else self._answers(messages, tokens, options)
         return {TOKENS: tokens, LABELS: _label(tokens, spans, self.labels)}
 
@@ -150,12 +155,13 @@ class Completion:
             completion = completion if completion.endswith(end) else completion + end
             before = self.tokenizer(prompt, verbose=False)[TOKENS]
             tokens = list(self.tokenizer(prompt + completion, verbose=False)[TOKENS])
-            span = _after(before, tokens, len(tokens), "the prompt")
+            advice = "Let the prompt end where a token ends: move a last space to the completion"
         else:
             messages = [*_parsed(prompt), *_parsed(completion)]
-            tokens = list(_render(self.tokenizer, messages, {})[TOKENS])
-            before = _render(self.tokenizer, _parsed(prompt), {}, add_generation_prompt=True)[TOKENS]
-            span = _after(before, tokens, len(tokens), "the prompt")
+            tokens = list(render(self.tokenizer, messages)[TOKENS])
+            before = render(self.tokenizer, _parsed(prompt), add_generation_prompt=True)[TOKENS]
+            advice = "Pass a chat template that renders a prompt alike with and without its completion"
+        span = _after(before, tokens, len(tokens), _refused("the prompt", advice))
         return {TOKENS: tokens, LABELS: _label(tokens, [span], self.labels)}
 
 
@@ -166,46 +172,38 @@ def _hold_tokenizer(made: "Chat | Completion", given: Sequence[Any]) -> None:
             f"{type(made).__name__} has tokenizer={of_type(made.tokenizer)}: pass a Hugging Face tokenizer, such as "
             'AutoTokenizer.from_pretrained("...").'
         )
-    _check_choice("labels", made.labels, get_args(Labels))
+    check_choice("labels", made.labels, get_args(Labels))
     digest = tokenizer_digest(made.tokenizer)
     object.__setattr__(made, "tokenizer", own_copy(made.tokenizer))
     parts = json.dumps([type(made).__name__, digest, given, made.labels], default=str)
     object.__setattr__(made, "fingerprint", digest_bytes(parts.encode()))
 
 
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name}={value!r}: pass one of {', '.join(choices)}.")
-
-
-def _render(tokenizer: Any, messages: list[Any], options: Mapping[str, Any], **more: Any) -> Any:
-    with TEMPLATES.get(threading.Lock):
-        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **{**options, **more})
-
-
 def _answer(
     tokenizer: Any, messages: list[Any], turn: int, tokens: list[int], options: Mapping[str, Any]
 ) -> tuple[int, int]:
     """Return the tokens [start, stop) that message `turn` adds to the messages before it and the generation prompt."""
-    what = f"messages before and up to message {turn}"
-    before = _render(tokenizer, messages[:turn], options, add_generation_prompt=True)[TOKENS]
+    refused = _refused(
+        f"messages before and up to message {turn}",
+        "Mark the assistant's words in the chat template with {% generation %}, or choose another train_on",
+    )
+    before = render(tokenizer, messages[:turn], **{**options, "add_generation_prompt": True})[TOKENS]
     whole = turn + 1 == len(messages)
-    upto = tokens if whole else list(_render(tokenizer, messages[: turn + 1], options)[TOKENS])
+    upto = tokens if whole else list(render(tokenizer, messages[: turn + 1], **options)[TOKENS])
     if tokens[: len(upto)] != upto:
-        raise ValueError(_refused(what))
-    return _after(before, tokens, len(upto), what)
+        raise refused
+    return _after(before, tokens, len(upto), refused)
 
 
-def _after(before: Sequence[int], tokens: list[int], stop: int, what: str) -> tuple[int, int]:
+def _after(before: Sequence[int], tokens: list[int], stop: int, refused: ValueError) -> tuple[int, int]:
     if tokens[: len(before)] != list(before) or len(before) > stop:
-        raise ValueError(_refused(what))
+        raise refused
     return len(before), stop
 
 
-def _refused(what: str) -> str:
-    return (
-        f"{what} alone and in the whole row have other tokens, so the part to train on is not known. Mark the "
-        "assistant's words in the chat template with {% generation %}, or choose another train_on"
+def _refused(what: str, advice: str) -> ValueError:
+    return ValueError(
+        f"{what} alone and in the whole row have other tokens, so the part to train on is not known. {advice}"
     )
 
 

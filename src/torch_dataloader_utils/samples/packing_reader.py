@@ -89,7 +89,8 @@ class PackingReader:
             DataError: a list of a per-token field is not as long as the tokens of its row.
             DataError, StoreError: see Reader.read.
         """
-        stored = _read(self.reader, task)
+        # UNKNOWN, because `live_rows` counts samples, which are checked after packing. Stored rows are still checked.
+        stored = self.reader.read(replace(task, live_rows=UNKNOWN))
         documents = list_documents(stored.column(0), task.where)
         tokens = document_tokens(documents.lengths, self.packing, task.where)
         pieces = lay_out(tokens, self.packing, self._order(task, len(tokens)))
@@ -107,10 +108,10 @@ class PackingReader:
         return join_row_groups(self, tasks)
 
     def count_documents(self, task: RowGroupTask) -> DocumentCounts:
-        """Return `count_lengths` of one row group by reading its tokens."""
+        """Return `count_lengths` of one row group of documents, not of samples, by reading its tokens."""
         if isinstance(self.counter, TokenizingReader):
             return self.count_lengths(self.counter.measure(task).column(0).to_numpy(), task)
-        return self.count_lengths(list_documents(_read(self.counter, task).column(0), task.where).lengths, task)
+        return self.count_lengths(list_documents(self.counter.read(task).column(0), task.where).lengths, task)
 
     def count_lengths(self, lengths: Int64s, task: RowGroupTask) -> DocumentCounts:
         """Return the counts of one row group from the lengths of its documents, where bad rows are BAD_ROW."""
@@ -138,11 +139,6 @@ class PackingReader:
             "same tokens every time, and change its `fingerprint` when its tokens change; then plan again."
         )
         raise RowCountError(f"{task.where} gave {samples} of {task.live_rows} planned samples. {reason}")
-
-
-def _read(reader: Reader | TokenizingReader, task: RowGroupTask) -> pa.RecordBatch:
-    # UNKNOWN, because `live_rows` counts samples, which are checked after packing. Stored rows are still checked.
-    return reader.read(replace(task, live_rows=UNKNOWN))
 
 
 def _field(

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, R
 from torch_dataloader_utils._core.skipping import report_left_out
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, NoDataError
+from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.samples.batch_fields import own_types, token_type
 from torch_dataloader_utils.samples.packing_reader import (
     DocumentCounts,
@@ -127,10 +128,11 @@ def _notes(inventory: Inventory, packing: TokenPacking, counted: Int64s) -> list
             "no tokens. The log has each reason; check the tokenizer and column=."
         )
     if total.bad:
-        of_group = [(group, DocumentCounts(*counted[:, group].tolist())) for group in np.flatnonzero(counted[4])]
+        of_groups = (DocumentCounts(*counts) for counts in counted.T.tolist())
         places = (
-            f"{inventory.task(int(group)).where}: {counts.bad:,} rows, the first is live row {counts.first_bad}"
-            for group, counts in of_group
+            f"{inventory.task(group).where}: {counts.bad:,} rows, the first is live row {counts.first_bad}"
+            for group, counts in enumerate(of_groups)
+            if counts.bad
         )
         notes += report_left_out(places, count=total.bad, total=total.rows, units="rows", rows=None)
     return notes
@@ -160,7 +162,9 @@ def _count(inventory: Inventory, reader: PackingReader, share: Share, read_lengt
             "`fingerprint`."
         )
     is_whole = (groups.live_rows == groups.physical_rows) & (groups.live_rows != UNKNOWN)
-    by_footer = is_whole & footer_counts(reader.packing)
+    formats = inventory.files.formats
+    with_items = [number for number in np.unique(formats).tolist() if format_of(number).list_items is not None]
+    by_footer = is_whole & np.isin(formats[groups.file], with_items) & footer_counts(reader.packing)
     counted = np.zeros((_NUM_COUNTS, len(groups)), dtype=np.int64)
     in_threads = partial(map_watched, threads=share.threads, name="tdu-pack")
     files = np.unique(groups.file[by_footer])[share.index :: share.count]

@@ -8,7 +8,8 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.documents import Documents, list_offsets, to_plain
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._core.skipping import log_left_out
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
@@ -35,14 +36,17 @@ TOKENS = "input_ids"
 LABELS = "labels"
 """Name of the list of labels; int64, as cross entropy of torch takes it, where other lists are int32."""
 
+NOT_TRAINED = -100
+"""Label of a token without loss: the value that cross entropy of torch ignores."""
+
+MASKS = "assistant_masks"
+"""Name of the list of masks of the assistant's words; the templates of Hugging Face use this name."""
+
 BAD_ROW = -1
 """Length of a row that the tokenizer refuses."""
 
 # Errors of the machine, not of a row: another host would not skip the same rows.
 _NOT_OF_THE_ROW = (MemoryError, OSError, ImportError)
-
-# The key of transformers for masks of the assistant's words.
-_MASKS = "assistant_masks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,15 +140,21 @@ class _HuggingFace:
     def __call__(self, values: list[Any], outputs: Sequence[str]) -> Any:
         if isinstance(values[0], str):
             return self.tokenizer(values, verbose=False)
-        with TEMPLATES.get(threading.Lock):
-            return self.tokenizer.apply_chat_template(
-                values, tokenize=True, return_dict=True, return_assistant_tokens_mask=_MASKS in outputs
-            )
+        return render(self.tokenizer, values, return_assistant_tokens_mask=MASKS in outputs)
 
 
 # A lock for chat templates: transformers compiles each template text once in a process, and the compiled template holds
 # the masks while they are made.
-TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+_TEMPLATES: ProcessLocal[Any] = ProcessLocal()
+
+
+def render(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
+    """Return the lists that the chat template gives for one conversation, or for each of several, by name.
+
+    options: More arguments of `apply_chat_template`.
+    """
+    with _TEMPLATES.get(threading.Lock):
+        return tokenizer.apply_chat_template(conversations, tokenize=True, return_dict=True, **options)
 
 
 def _of_its_own(template: Any) -> Any:
@@ -156,9 +166,9 @@ def _of_its_own(template: Any) -> Any:
 
 
 def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
-    if _MASKS in outputs and not has_marks(tokenizer):
+    if MASKS in outputs and not has_marks(tokenizer):
         raise ConfigError(
-            f"fields has output={_MASKS!r}, but the chat template of the tokenizer does not mark the assistant's "
+            f"fields has output={MASKS!r}, but the chat template of the tokenizer does not mark the assistant's "
             "words: set tokenizer.chat_template to a template with {% generation %} before the words and "
             "{% endgeneration %} after the words."
         )
@@ -171,7 +181,12 @@ def has_marks(tokenizer: Any) -> bool:
 
     Without marks, transformers only warns and returns masks of zeros.
     """
-    return bool(re.search(r"\{%-?\s*generation\b", str(getattr(tokenizer, "chat_template", None))))
+    return _marks(str(getattr(tokenizer, "chat_template", None)))
+
+
+@lru_cache(maxsize=8)  # asked for every row
+def _marks(template: str) -> bool:
+    return bool(re.search(r"\{%-?\s*generation\b", template))
 
 
 def own_copy(tokenizer: Any) -> Any:
@@ -216,9 +231,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Any:
     conversation = [{"role": role, "content": text} for role, text in messages]
-    with TEMPLATES.get(threading.Lock):
-        # A template that writes the date would have another digest tomorrow.
-        return tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True, strftime_now=str)
+    # A template that writes the date would have another digest tomorrow.
+    return render(tokenizer, conversation, strftime_now=str)
 
 
 def _given(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -269,7 +283,7 @@ class TokenizingReader:
         Raises:
             See `read`.
         """
-        rows = self.reader.read(replace(task, live_rows=UNKNOWN))
+        rows = self.reader.read(task)
         lists, bad = self._tokenized(rows, task.where)
         lengths = np.diff(list_offsets(lists[0]))
         lengths[list(bad)] = BAD_ROW
@@ -279,30 +293,23 @@ class TokenizingReader:
 
     def _tokenized(self, rows: pa.RecordBatch, where: str) -> tuple[list[pa.Array], dict[int, TransformError]]:
         """Return the lists of tokens and of each output, and the error of each bad row by its number."""
-        values = dict(enumerate(self._values(rows)))
-        values = {row: value for row, value in values.items() if value is not None}
+        values = {row: value for row, value in enumerate(self._values(rows)) if value is not None}
         bad: dict[int, TransformError] = {}
         try:
-            given = self._call(list(values.values()), where)
+            documents = self._documents(list(values.values()), where)
         except TransformError:
-            bad = self._bad_rows(values, where)
+            alone, bad = self._one_by_one(values, where)
             if not bad:
                 raise
-            values = {row: value for row, value in values.items() if row not in bad}
-            given = self._call(list(values.values()), where)
+            values = {row: values[row] for row in alone}
+            documents = [
+                check_token_lists([given[output].values for given in alone.values()], len(alone), where)
+                for output in range(1 + len(self.outputs))
+            ]
         is_there = np.zeros(rows.num_rows, dtype=np.bool_)
         is_there[list(values)] = True
-        named = given if isinstance(given, Mapping) else {TOKENS: given}
-        wanted = (TOKENS, *self.outputs)
-        if values and (missing := [name for name in wanted if name not in named]):
-            raise SchemaError(
-                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
-                f"lists, or a mapping with {list(wanted)}."
-            )
-        lists = [
-            _as_lists(check_token_lists(named.get(name, []), len(values), where), is_there, output_type(name))
-            for name in wanted
-        ]
+        names = (TOKENS, *self.outputs)
+        lists = [_as_lists(each, is_there, output_type(name)) for name, each in zip(names, documents, strict=True)]
         return lists, bad
 
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
@@ -310,30 +317,42 @@ class TokenizingReader:
             return list(rows.select(list(self.tokenizer.columns)).to_pylist())
         return list(to_plain(rows.column(0)).to_pylist())
 
-    def _call(self, values: list[Any], where: str) -> Any:
+    def _documents(self, values: list[Any], where: str) -> list[Documents]:
+        """Return the tokens of the values, and each output."""
         try:
-            return self.tokenizer.call(values, self.outputs) if values else {}
+            given = self.tokenizer.call(values, self.outputs) if values else {}
         except Exception as error:  # a user's tokenizer may raise anything
             raise TransformError(
                 f"The tokenizer raised {type(error).__name__} for {where}: {error}. Correct the row or the tokenizer; "
                 'on_error="skip" leaves such rows out.'
             ) from error
+        named = given if isinstance(given, Mapping) else {TOKENS: given}
+        wanted = (TOKENS, *self.outputs)
+        if values and (missing := [name for name in wanted if name not in named]):
+            raise SchemaError(
+                f"The tokenizer gave {sorted(map(str, named))} for {where}, and not {missing}: let it return token "
+                f"lists, or a mapping with {list(wanted)}."
+            )
+        return [check_token_lists(named.get(name, []), len(values), where) for name in wanted]
 
-    def _bad_rows(self, values: dict[int, Any], where: str) -> dict[int, TransformError]:
-        """Return the errors of the rows that the tokenizer refuses alone, by the number of the row.
+    def _one_by_one(
+        self, values: dict[int, Any], where: str
+    ) -> tuple[dict[int, list[Documents]], dict[int, TransformError]]:
+        """Return `_documents` of each row alone, and the errors of the rows that the tokenizer refuses.
 
         Raises:
             TransformError: bad rows are not skipped, or the error is not about a row.
         """
-        bad = {}
+        good: dict[int, list[Documents]] = {}
+        bad: dict[int, TransformError] = {}
         for row, value in values.items():
             try:
-                self._call([value], f"{where}, live row {row}")
+                good[row] = self._documents([value], f"{where}, live row {row}")
             except TransformError as refusal:
                 if not self.skips_bad_rows or isinstance(refusal.__cause__, _NOT_OF_THE_ROW):
                     raise
                 bad[row] = refusal
-        return bad
+        return good, bad
 
 
 def tokenized(

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
-from torch_dataloader_utils._core.arguments import check_column_name, hold_flags, hold_integers
+from torch_dataloader_utils._core.arguments import check_choice, check_column_name, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.samples.text import LABELS, NamedTokenizer
+from torch_dataloader_utils.samples.text import LABELS, NOT_TRAINED, NamedTokenizer
 
 Fill = Literal["greedy", "best_fit"]
 OverLong = Literal["cut", "truncate", "drop", "error"]
@@ -131,8 +131,7 @@ class TokenPacking:
         hold_integers(self, "pad_id", "eod", least=0)
         hold_integers(self, "pad_to_multiple_of", least=1)
         for name, choices in (("fill", Fill), ("over_long", OverLong), ("counts", Counts)):
-            if getattr(self, name) not in get_args(choices):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: pass one of {', '.join(get_args(choices))}.")
+            check_choice(name, getattr(self, name), get_args(choices))
         if self.over_long != "cut" and self.fill == "greedy":
             raise ConfigError(
                 f'over_long={self.over_long!r} is for fill="best_fit"; greedy fill cuts documents where a sample ends.'
@@ -155,7 +154,7 @@ class TokenPacking:
         named = [*FIELDS, *tokenizer.outputs] if self.fields == FIELDS else self.sources
         sources = dict(self.sources)
         for name in (name for name in tokenizer.outputs if name in named and sources.get(name) is None):
-            sources[name] = PerToken(output=name, pad=-100 if name == LABELS else 0)
+            sources[name] = PerToken(output=name, pad=NOT_TRAINED if name == LABELS else 0)
         if sources != self.sources:
             object.__setattr__(self, "fields", sources)
 

@@ -108,7 +108,7 @@ class ArrowShaper:
         rows = blocks[0].rows if len(blocks) == 1 else _concat([block.rows for block in blocks])
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
-    def gather(self, blocks: Sequence[Any], order: Int64s) -> ArrowBlock:
+    def gather(self, blocks: Sequence[object], order: Int64s) -> ArrowBlock:
         """Return row order[i] of the blocks' concatenation, for all i.
 
         Raises:

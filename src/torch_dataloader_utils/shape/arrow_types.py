@@ -4,10 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils.errors import SchemaError
+
+Numbers = npt.NDArray[Any]
+"""Array of numbers of any dtype."""
+
+NumpyType = np.dtype[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ def element_of(kind: ColumnType) -> pa.DataType:
             return data_type
 
 
-def raw_type(element: pa.DataType) -> Any:
+def raw_type(element: pa.DataType) -> pa.DataType | None:
     """Return the Arrow type of the raw numbers of `element`; None if `element` has no fixed-width number.
 
     Integers and floats are their own raw type; bool is uint8 (0 or 1); dates, times, timestamps and durations are
@@ -66,7 +72,7 @@ def raw_type(element: pa.DataType) -> Any:
     return None
 
 
-def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
+def numpy_dtype(element: pa.DataType) -> NumpyType:
     """Return the numpy dtype of output "numpy": datetime64 and timedelta64 for dates, timestamps and durations.
 
     numpy has no time of day, so time32 and time64 stay integers in their unit. Time zones are dropped: values are UTC,
@@ -80,7 +86,7 @@ def numpy_dtype(element: pa.DataType) -> np.dtype[Any]:
         return np.dtype(f"timedelta64[{element.unit}]")
     if pt.is_date(element):
         return np.dtype("datetime64[D]" if pt.is_date32(element) else "datetime64[ms]")
-    raw = raw_type(element)
+    raw: pa.DataType = raw_type(element)
     # Not to_pandas_dtype(): with older versions of pyarrow it needs pandas.
     kind = "f" if pt.is_floating(raw) else "u" if pt.is_unsigned_integer(raw) else "i"
     return np.dtype(f"{kind}{raw.bit_width // 8}")
@@ -103,7 +109,7 @@ def classify(data_type: pa.DataType) -> ColumnType:
         item = classify(data_type.value_type)
         if isinstance(item, NumberType) and not item.permutation:
             return NumberType(element=item.element, shape=(data_type.list_size, *item.shape))
-    if pt.is_list(data_type) or pt.is_large_list(data_type):
+    if is_ragged(data_type):
         item = classify(data_type.value_type)
         if isinstance(item, NumberType) and not item.permutation:
             return ListType(item=item)
@@ -115,6 +121,26 @@ def decoded_type(data_type: pa.DataType) -> pa.DataType:
     while pt.is_dictionary(data_type) or pt.is_run_end_encoded(data_type):
         data_type = data_type.value_type
     return pa.bool_() if is_bool8(data_type) else data_type
+
+
+def is_ragged(data_type: pa.DataType) -> bool:
+    """Return whether values are lists of any length."""
+    return bool(pt.is_list(data_type) or pt.is_large_list(data_type))
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether values are text or binary values."""
+    return is_utf8(data_type) or is_binary(data_type)
+
+
+def is_utf8(data_type: pa.DataType) -> bool:
+    """Return whether values are text."""
+    return bool(pt.is_string(data_type) or pt.is_large_string(data_type))
+
+
+def is_binary(data_type: pa.DataType) -> bool:
+    """Return whether values are binary values of any length."""
+    return bool(pt.is_binary(data_type) or pt.is_large_binary(data_type))
 
 
 def is_bool8(data_type: pa.DataType) -> bool:

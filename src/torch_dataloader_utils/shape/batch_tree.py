@@ -52,7 +52,7 @@ class BatchTree(NamedTuple):
                 parts.append(as_stored(column) if type(column) is Tensor else column)
         return parts
 
-    def filled(self, parts: Iterator[Any]) -> Any:
+    def filled(self, parts: Iterator[object]) -> Any:
         """Return a batch with this tree, made from its parts in order."""
         is_flat = not any(self.columns)
         columns = islice(parts, len(self.columns)) if is_flat else (_filled(column, parts) for column in self.columns)
@@ -67,13 +67,13 @@ def container(kind: type[Container]) -> type[Container]:
     return kind
 
 
-def is_container(value: Any) -> bool:
+def is_container(value: object) -> bool:
     """Return whether the value is a dict, a list, a (named) tuple, or of a class decorated with `container`."""
     kind = type(value)
     return kind in _CONTAINERS or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
-def _tree_of(column: Any) -> int | BatchTree:
+def _tree_of(column: object) -> int | BatchTree:
     if type(column) is Tensor:
         return LEAF
     if type(column) is Ragged:

@@ -5,15 +5,16 @@ wanted type only. What loses more than rounding is an error, unless "clip" asks 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils.errors import SchemaError
-from torch_dataloader_utils.shape.arrow_types import numpy_dtype
+from torch_dataloader_utils.shape.arrow_types import Numbers, NumpyType, numpy_dtype
 from torch_dataloader_utils.shape.dtypes import NumberTarget, holds_integers, with_number_type
 from torch_dataloader_utils.shape.raw_numbers import change_items, plain, raw_numbers, validity
 
@@ -24,7 +25,7 @@ _DIGITS_OF_INT64 = 18
 class Room(NamedTuple):
     """Memory for the numbers of one column, as an array and as a buffer of Arrow."""
 
-    numbers: npt.NDArray[Any]
+    numbers: Numbers
     buffer: pa.Buffer
 
 
@@ -44,7 +45,7 @@ def converted(name: str, array: pa.Array, target: NumberTarget, room: Room | Non
         wanted = with_number_type(array.type, target.data_type)
         return wanted.wrap_array(converted(name, array.storage, target))
     array = plain(array)
-    if pt.is_list(array.type) or pt.is_large_list(array.type) or pt.is_fixed_size_list(array.type):
+    if is_list(array.type):
         return change_items(array, partial(converted, name, target=target))
     if array.type == target.data_type and room is None:
         return array
@@ -62,7 +63,7 @@ def converted(name: str, array: pa.Array, target: NumberTarget, room: Room | Non
     return pa.array(numbers, target.data_type, mask=None if valid is None else ~valid)
 
 
-def _numbers(array: pa.Array, target: NumberTarget) -> npt.NDArray[Any]:
+def _numbers(array: pa.Array, target: NumberTarget) -> Numbers:
     """Return the numbers of a column without lists; what nulls hold is undefined."""
     if not pt.is_decimal(array.type):
         numbers = raw_numbers(array).values
@@ -89,7 +90,7 @@ def _unscaled(array: pa.Array) -> npt.NDArray[np.int64] | None:
     return lowest
 
 
-def _large_unscaled(array: pa.Array, target: NumberTarget) -> npt.NDArray[Any]:
+def _large_unscaled(array: pa.Array, target: NumberTarget) -> Numbers:
     """Return unscaled integers of more than 18 digits; beyond int64 clipped, or infinite where clipping is an error."""
     words = _stored(array, np.dtype(np.int64), array.type.bit_width // 64)
     low = words[:, 0]
@@ -105,15 +106,13 @@ def _large_unscaled(array: pa.Array, target: NumberTarget) -> npt.NDArray[Any]:
     return np.where(fits, 0.0, np.where(is_negative, -np.inf, np.inf))
 
 
-def _stored(array: pa.Array, dtype: np.dtype[Any], words: int) -> npt.NDArray[Any]:
+def _stored(array: pa.Array, dtype: NumpyType, words: int) -> Numbers:
     """Return the words of each value, lowest first, shape [rows, words]."""
     start, count = array.offset * words, len(array) * words
     return np.frombuffer(array.buffers()[1], dtype)[start : start + count].reshape(-1, words)
 
 
-def _cast(
-    values: npt.NDArray[Any], target: NumberTarget, out: npt.NDArray[Any] | None = None
-) -> npt.NDArray[Any] | None:
+def _cast(values: Numbers, target: NumberTarget, out: Numbers | None = None) -> Numbers | None:
     """Return the values in the target's type (0 and 1 for bool); None if the type does not hold them.
 
     Args:
@@ -131,7 +130,7 @@ def _cast(
         return _as_integers(values, out, lowest, highest, clips=target.loss == "clip")
 
 
-def _as_floats(values: npt.NDArray[Any], out: npt.NDArray[Any], loss: str) -> npt.NDArray[Any] | None:
+def _as_floats(values: Numbers, out: Numbers, loss: str) -> Numbers | None:
     limit = 2 ** (np.finfo(out.dtype).nmant + 1)
     is_checked = loss == "exact" and values.dtype.kind in "iu" and not holds_integers(values.dtype, out.dtype)
     if is_checked and (int(values.min(initial=0)) < -limit or int(values.max(initial=0)) > limit):
@@ -144,9 +143,7 @@ def _as_floats(values: npt.NDArray[Any], out: npt.NDArray[Any], loss: str) -> np
     return out
 
 
-def _as_integers(
-    values: npt.NDArray[Any], out: npt.NDArray[Any], lowest: int, highest: int, *, clips: bool
-) -> npt.NDArray[Any] | None:
+def _as_integers(values: Numbers, out: Numbers, lowest: int, highest: int, *, clips: bool) -> Numbers | None:
     if values.dtype.kind == "f":
         values = values.astype(np.float64, copy=False)
         if clips:
@@ -167,7 +164,7 @@ def _as_integers(
     return out
 
 
-def _misfit(name: str, array: pa.Array, values: npt.NDArray[Any], target: NumberTarget) -> SchemaError:
+def _misfit(name: str, array: pa.Array, values: Numbers, target: NumberTarget) -> SchemaError:
     """Return the error about the first value that the target does not hold. values: see `_cast`; nulls are 0."""
     first = next(place for place in range(len(values)) if _cast(values[place : place + 1], target) is None)
     why, is_decimal = "", pt.is_decimal(array.type)

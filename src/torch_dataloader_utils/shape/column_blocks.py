@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, TypeVar, assert_never
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.shape.arrow_types import Numbers, NumpyType
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, Single, Singles, place_parts
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+T = TypeVar("T")
 
 Places = tuple[int, ...] | None
 """Number of each entry of a batch among the entries of a block's columns; None if the order is the same."""
@@ -28,15 +30,15 @@ Places = tuple[int, ...] | None
 class Output(Protocol):
     """Form of the batches that a block gives: tensors or ndarrays."""
 
-    def values(self, columns: Sequence[Column], places: Places) -> Iterable[Any]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """Return all rows of every entry, in the order of `places`."""
         ...
 
-    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[Any]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """Yield the entries of each batch of `batch_rows` rows; the last batch may be shorter."""
         ...
 
-    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:
+    def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:
         """Return the batch of these named columns."""
         ...
 
@@ -45,17 +47,17 @@ class Output(Protocol):
 class TensorOutput:
     """Output as `TensorBatch`es of tensors, `Ragged`s and Python lists."""
 
-    def values(self, columns: Sequence[Column], places: Places) -> Iterable[Any]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """See Output."""
         values = [column.values() if isinstance(column, Singles) else (column.value(),) for column in columns]
         return _in_order(chain.from_iterable(values), places)
 
-    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[Any]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """See Output."""
         for parts in zip(*(_entries(column, batch_rows) for column in columns), strict=True):
             yield _in_order(chain.from_iterable(parts), places)
 
-    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> TensorBatch:
+    def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> TensorBatch:
         """See Output."""
         return TensorBatch(columns, num_rows=num_rows)
 
@@ -64,7 +66,7 @@ def _entries(column: Column, batch_rows: int) -> Iterator[Sequence[Any]]:
     return column.split(batch_rows) if isinstance(column, Singles) else zip(column.split(batch_rows))
 
 
-def _in_order(entries: Iterable[Any], places: Places) -> Iterable[Any]:
+def _in_order(entries: Iterable[T], places: Places) -> Iterable[T]:
     return entries if places is None else itemgetter(*places)(tuple(entries))
 
 
@@ -81,25 +83,25 @@ class ArrayOutput:
     dtypes: dtype of each entry (datetime64, ...); object for Python objects.
     """
 
-    dtypes: tuple[np.dtype[Any], ...]
+    dtypes: tuple[NumpyType, ...]
 
-    def values(self, columns: Sequence[Column], places: Places) -> Iterable[Any]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """See Output."""
         return map(_value, apart(columns, places), self.dtypes)
 
-    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[Any]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """See Output."""
         parts = [
             _parts(column, dtype, batch_rows) for column, dtype in zip(apart(columns, places), self.dtypes, strict=True)
         ]
         return zip(*parts, strict=True)
 
-    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
+    def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
         """See Output. A dict without columns does not know its row count."""
         return dict(columns)
 
 
-def _value(column: Single, dtype: np.dtype[Any]) -> Any:
+def _value(column: Single, dtype: NumpyType) -> object:
     match column:
         case Rows() | Matrix():
             return _typed(column.value(), dtype)
@@ -111,7 +113,7 @@ def _value(column: Single, dtype: np.dtype[Any]) -> Any:
             assert_never(unreachable)
 
 
-def _parts(column: Single, dtype: np.dtype[Any], batch_rows: int) -> Iterable[Any]:
+def _parts(column: Single, dtype: NumpyType, batch_rows: int) -> Iterable[object]:
     match column:
         case Rows() | Matrix():
             return _split(_typed(column.value(), dtype), batch_rows)
@@ -123,7 +125,7 @@ def _parts(column: Single, dtype: np.dtype[Any], batch_rows: int) -> Iterable[An
             assert_never(unreachable)
 
 
-def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
+def _split(array: Numbers, batch_rows: int) -> list[Numbers]:
     """Return views of `batch_rows` rows. Iterating over an added axis takes a fifth of the time of slicing."""
     full = len(array) // batch_rows
     parts = list(array[: full * batch_rows].reshape(full, batch_rows, *array.shape[1:]))
@@ -132,13 +134,13 @@ def _split(array: npt.NDArray[Any], batch_rows: int) -> list[npt.NDArray[Any]]:
     return parts
 
 
-def _typed(tensor: Tensor, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _typed(tensor: Tensor, dtype: NumpyType) -> Numbers:
     """View the tensor's memory as `dtype`; copy date32, because numpy stores days in 64 bits."""
-    array: npt.NDArray[Any] = tensor.numpy()
+    array: Numbers = tensor.numpy()
     return array.view(dtype) if array.dtype.itemsize == dtype.itemsize else array.astype(dtype)
 
 
-def _list_of_arrays(rows: Ragged, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+def _list_of_arrays(rows: Ragged, dtype: NumpyType) -> list[Numbers]:
     values = _typed(rows.values, dtype)
     return [values[first:last] for first, last in pairwise(rows.offsets.tolist())]
 
@@ -264,13 +266,13 @@ def split_rows(batch: Any, num_rows: int) -> list[Any]:
     return _dicts(batch)
 
 
-def _dicts(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _dicts(batch: Mapping[str, object]) -> list[dict[str, Any]]:
     names = tuple(batch)
     values = zip(*(_values(column) for column in batch.values()), strict=True)
     return [dict(zip(names, row, strict=True)) for row in values]
 
 
-def _values(column: Any) -> Iterable[Any]:
+def _values(column: Any) -> Iterable[object]:
     match column:
         case Tensor():
             return column.unbind()

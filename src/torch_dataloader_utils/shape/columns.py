@@ -178,7 +178,7 @@ class Objects:
     """Column as an Arrow array; a null becomes `null` in Python."""
 
     rows: pa.ChunkedArray
-    null: Any = None
+    null: object = None
 
     @property
     def num_bytes(self) -> int:

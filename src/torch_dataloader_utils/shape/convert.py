@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils.errors import CorruptFileError, NullValueError, plural
-from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, element_of, numpy_dtype, raw_type
+from torch_dataloader_utils.shape.arrow_types import (
+    ListType,
+    NumberType,
+    ObjectType,
+    element_of,
+    is_utf8,
+    numpy_dtype,
+    raw_type,
+)
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.raw_numbers import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
 from torch_dataloader_utils.shape.reused_memory import new_tensor
@@ -39,7 +47,7 @@ def check_text(name: str, array: pa.Array) -> None:
 def _texts(array: pa.Array) -> Iterator[pa.Array]:
     """Yield the text in a column, one array for each place in its type that holds text."""
     kind = array.type
-    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+    if is_utf8(kind) or pt.is_string_view(kind):
         yield array
     elif isinstance(kind, pa.BaseExtensionType):
         yield from _texts(array.storage)
@@ -207,7 +215,7 @@ def refuses_nulls(spec: ColumnSpec) -> bool:
 
 
 def counted_nulls_error(
-    where: str, refused: Sequence[ColumnSpec], lists: Sequence[ColumnSpec], counts: Mapping[str, int], nulls: Any
+    where: str, refused: Sequence[ColumnSpec], lists: Sequence[ColumnSpec], counts: Mapping[str, int], nulls: object
 ) -> NullValueError:
     """Return the error about columns that have nulls and refuse them.
 

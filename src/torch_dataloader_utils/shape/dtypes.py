@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
+from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, which_column
-from torch_dataloader_utils.shape.arrow_types import decoded_type, numpy_dtype, raw_type
+from torch_dataloader_utils.shape.arrow_types import NumpyType, decoded_type, numpy_dtype, raw_type
 
 Dtypes = Any
 """Value of `dtypes=`: see `check_dtypes`. Not written out, because types of numpy, torch and Arrow are allowed."""
@@ -72,7 +73,7 @@ def target_of(element: pa.DataType) -> NumberTarget:
 _DECIMALS = NumberTarget(name="float64")
 
 
-def check_dtypes(name: str, value: Any) -> dict[str, NumberTarget]:
+def check_dtypes(name: str, value: object) -> dict[str, NumberTarget]:
     """Return `dtypes=` as {column, stack or "*": target}.
 
         "float32"                                    all columns of numbers
@@ -107,7 +108,7 @@ def _target(option: str, key: str, asked: Any) -> NumberTarget:
     return NumberTarget(name=name, loss="clip" if clips else "exact" if key == EVERY_NUMBER else "round")
 
 
-def _type_name(given: Any) -> str:
+def _type_name(given: object) -> str:
     """Return the name of a type of numpy, torch, Arrow or Python; of other values, the value as text."""
     if isinstance(given, pa.DataType):
         return _NAMES.get(given, str(given))
@@ -164,7 +165,7 @@ def find_targets(
     return {name: target for name, target in targets.items() if number_element(types[name]) != target.data_type}
 
 
-def _check_names(dtypes: Mapping[str, Any], columns: Mapping[str, Any], stack: Mapping[str, Any]) -> None:
+def _check_names(dtypes: Mapping[str, object], columns: Mapping[str, object], stack: Mapping[str, object]) -> None:
     known = {**columns, **stack}
     for name in dtypes:
         if name not in known and name != EVERY_NUMBER:
@@ -212,7 +213,7 @@ def _common_type(elements: Sequence[pa.DataType]) -> str | None:
     return wide.name if all(np.can_cast(dtype, wide) and holds_integers(dtype, wide) for dtype in dtypes) else None
 
 
-def holds_integers(narrow: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+def holds_integers(narrow: NumpyType, wide: NumpyType) -> bool:
     """Return whether a float type holds all integers of another type; numpy calls int64 to float64 safe."""
     return narrow.kind not in "iu" or wide.kind != "f" or 8 * narrow.itemsize <= np.finfo(wide).nmant + 1
 
@@ -222,7 +223,7 @@ def number_element(data_type: pa.DataType) -> pa.DataType | None:
     data_type = decoded_type(data_type)
     if isinstance(data_type, pa.FixedShapeTensorType):
         return number_element(data_type.value_type)
-    if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type):
+    if is_list(data_type):
         return number_element(data_type.value_type)
     return data_type if pt.is_decimal(data_type) or raw_type(data_type) is not None else None
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._arrow.xxh64 import Words, byte_spans, hash_bytes, hash_integers, integer_words
 from torch_dataloader_utils._core.arguments import check_integer, check_seed, hold_integers
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type, which_column
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
-from torch_dataloader_utils.shape.arrow_types import decoded_type
+from torch_dataloader_utils.shape.arrow_types import decoded_type, is_binary, is_text, is_utf8
 from torch_dataloader_utils.shape.raw_numbers import change_items, plain, validity
 
 _NUMBER = pa.int64()
@@ -88,7 +88,7 @@ class Vocabulary:
         ConfigError: `values` has a null, or a value comes twice. ConfigTypeError: values have other types.
     """
 
-    def __init__(self, values: Any, *, unknown: int = 0) -> None:
+    def __init__(self, values: object, *, unknown: int = 0) -> None:
         self.unknown = check_integer("unknown", unknown)
         self._values = vocabulary_values(values, "The vocabulary")
         self._seed, self._order = 0, np.zeros(0, np.int64)
@@ -154,7 +154,7 @@ class Vocabulary:
 
     def encoded_type(self, data_type: pa.DataType) -> pa.DataType | None:
         """Return the type of encoded values of this type; None if the vocabulary has values of another kind."""
-        kinds = (pt.is_integer, _is_utf8, _is_binary)
+        kinds = (pt.is_integer, is_utf8, is_binary)
         return _NUMBER if any(kind(data_type) and kind(self._values.type) for kind in kinds) else None
 
     def _keys(self, values: pa.Array) -> Words:
@@ -226,7 +226,7 @@ def _encoded_type(column: pa.Field, encoder: Encoder) -> pa.DataType:
 def _with_items(data_type: pa.DataType, encoder: Hash | Vocabulary) -> pa.DataType | None:
     """Return the type with its items encoded, at any depth of lists."""
     data_type = decoded_type(data_type)
-    if not (pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type)):
+    if not is_list(data_type):
         return encoder.encoded_type(data_type)
     item = _with_items(data_type.value_type, encoder)
     if item is None:
@@ -243,7 +243,7 @@ def encoded(array: pa.Array, encoder: Encoder) -> pa.Array:
     if pt.is_run_end_encoded(array.type):
         array = plain(array)
     data_type = array.type
-    if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_fixed_size_list(data_type):
+    if is_list(data_type):
         return change_items(array, partial(encoded, encoder=encoder))
     if pt.is_dictionary(data_type):
         return encoded(array.dictionary, encoder).take(array.indices)
@@ -274,7 +274,7 @@ def _integer_hashes(values: pa.Array, seed: int) -> Words:
     return hash_integers(integer_words(values), seed)
 
 
-def vocabulary_values(values: Any, what: str) -> pa.Array:
+def vocabulary_values(values: object, what: str) -> pa.Array:
     """Return the values as large_string, large_binary or int64, in one array.
 
     what: name of the values' owner, for messages.
@@ -295,7 +295,7 @@ def vocabulary_values(values: Any, what: str) -> pa.Array:
     array = plain(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
     if array.null_count:
         raise ConfigError(f"{what} has {array.null_count} nulls: leave them out (nulls= says what they become).")
-    kinds = {_is_utf8: pa.large_string(), _is_binary: pa.large_binary(), pt.is_integer: _NUMBER}
+    kinds = {is_utf8: pa.large_string(), is_binary: pa.large_binary(), pt.is_integer: _NUMBER}
     kinds[pt.is_null] = pa.large_string()  # no values at all
     wanted = next((wanted for is_kind, wanted in kinds.items() if is_kind(array.type)), None)
     if wanted is None:
@@ -304,16 +304,3 @@ def vocabulary_values(values: Any, what: str) -> pa.Array:
         return array.cast(wanted)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{what} has an integer beyond int64 ({error}). Leave it out.") from error
-
-
-def is_text(data_type: pa.DataType) -> bool:
-    """Return whether values are text or binary values."""
-    return _is_utf8(data_type) or _is_binary(data_type)
-
-
-def _is_utf8(data_type: pa.DataType) -> bool:
-    return bool(pt.is_string(data_type) or pt.is_large_string(data_type))
-
-
-def _is_binary(data_type: pa.DataType) -> bool:
-    return bool(pt.is_binary(data_type) or pt.is_large_binary(data_type))

@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.arrow_types import decoded_type
+from torch_dataloader_utils.shape.arrow_types import decoded_type, is_ragged, is_text
 from torch_dataloader_utils.shape.raw_numbers import plain
 
 
@@ -25,11 +25,11 @@ def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:
             f"{option}={column!r}: the data set has no such column, or several of that name. Name a column that it has "
             f"once: {', '.join(schema.names)}."
         )
-    data_type = schema.field(column).type
-    if not (_is_number(data_type) or _is_list(data_type) or _is_text(data_type)):
+    data_type = decoded_type(schema.field(column).type)
+    if not (_is_number(data_type) or is_ragged(data_type) or is_text(data_type)):
         raise ConfigError(
-            f"{option}={column!r} is {data_type}, which has no length. Name a column of integers or floats (the length "
-            "is the value), lists (number of items) or text (number of bytes)."
+            f"{option}={column!r} is {schema.field(column).type}, which has no length. Name a column of integers or "
+            "floats (the length is the value), lists (number of items) or text (number of bytes)."
         )
 
 
@@ -42,28 +42,12 @@ def measure_rows(array: pa.Array) -> Lengths:
     data_type = array.type
     if _is_number(data_type):
         return np.asarray(array.fill_null(0).to_numpy(zero_copy_only=False))
-    lengths = pc.binary_length(array) if _is_text(data_type) else pc.list_value_length(array)
+    lengths = pc.binary_length(array) if is_text(data_type) else pc.list_value_length(array)
     return np.asarray(lengths.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
 
 
 def _is_number(data_type: pa.DataType) -> bool:
-    data_type = decoded_type(data_type)
     return bool(pt.is_integer(data_type) or pt.is_floating(data_type))
-
-
-def _is_list(data_type: pa.DataType) -> bool:
-    data_type = decoded_type(data_type)
-    return bool(pt.is_list(data_type) or pt.is_large_list(data_type))
-
-
-def _is_text(data_type: pa.DataType) -> bool:
-    data_type = decoded_type(data_type)
-    return bool(
-        pt.is_string(data_type)
-        or pt.is_large_string(data_type)
-        or pt.is_binary(data_type)
-        or pt.is_large_binary(data_type)
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -45,7 +45,7 @@ def portable(tensor: Tensor) -> Tensor | UnsignedTensor:
     return UnsignedTensor(signed(tensor), tensor.dtype) if tensor.dtype in _SIGNED else tensor
 
 
-def from_portable(column: Any) -> Any:
+def from_portable(column: object) -> Any:
     """Return the tensor that `portable` converted; any other value is returned as it is."""
     return unsigned(column.bits, column.dtype) if isinstance(column, UnsignedTensor) else column
 

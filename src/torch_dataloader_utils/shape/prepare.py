@@ -12,19 +12,18 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
-from torch_dataloader_utils.shape.arrow_types import ObjectType, classify
+from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify, is_text
 from torch_dataloader_utils.shape.casting import Room, converted
 from torch_dataloader_utils.shape.dtypes import NumberTarget, find_targets, number_element, target_of, with_number_type
-from torch_dataloader_utils.shape.encode import Encoder, encoded, encoded_schema, is_text
+from torch_dataloader_utils.shape.encode import Encoder, encoded, encoded_schema
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 from torch_dataloader_utils.shape.shapers import OutputFormat, make_shaper
 from torch_dataloader_utils.shape.specs import stack_members
@@ -38,7 +37,7 @@ def prepared_shaper(
     schema: pa.Schema,
     *,
     stack: Mapping[str, Sequence[str]] | None = None,
-    nulls: Any = None,
+    nulls: object = None,
     encode: Mapping[str, Encoder] | None = None,
     dtypes: Mapping[str, NumberTarget] | None = None,
 ) -> tuple[pa.Schema, Shaper]:
@@ -144,7 +143,8 @@ def objects_note(selected: pa.Schema, prepared: pa.Schema) -> str:
     if not objects:
         return ""
     paths = _taken_apart(selected)[2]
-    tensors = [column.name for column in prepared if column not in objects]
+    without_tensors = {column.name for column in objects}
+    tensors = [name for name in prepared.names if name not in without_tensors]
     # Lists of structs are chosen as a whole.
     others = dict.fromkeys(name if nested_path(selected, name) else paths[name][0] for name in tensors)
     encoders = ", ".join(f'"{column.name}": Hash(buckets=1_000_000)' for column in objects if is_text(column.type))
@@ -206,7 +206,7 @@ class PreparingShaper:
         """
         return self.shaper.block(map(partial(self._prepared, {}), parts))
 
-    def _prepared(self, matrices: dict[str, npt.NDArray[Any]], part: pa.RecordBatch) -> pa.RecordBatch:
+    def _prepared(self, matrices: dict[str, Numbers], part: pa.RecordBatch) -> pa.RecordBatch:
         names, columns = [], []
         stored_columns = part.columns
         for stored, column in zip(part.schema.names, stored_columns, strict=True):
@@ -221,7 +221,7 @@ class PreparingShaper:
             return part
         return pa.RecordBatch.from_arrays(columns, names)
 
-    def _room(self, matrices: dict[str, npt.NDArray[Any]], name: str, num_rows: int) -> Room | None:
+    def _room(self, matrices: dict[str, Numbers], name: str, num_rows: int) -> Room | None:
         """Return the memory of a column in its matrix, which the first column makes; None for other columns."""
         place = self.places.get(name)
         if place is None or not num_rows:

@@ -268,9 +268,9 @@ class Ragged:
         """Return the same rows in page-locked memory. DataLoader(pin_memory=True) calls this."""
         return Ragged(self.values.pin_memory(), self.offsets.pin_memory())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (portable(self.values), portable(self.offsets))
 
 
-def _rebuild(values: Any, offsets: Tensor) -> Ragged:
+def _rebuild(values: object, offsets: Tensor) -> Ragged:
     return Ragged(from_portable(values), offsets)

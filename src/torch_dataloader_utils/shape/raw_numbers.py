@@ -1,6 +1,6 @@
 """Take raw numbers and validity out of Arrow arrays, also of slices; arrays without nulls are not copied."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,17 +63,27 @@ def plain(array: pa.Array) -> pa.Array:
 
 def change_items(array: pa.Array, change: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """Return a column of lists with its items changed. Only items of the array's rows are changed."""
+    return next(split_items(array, lambda items: [change(items)]))
+
+
+def split_items(array: pa.Array, split: Callable[[pa.Array], Iterable[pa.Array]]) -> Iterator[pa.Array]:
+    """Yield columns of lists of the same lengths, one for each array that `split` makes of the items.
+
+    Only items of the array's rows are split.
+    """
     valid = validity(array)
     mask = None if valid is None else pa.array(~valid)
     if pt.is_fixed_size_list(array.type):
         size = array.type.list_size
-        items = change(array.values.slice(array.offset * size, len(array) * size))
-        return pa.FixedSizeListArray.from_arrays(items, size, mask=mask)
+        for items in split(array.values.slice(array.offset * size, len(array) * size)):
+            yield pa.FixedSizeListArray.from_arrays(items, size, mask=mask)
+        return
     offsets = array.offsets
     first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(array) else (0, 0)
-    items = change(array.values.slice(first, last - first))
+    from_zero = pc.subtract(offsets, pa.scalar(first, offsets.type))
     kind = pa.LargeListArray if pt.is_large_list(array.type) else pa.ListArray
-    return kind.from_arrays(pc.subtract(offsets, pa.scalar(first, offsets.type)), items, mask=mask)
+    for items in split(array.values.slice(first, last - first)):
+        yield kind.from_arrays(from_zero, items, mask=mask)
 
 
 def validity(array: pa.Array) -> Bools | None:

@@ -19,7 +19,14 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
-from torch_dataloader_utils.shape.arrow_types import NumberType, ObjectType, classify, element_of, numpy_dtype
+from torch_dataloader_utils.shape.arrow_types import (
+    NumberType,
+    NumpyType,
+    ObjectType,
+    classify,
+    element_of,
+    numpy_dtype,
+)
 from torch_dataloader_utils.shape.column_blocks import (
     ArrayOutput,
     ColumnBlock,
@@ -39,7 +46,6 @@ from torch_dataloader_utils.shape.specs import (
     StackSpec,
     column_specs,
     output_names,
-    select_fields,
     stack_specs,
 )
 from torch_dataloader_utils.shape.structs import NestedOutput, nested_paths
@@ -51,18 +57,16 @@ def make_shaper(
     output_format: OutputFormat,
     schema: pa.Schema,
     *,
-    columns: Sequence[str] | None = None,
     stack: Mapping[str, Sequence[str]] | None = None,
-    nulls: Any = None,
+    nulls: object = None,
     paths: Mapping[str, FieldPath] | None = None,
 ) -> Shaper:
-    """Return the shaper of record batches with `columns` of `schema` (None: all columns).
+    """Return the shaper of record batches with the columns of `schema`, to batches in its order.
 
     Args:
         output_format: "torch" gives `TensorBatch`, "numpy" dicts of ndarrays, "arrow" RecordBatches, "dict" dicts of
             Python lists.
-        schema: schema of the data set.
-        columns: names of the columns that are read, in the order of batches.
+        schema: columns of batches, as `specs.select_fields` returned them.
         stack: matrix name -> names of columns of one number type; torch and numpy only. Batches do not have stacked
             columns on their own.
         nulls: null policy, see `specs.parse_nulls`; torch and numpy only, the other formats keep nulls.
@@ -71,7 +75,6 @@ def make_shaper(
     Raises:
         ConfigError: an option does not fit the schema or the output format.
     """
-    fields = select_fields(schema, columns)
     if output_format not in get_args(OutputFormat):
         raise ConfigError(
             f"output_format={output_format!r} is unknown; choose one of {', '.join(get_args(OutputFormat))}."
@@ -83,8 +86,8 @@ def make_shaper(
                     f'{option}= is for output_format "torch" and "numpy"; "{output_format}" keeps columns and nulls '
                     f"as they are. Leave {option}= out, or choose another output_format."
                 )
-        return ArrowShaper(schema=fields, as_python=output_format == "dict")
-    specs = column_specs(fields, nulls)
+        return ArrowShaper(schema=schema, as_python=output_format == "dict")
+    specs = column_specs(schema, nulls)
     stacks = stack_specs(stack, specs)
     stacked = {column.name for spec in stacks for column in spec.columns}
     alone = tuple(spec for spec in specs if spec.name not in stacked)
@@ -291,9 +294,9 @@ def _of_schema(spec: ColumnSpec, array: pa.Array) -> pa.Array:
     return plain(array)
 
 
-def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[np.dtype[Any], ...]:
+def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple[NumpyType, ...]:
     """Return numpy dtypes in the order of `output_names`."""
-    dtypes: list[np.dtype[Any]] = []
+    dtypes: list[NumpyType] = []
     for stack in stacks:
         dtypes += _with_mask(_dtype(stack.columns[0]), has_mask=stack.has_mask)
     for column in columns:
@@ -301,11 +304,11 @@ def _dtypes(columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> tuple
     return tuple(dtypes)
 
 
-def _with_mask(dtype: np.dtype[Any], *, has_mask: bool) -> list[np.dtype[Any]]:
+def _with_mask(dtype: NumpyType, *, has_mask: bool) -> list[NumpyType]:
     return [dtype, np.dtype(np.bool_)] if has_mask else [dtype]
 
 
-def _dtype(spec: ColumnSpec) -> np.dtype[Any]:
+def _dtype(spec: ColumnSpec) -> NumpyType:
     return np.dtype(object) if isinstance(spec.kind, ObjectType) else numpy_dtype(element_of(spec.kind))
 
 

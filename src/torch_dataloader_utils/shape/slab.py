@@ -100,12 +100,12 @@ class SlabLayout:
     num_bytes: int
 
     @classmethod
-    def of(cls, batch: Any) -> Self:
+    def of(cls, batch: object) -> Self:
         """Return the layout of a batch with all its tensors copied."""
         return cls.where_it_lies(batch, _nowhere)[0]
 
     @classmethod
-    def where_it_lies(cls, batch: Any, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
+    def where_it_lies(cls, batch: object, find: Find) -> tuple[Self, tuple[SlabSpan, ...]]:
         """Return the layout of a batch that leaves tensors in slabs (see `find`) in place, and these spans of slabs."""
         copied: dict[_Look, list[int]] = {}
         lying: dict[tuple[_Look, int], list[tuple[int, int]]] = {}
@@ -135,7 +135,7 @@ class SlabLayout:
         )
         return layout, tuple(spans)
 
-    def pick(self, batch: Any) -> list[list[Tensor]] | None:
+    def pick(self, batch: object) -> list[list[Tensor]] | None:
         """Return the tensors of every group as they lie in memory; None if this is not the layout of `batch`."""
         if BatchTree.of(batch) != self.form:
             return None
@@ -153,7 +153,7 @@ class SlabLayout:
             picked.append([tensor.mT for tensor in tensors] if group.is_transposed else tensors)
         return picked
 
-    def objects_of(self, batch: Any) -> tuple[Any, ...]:
+    def objects_of(self, batch: object) -> tuple[Any, ...]:
         """Return the parts of the batch that belong to no group."""
         parts = self.form.parts(batch) if self.objects else []
         return tuple(parts[index] for index in self.objects)
@@ -236,7 +236,7 @@ class TensorBatchCodec:
     """Codec of batches to slabs and back: `TensorBatch`es, and the dicts, tuples and lists that transforms return."""
 
     def write(
-        self, batch: Any, allocate: Callable[[int], Tensor], layout: SlabLayout | None = None
+        self, batch: object, allocate: Callable[[int], Tensor], layout: SlabLayout | None = None
     ) -> tuple[SlabLayout, Objects] | None:
         """Copy every dense CPU tensor of the batch into `allocate(num_bytes)`. Return layout and objects to read it.
 
@@ -259,7 +259,7 @@ class TensorBatchCodec:
         return layout, layout.objects_of(batch)
 
     def refer(
-        self, batch: Any, find: Find, allocate: Callable[[int], Tensor]
+        self, batch: object, find: Find, allocate: Callable[[int], Tensor]
     ) -> tuple[SlabLayout, Objects, tuple[SlabSpan, ...]] | None:
         """Write a batch as `write` does, but leave tensors in slabs in place. Return also the spans of these slabs.
 

@@ -13,13 +13,16 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError, which_column
+from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.shape.arrow_types import (
     ColumnType,
     NumberType,
     ObjectType,
     classify,
     element_of,
+    is_binary,
+    is_ragged,
+    is_utf8,
     numpy_dtype,
     raw_type,
 )
@@ -53,7 +56,7 @@ class Mask:
 NullPolicy = Natural | Refuse | Fill | Mask
 
 
-def parse_nulls(nulls: Any, columns: Mapping[str, ColumnType]) -> dict[str, NullPolicy]:
+def parse_nulls(nulls: object, columns: Mapping[str, ColumnType]) -> dict[str, NullPolicy]:
     """Return the policy of every column in `columns`.
 
     nulls: None, one policy for all columns, or a dict of column -> policy. One fill value for all columns is for
@@ -111,14 +114,14 @@ def _zero(kind: ColumnType) -> Any:
         return Decimal(0)
     if pt.is_fixed_size_binary(data_type):
         return bytes(data_type.byte_width)
-    if pt.is_string(data_type) or pt.is_large_string(data_type):
+    if is_utf8(data_type):
         return ""
-    if pt.is_binary(data_type) or pt.is_large_binary(data_type):
+    if is_binary(data_type):
         return b""
-    return [] if pt.is_list(data_type) or pt.is_large_list(data_type) or pt.is_map(data_type) else None
+    return [] if is_ragged(data_type) or pt.is_map(data_type) else None
 
 
-def _fill_value(value: Any, name: str, kind: ColumnType) -> Any:
+def _fill_value(value: object, name: str, kind: ColumnType) -> Any:
     """Return the value to write: raw bits for numbers (a datetime becomes its int64), the value itself for objects.
 
     Raises:
@@ -161,10 +164,6 @@ def _raw_value(value: Any, element: pa.DataType) -> Any:
     return pa.array([value], element).view(raw_type(element))[0].as_py()
 
 
-# Intervals of other writers. Without this check, pyarrow raises a KeyError with the number of the type.
-_WITHOUT_ARRAYS = (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
     """Specification of one column: its name, Arrow type, kind in batches, and null policy.
@@ -199,7 +198,6 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
 
     Raises:
         ConfigError: a column does not exist, or a name occurs twice in `columns` or in the schema.
-        UnsupportedFeatureError: a column has a type without Python arrays in pyarrow.
     """
     there = Counter(schema.names)
     names = list(there.elements() if columns is None else columns)
@@ -214,12 +212,6 @@ def select_fields(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema
             where = "columns=" if count > 1 and columns is not None else "the data set"
             raise ConfigError(f"{where} has column {name!r} more than once; a batch needs distinct names.")
     fields = {field.name: field for field in schema}
-    for name in paths:
-        if fields[name].type.id in _WITHOUT_ARRAYS:
-            raise UnsupportedFeatureError(
-                f"column {name!r} is {fields[name].type}, which pyarrow {pa.__version__} cannot hand to Python. Leave "
-                "it out with columns=, or write it again as integers or month_day_nano_interval."
-            )
     return pa.schema([_with_fields(fields[name], inside) for name, inside in paths.items()])
 
 
@@ -233,7 +225,7 @@ def _with_fields(field: pa.Field, paths: Sequence[FieldPath]) -> pa.Field:
     return field.with_type(pa.struct([_with_fields(field.type.field(name), below) for name, below in inside.items()]))
 
 
-def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
+def column_specs(schema: pa.Schema, nulls: object) -> tuple[ColumnSpec, ...]:
     """Return the specification of each field of `schema`. For `nulls` and errors see `parse_nulls`."""
     kinds = {field.name: classify(field.type) for field in schema}
     policies = parse_nulls(nulls, kinds)
@@ -252,13 +244,14 @@ def column_specs(schema: pa.Schema, nulls: Any) -> tuple[ColumnSpec, ...]:
 def stack_specs(stack: Mapping[str, Sequence[str]] | None, columns: Sequence[ColumnSpec]) -> tuple[StackSpec, ...]:
     """Check `stack` (matrix name -> column names), and return the specification of each matrix.
 
+    columns: The columns of a stack have one type; see `dtypes.find_targets`.
+
     Raises:
-        ConfigError: a column does not hold one number a row, or differs in type from its neighbours; and see
-            `stack_members`.
+        ConfigError: a column does not hold one number a row; and see `stack_members`.
     """
     by_name = {column.name: column for column in columns}
     return tuple(
-        StackSpec(name=name, columns=_of_one_type(name, [by_name[member] for member in members]))
+        StackSpec(name=name, columns=_of_numbers(name, [by_name[member] for member in members]))
         for name, members in stack_members(stack, by_name).items()
     )
 
@@ -269,7 +262,7 @@ def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[s
     Raises:
         ConfigError: a column is not in `columns` or is in two stacks; or a stack is empty.
     """
-    known = tuple(columns)
+    known = dict.fromkeys(columns)
     stacks: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
     for name, given in (stack or {}).items():
@@ -289,19 +282,12 @@ def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[s
     return stacks
 
 
-def _of_one_type(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
+def _of_numbers(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
     for member in members:
         if not isinstance(member.kind, NumberType) or member.kind.shape:
             raise ConfigError(
                 f"stack {name!r}: column {member.name!r} is {member.data_type}; only columns of one number a row "
                 "stack. Leave it out of the stack, or encode= text."
-            )
-    first = members[0]
-    for member in members:
-        if member.kind != first.kind:
-            raise ConfigError(
-                f"stack {name!r} mixes types: {first.name!r} is {first.data_type}, {member.name!r} is "
-                f"{member.data_type}. Pass dtypes={{{name!r}: ...}} with a type for the stack, or stack them apart."
             )
     return tuple(members)
 

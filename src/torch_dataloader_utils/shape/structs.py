@@ -10,7 +10,6 @@ a map counts as a list of structs of `key` and `value`.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +17,11 @@ import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.shape.arrow_types import is_ragged
 from torch_dataloader_utils.shape.column_blocks import Output, Places
 from torch_dataloader_utils.shape.columns import Column
 from torch_dataloader_utils.shape.dtypes import number_element
-from torch_dataloader_utils.shape.raw_numbers import change_items, validity
+from torch_dataloader_utils.shape.raw_numbers import split_items, validity
 from torch_dataloader_utils.shape.specs import MASK_SUFFIX
 
 
@@ -37,7 +37,7 @@ def leaf_types(data_type: pa.DataType) -> list[tuple[FieldPath, pa.DataType]]:
         return [((field.name, *path), leaf) for field in data_type for path, leaf in leaf_types(field.type)]
     if pt.is_map(data_type):
         data_type = _map_as_list(data_type)
-    if pt.is_list(data_type) or pt.is_large_list(data_type):
+    if is_ragged(data_type):
         inner = leaf_types(data_type.value_type)
         if all(path and _fits_list(leaf) for path, leaf in inner):
             kind = pa.large_list if pt.is_large_list(data_type) else pa.list_
@@ -58,17 +58,11 @@ def leaf_arrays(array: pa.Array, data_type: pa.DataType) -> Iterator[pa.Array]:
         for field in data_type:
             yield from leaf_arrays(fields[field.name], field.type)
         return
-    leaves = leaf_types(data_type)
-    if not leaves[0][0]:
+    if not leaf_types(data_type)[0][0]:
         yield array
         return
     lists = _lists_of_map(array) if pt.is_map(data_type) else array
-    for number in range(len(leaves)):
-        yield change_items(lists, partial(_leaf_array, number=number))
-
-
-def _leaf_array(array: pa.Array, number: int) -> pa.Array:
-    return list(leaf_arrays(array, array.type))[number]
+    yield from split_items(lists, lambda items: leaf_arrays(items, items.type))
 
 
 def with_fewer_fields(array: pa.Array, data_type: pa.DataType) -> pa.Array:
@@ -88,7 +82,7 @@ def _is_struct(data_type: pa.DataType) -> bool:
 
 
 def _fits_list(leaf: pa.DataType) -> bool:
-    has_lists = pt.is_list(leaf) or pt.is_large_list(leaf) or isinstance(leaf, pa.BaseExtensionType)
+    has_lists = is_ragged(leaf) or isinstance(leaf, pa.BaseExtensionType)
     return number_element(leaf) is not None and not has_lists
 
 
@@ -119,15 +113,15 @@ class NestedOutput:
     output: Output
     paths: tuple[FieldPath, ...]
 
-    def values(self, columns: Sequence[Column], places: Places) -> Iterable[Any]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """See Output."""
         return self.output.values(columns, places)
 
-    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[Any]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """See Output."""
         return self.output.split(columns, places, batch_rows)
 
-    def batch(self, columns: Iterable[tuple[str, Any]], num_rows: int) -> dict[str, Any]:
+    def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:
         """See Output."""
         nested: dict[str, Any] = {}
         for (_, column), path in zip(columns, self.paths, strict=False):  # a batch of no columns comes without rows
@@ -149,9 +143,10 @@ def nested_paths(names: Sequence[str], paths: Mapping[str, FieldPath]) -> tuple[
         ConfigError: an entry has the name of a struct.
     """
     found = tuple(_entry_path(name, paths) for name in names)
-    nodes = Counter(path[:depth] for path in set(found) for depth in range(1, len(path)))
-    for path in found:
-        if path in nodes or found.count(path) > 1:
+    counts = Counter(found)
+    nodes = {path[:depth] for path in counts for depth in range(1, len(path))}
+    for path, count in counts.items():
+        if path in nodes or count > 1:
             raise ConfigError(
                 f"two entries of a batch would be called {'.'.join(path)!r}: a struct, and a stack, mask or column. "
                 "Rename the stack, or leave one of them out with columns=."

@@ -140,7 +140,7 @@ class TensorBatch(dict[str, Tensor]):
 
     __copy__ = copy
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (_changed(self, _portable), self._rows_without_columns)
 
 
@@ -173,14 +173,14 @@ def _cut(column: BatchColumn, rows: Sequence[int]) -> Sequence[BatchColumn]:
     return [column[start:stop] for start, stop in borders]
 
 
-def _changed(columns: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def _changed(columns: Mapping[str, object], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return the columns, also of structs, with `change` applied to each column."""
     return {
         name: _changed(column, change) if type(column) is dict else change(column) for name, column in columns.items()
     }
 
 
-def _portable(column: Any) -> Any:
+def _portable(column: object) -> Any:
     return portable(column) if isinstance(column, Tensor) else column
 
 

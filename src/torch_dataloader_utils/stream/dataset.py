@@ -1,14 +1,12 @@
 """Give batches to torch: an IterableDataset that plans its passes, keeps its position and suits any DataLoader."""
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils._core.arguments import check_epoch
 from torch_dataloader_utils._core.option_values import RayWorkers
@@ -21,7 +19,8 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.ranks.compare import ComparedPasses, data_record
 from torch_dataloader_utils.ranks.resolve import check_running
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.epoch_pass import PassSetup, PassWork, ThreadSource, epoch_pass
+from torch_dataloader_utils.stream.epoch_pass import PassPlan, PassSetup, ThreadSource, epoch_pass
+from torch_dataloader_utils.stream.foreign_loaders import refuse_collation, refuse_random_split, refuse_torchdata
 from torch_dataloader_utils.stream.open_passes import closed_at_exit
 from torch_dataloader_utils.stream.progress import Progress
 from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
@@ -139,7 +138,7 @@ class TableDataset(IterableDataset[BatchT]):
         """
         return self.progress.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from `state` with this data set's own topology.
 
         Warns of problems of the new plan if the topology has changed, such as rows that come twice.
@@ -245,7 +244,7 @@ class TableDataset(IterableDataset[BatchT]):
             TypeError: row counts are not known, so only a pass can count them.
             ConfigError: torch's random_split asks.
         """
-        _refuse_random_split(self, sys._getframe(1))
+        refuse_random_split(self)
         position = self.next_position
         steps = self.planner.plan(position).rank_steps
         if steps is None:
@@ -273,9 +272,8 @@ class TableDataset(IterableDataset[BatchT]):
             ConfigError: a DataLoader would make batches of these batches, or the DataLoader is torchdata's and its
                 adapter is missing.
         """
-        asking = sys._getframe(1)
-        refuse_collation(self, asking)
-        _refuse_torchdata(self, asking)
+        refuse_collation(self)
+        refuse_torchdata(self)
         return self.begin_pass()
 
     def begin_pass(self) -> Iterator[BatchT]:
@@ -288,13 +286,13 @@ class TableDataset(IterableDataset[BatchT]):
         worker, num_workers = (None, 1) if info is None else (info.id, info.num_workers)
         self.progress.follow_trainer(worker)
 
-        def open_source(work: PassWork) -> ThreadSource:
+        def open_source(planned: PassPlan) -> ThreadSource:
             pipeline = self.pipeline
             if worker is not None:
                 pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions))
             # Each worker has its own position, so the first batch of the pass is the worker's own batch.
-            stream = WorkerStream(work.inputs[work.first_worker], pipeline, self.stages.decode)
-            return ThreadSource(stream, work.first_worker)
+            stream = WorkerStream(planned.inputs[planned.first_worker], pipeline, self.stages.decode)
+            return ThreadSource(stream, planned.first_worker)
 
         return PassSetup(
             topology=replace(self.topology, num_workers=num_workers),
@@ -303,62 +301,3 @@ class TableDataset(IterableDataset[BatchT]):
             meter=meter,
             worker=worker,
         )
-
-
-_FETCHER = "torch.utils.data._utils.fetch"
-
-
-def refuse_collation(dataset: TableDataset, asking: FrameType) -> None:
-    """Raise ConfigError if a DataLoader asks for an iterator to make batches of batches.
-
-    asking: frame of the caller. Only the frame shows how the batches will be used, and the collate functions of torch
-    and of the Trainer would stack batches without an error. Only errors depend on frames; rows and states never do.
-    """
-    fetcher: FrameType | None = asking
-    while fetcher is not None and _module(fetcher).startswith("accelerate."):
-        fetcher = fetcher.f_back
-    if fetcher is None or _module(fetcher) != _FETCHER or not fetcher.f_locals.get("auto_collation"):
-        return
-    collate = fetcher.f_locals.get("collate_fn")
-    name = type(dataset).__name__
-    if str(getattr(collate, "__module__", None)).startswith("transformers."):
-        raise ConfigError(
-            f"Trainer(train_dataset={name}) would collate batches as if they were rows, and shard them again. Return "
-            'the loader of create_dataloader(..., num_ranks="auto") from get_train_dataloader of your own Trainer '
-            "subclass (get_eval_dataloader likewise), as torch_dataloader_utils.integrations.transformers shows, and "
-            "pass no train_dataset."
-        )
-    if fetcher is asking and collate is default_collate:
-        raise ConfigError(
-            f"A DataLoader with a batch_size of its own would make batches of batches: {name} gives batches already, "
-            f"of {dataset.topology.batch_size} rows. Write DataLoader(dataset, batch_size=None), and pass batch_size= "
-            "to the data set; or use create_dataloader."
-        )
-
-
-def _refuse_torchdata(dataset: TableDataset, asking: FrameType) -> None:
-    """Raise ConfigError for a StatefulDataLoader: in its states, the end of an epoch would be the next epoch."""
-    frame: FrameType | None = asking
-    while frame is not None and _module(frame).startswith("torch.utils.data."):
-        frame = frame.f_back
-    if frame is not asking and frame is not None and _module(frame).startswith("torchdata."):
-        raise ConfigError(
-            f"torchdata's StatefulDataLoader needs states of its own kind from a {type(dataset).__name__}. Write "
-            "StatefulDataLoader(for_torchdata(dataset), batch_size=None), with for_torchdata from "
-            "torch_dataloader_utils.integrations.torchdata; or use create_dataloader: its loader has states."
-        )
-
-
-def _refuse_random_split(dataset: TableDataset, asking: FrameType) -> None:
-    """Raise ConfigError if torch's random_split asks for the length, of the data set or of its loader."""
-    for frame in (asking, asking.f_back):
-        if frame is not None and frame.f_code.co_name == "random_split" and _module(frame).startswith("torch."):
-            raise ConfigError(
-                f"random_split divides a data set by the numbers of its rows, and a {type(dataset).__name__} gives "
-                "batches in the order of a plan. Make two loaders of the same data, one with holdout=Holdout(0.1, "
-                '"train"), one with holdout=Holdout(0.1, "holdout"): together they have every row once.'
-            )
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))

@@ -260,7 +260,7 @@ class _Start(Generic[T, R]):
         """True if all needed results are available."""
         return self._count == 0
 
-    def one_is_done(self, _: Any) -> None:
+    def one_is_done(self, _: object) -> None:
         """Count one needed result, and run the job after the last. This is the callback of each needed result."""
         if self.count_down():
             self.run()

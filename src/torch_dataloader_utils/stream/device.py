@@ -24,7 +24,7 @@ def move_itself(value: Any, device: torch.device) -> Any:
     return value if moved is None else moved
 
 
-def to_device(value: Any, device: torch.device) -> Any:
+def to_device(value: object, device: torch.device) -> Any:
     """Return the value with all its tensors on the device; the same object if it holds no tensors.
 
     A value with a method `to` moves itself. Dicts, lists and (named) tuples at any depth are copied if a member moves.
@@ -53,8 +53,8 @@ def _with_members(value: dict[Any, Any], changed: dict[Any, Any]) -> Any:
 class DeviceCopy:
     """Batch on its way to the device: layout and descriptor (see SlabCodec), and bytes, complete after `done`."""
 
-    layout: Any
-    descriptor: Any
+    layout: object
+    descriptor: object
     buffer: torch.Tensor
     done: torch.cuda.Event
 
@@ -77,13 +77,13 @@ class CudaCopies:
     _free: list[torch.Tensor] = field(default_factory=list)
     _busy: deque[tuple[torch.cuda.Event, torch.Tensor]] = field(default_factory=deque)
     _given: deque[torch.cuda.Event] = field(default_factory=deque)
-    _layout: Any = None
+    _layout: object = None
 
     def __post_init__(self) -> None:
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self.device = self._stream.device  # "cuda" means the current device, which may change later
 
-    def start(self, batch: Any) -> DeviceCopy | None:
+    def start(self, batch: object) -> DeviceCopy | None:
         """Begin to copy a batch. Return None if the codec cannot write the batch."""
         buffer = here = torch.empty(0, dtype=torch.uint8)
 
@@ -176,7 +176,7 @@ class PositionedLoader(Protocol):
 
     def state_dict(self) -> dict[str, Any]: ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
 
 
 class DevicePrefetcher:
@@ -237,7 +237,7 @@ class DevicePrefetcher:
         has_own = self._given is not None and not was_moved
         return self.loader.progress.encode(self._given) if has_own else self.loader.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """See TableDataset.load_state_dict."""
         self._given = None
         self.loader.load_state_dict(state)
@@ -269,7 +269,7 @@ class DevicePrefetcher:
             self._copies = CudaCopies(self.device, codec, self._depth + 1, holds_objects=self.loader.is_transformed)
         return self._copies
 
-    def _give(self, batch: Any, transfer: DeviceCopy | None, position: object) -> Any:
+    def _give(self, batch: object, transfer: DeviceCopy | None, position: object) -> Any:
         if self._copies is not None and transfer is not None:
             batch = self._copies.finish(transfer)
         elif self.device.type != "cpu":
@@ -278,7 +278,7 @@ class DevicePrefetcher:
         return batch
 
 
-def _find_device(device: Any) -> torch.device:
+def _find_device(device: torch.device | str | int) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -1,6 +1,6 @@
 """Run one pass over an epoch, from the plan to the batch that the trainer is given: `epoch_pass`.
 
-    plan      the position, the plan from this position on, and the work of each worker          PassWork
+    plan      the position, the plan from this position on, and the input of each worker         PassPlan
     stream    a WorkerStream in this process, or worker processes                                BatchSource
     batch     take the next batch; pin it and move it to the trainer's device, if requested
     count     count the batch before it is given, because a state counts the batches given to the trainer
@@ -37,8 +37,8 @@ _END: Any = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassWork:
-    """Work of one rank in one pass.
+class PassPlan:
+    """Plan of one pass of one rank: the plan from a position on, and the input of each worker.
 
     position: position at the start of the pass. plan: plan from this position on. inputs: input of every worker.
     num_batches: number of all batches of the rank in this pass; None if row counts are not known.
@@ -54,8 +54,8 @@ class PassWork:
     padding_rows: int
 
     @classmethod
-    def of(cls, dataset: "TableDataset", position: Position) -> "PassWork":
-        """Return the work of this data set's rank in a pass from `position` on."""
+    def of(cls, dataset: "TableDataset", position: Position) -> "PassPlan":
+        """Return the plan of a pass of this data set's rank from `position` on."""
         plan = dataset.planner.plan(position)
         inputs = plan.worker_inputs(dataset.rank)
         segment, steps = position.segment, plan.rank_steps
@@ -142,7 +142,7 @@ class PassSetup:
     """
 
     topology: Topology
-    open_source: Callable[[PassWork], BatchSource]
+    open_source: Callable[[PassPlan], BatchSource]
     num_processes: int
     meter: LoaderMeter
     worker: int | None = None
@@ -161,16 +161,18 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
     dataset.before_pass()
     setup, progress = set_up(), dataset.progress
     this_pass = progress.begin(setup.topology, setup.worker)
-    work = PassWork.of(dataset, this_pass.position)
+    planned = PassPlan.of(dataset, this_pass.position)
     dataset.foresee(this_pass.position, setup.worker)
     pins, placement = setup.pins and torch.cuda.is_available(), setup.placement
     with (
-        _comparing(dataset, work, setup) as comparison,
-        nullcontext() if placement is None else placement.following(repeats_at_end=work.padding_rows > 0) as followed,
-        setup.meter.watching(_described(dataset, work, setup)) as watch,
+        _comparing(dataset, planned, setup) as comparison,
+        nullcontext()
+        if placement is None
+        else placement.following(repeats_at_end=planned.padding_rows > 0) as followed,
+        setup.meter.watching(_described(dataset, planned, setup)) as watch,
     ):
         # Stream.
-        source = setup.open_source(work)
+        source = setup.open_source(planned)
         with closing(source.batches) as batches:
             count = source.num_batches
             if count == 0:
@@ -207,34 +209,34 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
         watch.completed()
 
 
-def _described(dataset: "TableDataset", work: PassWork, setup: PassSetup) -> EpochRun:
+def _described(dataset: "TableDataset", planned: PassPlan, setup: PassSetup) -> EpochRun:
     """Describe the pass for callbacks."""
     num_rows = None
-    if work.num_batches is not None:
-        num_rows = sum(rows_of_batches(each.program.batching) for each in work.inputs)
+    if planned.num_batches is not None:
+        num_rows = sum(rows_of_batches(each.program.batching) for each in planned.inputs)
     return EpochRun(
-        epoch=work.position.epoch,
+        epoch=planned.position.epoch,
         rank=dataset.rank,
         num_ranks=dataset.topology.num_ranks,
         num_workers=setup.num_processes,
-        num_batches=work.num_batches,
+        num_batches=planned.num_batches,
         num_rows=num_rows,
-        padding_rows=work.padding_rows,
+        padding_rows=planned.padding_rows,
         fingerprint=dataset.planner.identity.fingerprint,
     )
 
 
 def _comparing(
-    dataset: "TableDataset", work: PassWork, setup: PassSetup
+    dataset: "TableDataset", planned: PassPlan, setup: PassSetup
 ) -> AbstractContextManager[PassComparison | None]:
     """Return a context that compares what the ranks read, if several run. DataLoader workers do not compare."""
-    passes, position = dataset.compared, work.position
+    passes, position = dataset.compared, planned.position
     if passes is None or setup.worker is not None or running_ranks() < 2:
         return nullcontext()
     record = dataset.data_record
     # Without row counts, or with rank_sharding="chunks", ranks may differ in steps and so in position.
-    has_place = work.num_batches is not None and dataset.planner.options.rank_sharding == "rows"
+    has_place = planned.num_batches is not None and dataset.planner.options.rank_sharding == "rows"
     if not has_place or not passes.compares_places:
         return passes.comparing(record, None, None)
     log = "; ".join(f"{each.topology}, {each.steps} steps" for each in position.segments) or "none"
-    return passes.comparing({**record, "epoch": str(position.epoch), "log": log}, position, work.num_batches)
+    return passes.comparing({**record, "epoch": str(position.epoch), "log": log}, position, planned.num_batches)

@@ -18,8 +18,8 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.stream.dataset import BatchT, TableDataset
 from torch_dataloader_utils.stream.epoch_pass import (
     BatchSource,
+    PassPlan,
     PassSetup,
-    PassWork,
     RemoteSource,
     ThreadSource,
     epoch_pass,
@@ -35,7 +35,7 @@ from torch_dataloader_utils.stream.worker import WorkerStream
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.plan.epoch_plan import EpochPlan
-    from torch_dataloader_utils.stream.transport.receiver import WorkerTransport
+    from torch_dataloader_utils.stream.transport.worker_transport import WorkerTransport
 
 
 class TableDataLoader(DataLoader[BatchT]):
@@ -180,7 +180,7 @@ class TableDataLoader(DataLoader[BatchT]):
         """See TableDataset.state_dict. Counts batches that the trainer received, not batches that were read ahead."""
         return self.dataset.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """See TableDataset.load_state_dict."""
         self.dataset.load_state_dict(state)
 
@@ -212,18 +212,20 @@ class TableDataLoader(DataLoader[BatchT]):
             placement=self._placement,
         )
 
-    def _open_source(self, work: PassWork) -> BatchSource:
+    def _open_source(self, planned: PassPlan) -> BatchSource:
         """Start the threads, processes or actors of one pass."""
         if self._workers is None:
             counters = self._meter.worker(self._decode.threads)
-            return ThreadSource(WorkerStream(work.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
+            return ThreadSource(WorkerStream(planned.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
         self._workers = self._workers.reading(self.dataset.pipeline)
-        rest_of = partial(work.rest_of, self.dataset)
-        delivered = self._workers.deliver(work.inputs, work.first_worker, work.num_batches, self._meter, rest_of)
-        return RemoteSource(delivered, work.num_batches)
+        rest_of = partial(planned.rest_of, self.dataset)
+        delivered = self._workers.deliver(
+            planned.inputs, planned.first_worker, planned.num_batches, self._meter, rest_of
+        )
+        return RemoteSource(delivered, planned.num_batches)
 
 
-def _check_workers(dataset: Any, num_workers: int | None) -> int:
+def _check_workers(dataset: object, num_workers: int | None) -> int:
     """Return the number of worker processes: the number that the data set's plan is made for."""
     if not isinstance(dataset, TableDataset):
         raise ConfigTypeError(

@@ -19,7 +19,7 @@ from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 _WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 
-def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Mapping[str, Any]) -> None:
+def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Mapping[str, object]) -> None:
     """Raise ConfigError if an option needs worker processes and the loader has none."""
     meant = [name for name in _WORKER_OPTIONS if options.get(name)]
     if workers is not None:
@@ -41,7 +41,7 @@ def check_has_workers(num_workers: int, workers: RayWorkers | None, options: Map
         )
 
 
-def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
+def check_callbacks(name: str, value: object) -> tuple[LoaderCallback, ...]:
     """Return the callbacks as a tuple, an empty tuple for None.
 
     Raises:
@@ -61,13 +61,13 @@ def check_callbacks(name: str, value: Any) -> tuple[LoaderCallback, ...]:
     return callbacks
 
 
-def _generator(name: str, value: Any) -> Any:
+def _generator(name: str, value: object) -> torch.Generator:
     if not isinstance(value, torch.Generator):
         raise ConfigTypeError(f"{name} is {of_type(value)}: pass a torch.Generator, or None.")
     return value
 
 
-def _context(name: str, value: Any) -> Any:
+def _context(name: str, value: object) -> str | BaseContext:
     known = get_all_start_methods()
     wanted = f"{name}={value!r}: pass one of {known}, a context of multiprocessing, or None."
     if not isinstance(value, str | BaseContext):

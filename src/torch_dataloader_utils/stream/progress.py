@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, partial_state
@@ -175,7 +174,7 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. Keeps a loaded position of that epoch, but no log of the epoch before."""
-        self._shared_epoch.value = check_integer("epoch", epoch, least=0)
+        self._shared_epoch.value = epoch
         self._shared_passes.forget()
         self._go_to_epoch(epoch)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch.utils.data import Sampler
 
 from torch_dataloader_utils._runtime.user_warning import warn_user
@@ -65,7 +66,7 @@ class LoaderRecord:
 class Placement:
     """Device of a prepared loader's batches; device=None leaves batches where they are."""
 
-    device: Any
+    device: torch.device | str | int | None
     non_blocking: bool
 
     @classmethod
@@ -75,7 +76,7 @@ class Placement:
 
         return cls(device=PartialState().device, non_blocking=non_blocking)
 
-    def place(self, batch: Any) -> Any:
+    def place(self, batch: object) -> Any:
         """Return the batch on the device."""
         from accelerate.utils import send_to_device  # type: ignore[import-untyped]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._core.arguments import check_counts, check_fits, check_integer, check_seed
+from torch_dataloader_utils._core.arguments import check_counts, check_epoch, check_fits, check_integer, check_seed
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -121,7 +121,7 @@ class BufferSortedDataset(Dataset[ItemT]):
 
         The epoch is passed on to the data set if the data set has `set_epoch`.
         """
-        self._epoch.value = check_integer("epoch", epoch, least=0)
+        self._epoch.value = check_epoch(epoch)
         if hasattr(self._base_dataset, "set_epoch"):
             self._base_dataset.set_epoch(epoch)
 
@@ -145,7 +145,7 @@ class BufferSortedDataset(Dataset[ItemT]):
         """
         check_fits(state_dict, self.state_dict(), _ORDERING_KEYS, problem="The state is of another order")
         check_counts(state_dict, "epoch")
-        self._epoch.value = check_integer("epoch", state_dict["epoch"], least=0)
+        self._epoch.value = state_dict["epoch"]
         load_nested_state("base_dataset", self._base_dataset, state_dict)
 
     def _position(self, index: int) -> int:

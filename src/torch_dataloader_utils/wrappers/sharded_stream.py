@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils._core.arguments import check_counts, check_integer
+from torch_dataloader_utils._core.arguments import check_counts, check_epoch
 from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, TailPolicy, describe_layout, group_items
@@ -194,7 +194,7 @@ class ShardedStream(IterableDataset[ItemT]):
         Raises:
             ConfigTypeError, ConfigError: not a whole number, or one below 0.
         """
-        self._epoch.value = check_integer("epoch", epoch, least=0)
+        self._epoch.value = check_epoch(epoch)
         if self._pending is not None and self._pending["epoch"] != epoch:
             self._pending = None
         if self._reading_epoch != epoch:
@@ -260,7 +260,7 @@ class ShardedStream(IterableDataset[ItemT]):
             )
         self._pending = copy.deepcopy(state_dict)
         self._reader, self._is_finished = None, False
-        self._epoch.value = check_integer("epoch", state_dict["epoch"], least=0)
+        self._epoch.value = state_dict["epoch"]
 
     def _worker(self) -> tuple[int, int]:
         info = get_worker_info()

@@ -8,7 +8,8 @@
     ray_workers.py                        ->                   ray_actor.py: the same
                    <-  response, batches as arrays (flat_buffers.py)
 
-Processes and actors make responses with responder.py, and the trainer reads responses with receiver.py.
+Both are a `WorkerTransport` (worker_transport.py). Processes and actors make responses with responder.py, and the
+trainer reads responses with receiver.py.
 
 In: the work of each worker from the plan, a reader and a shaper. Out: the same batches, in the plan's order, as from
 threads of the trainer's process. If a worker dies or cannot send a batch, an error names the worker (worker_death.py).

@@ -22,23 +22,23 @@ class BatchWriter(Protocol):
         """Begin a response."""
         ...
 
-    def copy(self, batch: Any, batches_left: int) -> Any:
+    def copy(self, batch: object, batches_left: int) -> object:
         """Copy a batch and return its message; return the batch itself if it has no flat form.
 
         batches_left: number of batches of the response that are still to come, including this batch.
         """
         ...
 
-    def refer(self, batch: Any) -> Any:
+    def refer(self, batch: object) -> object:
         """Return the message of a batch, copied only as far as necessary. The batch must not be changed any more."""
         ...
 
 
-class Unread(NamedTuple):
+class UnreadBatch(NamedTuple):
     """Received batch before its views are made: the arguments of `SlabCodec.view`."""
 
-    layout: Any
-    descriptor: Any
+    layout: object
+    descriptor: object
     buffers: tuple[torch.Tensor, ...]
 
 
@@ -52,15 +52,15 @@ class BatchReader(ABC):
         self._codec = codec
 
     @abstractmethod
-    def open(self, messages: Sequence[Any]) -> deque[Any]:
+    def open(self, messages: Sequence[object]) -> deque[object]:
         """Return the batches of all messages of one response, ready for `view` or `cut`."""
 
-    def view(self, batch: Any) -> Any:
+    def view(self, batch: object) -> Any:
         """Return the batch, as views of its buffers."""
-        return self._codec.view(*batch) if isinstance(batch, Unread) and self._codec is not None else batch
+        return self._codec.view(*batch) if isinstance(batch, UnreadBatch) and self._codec is not None else batch
 
     def cut(self, batch: Any, rows: Sequence[int]) -> Iterator[Any]:
         """Return an iterator over the batches of a part of a batch group, of `rows[0]`, `rows[1]`, ... rows."""
-        if isinstance(batch, Unread) and self._codec is not None:
+        if isinstance(batch, UnreadBatch) and self._codec is not None:
             return self._codec.cut(*batch, rows)
         return batch.cut(rows)  # type: ignore[no-any-return]

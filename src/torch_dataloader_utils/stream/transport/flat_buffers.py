@@ -14,7 +14,7 @@ import torch
 
 from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace
 from torch_dataloader_utils._runtime.reused_memory import Bytes
-from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
+from torch_dataloader_utils.stream.transport.buffers import BatchReader, UnreadBatch
 
 # Memory is sent without a copy if at most so many times the bytes of the tensors have to be sent.
 _MOST_SENT = 1.25
@@ -28,8 +28,8 @@ class FlatMessage(NamedTuple):
     """
 
     buffers: tuple[Bytes, ...]
-    descriptor: Any
-    layout: Any = None
+    descriptor: object
+    layout: object = None
 
 
 class FlatWriter:
@@ -38,13 +38,13 @@ class FlatWriter:
     def __init__(self, codec: SlabCodec) -> None:
         self.copied_bytes = 0
         self._codec = codec
-        self._layout: Any = None
+        self._layout: object = None
 
     def begin(self) -> None:
         """See BatchWriter."""
         self.copied_bytes = 0
 
-    def copy(self, batch: Any, batches_left: int = 1) -> Any:  # noqa: ARG002
+    def copy(self, batch: object, batches_left: int = 1) -> object:  # noqa: ARG002
         """See BatchWriter."""
         copied: list[torch.Tensor] = []
 
@@ -58,7 +58,7 @@ class FlatWriter:
         self.copied_bytes += sum(each.nbytes for each in copied)
         return self._message(*written, copied)
 
-    def refer(self, batch: Any) -> Any:
+    def refer(self, batch: object) -> object:
         """See BatchWriter. A batch whose columns are few rows of a large block is copied."""
         storages: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
@@ -82,7 +82,7 @@ class FlatWriter:
             return self.copy(batch)
         return self._message(layout, descriptor, [storages[slab][start:stop] for slab, start, stop in spans])
 
-    def _message(self, layout: Any, descriptor: Any, buffers: Sequence[torch.Tensor]) -> FlatMessage:
+    def _message(self, layout: object, descriptor: object, buffers: Sequence[torch.Tensor]) -> FlatMessage:
         changed = None if layout is self._layout or layout == self._layout else layout
         self._layout = layout
         return FlatMessage(tuple(each.numpy() for each in buffers), descriptor, changed)
@@ -97,18 +97,18 @@ class FlatReader(BatchReader):
 
     def __init__(self, codec: SlabCodec | None) -> None:
         super().__init__(codec)
-        self._layout: Any = None
+        self._layout: object = None
 
-    def open(self, messages: Sequence[Any]) -> deque[Any]:
+    def open(self, messages: Sequence[object]) -> deque[object]:
         """See BatchReader."""
         return deque([self._find(message) for message in messages])
 
-    def _find(self, message: Any) -> Any:
+    def _find(self, message: object) -> object:
         if not isinstance(message, FlatMessage):
             return message
         if message.layout is not None:
             self._layout = message.layout
-        return Unread(self._layout, message.descriptor, tuple(map(_as_tensor, message.buffers)))
+        return UnreadBatch(self._layout, message.descriptor, tuple(map(_as_tensor, message.buffers)))
 
 
 def _as_tensor(array: Bytes) -> torch.Tensor:

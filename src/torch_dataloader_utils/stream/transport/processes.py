@@ -23,16 +23,17 @@ from torch_dataloader_utils._runtime.shared_memory import (
 )
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
-from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
+from torch_dataloader_utils.stream.transport.receiver import Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse, RequestSampler, RequestSize
 from torch_dataloader_utils.stream.transport.sendable import check_functions
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
 from torch_dataloader_utils.stream.transport.worker_process import RequestWorker
+from torch_dataloader_utils.stream.transport.worker_transport import Delivered, RestOf
 from torch_dataloader_utils.stream.worker import Pipeline
 
 
-def as_it_is(batch: Any) -> Any:
+def as_it_is(batch: object) -> Any:
     """Return the batch: the collate function of a loader that gives batches already."""
     return batch
 
@@ -67,7 +68,7 @@ class WorkerProcesses:
             **{name: value for name, value in options.items() if not name.startswith("pin_memory")},
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Make copies without a pass: a copy starts its own workers."""
         return WorkerProcesses, (self._pipeline, self._decode, self._num_workers, self._options)
 

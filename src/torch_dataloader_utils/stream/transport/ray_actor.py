@@ -72,7 +72,7 @@ class RayActor:
             running.responder.close()
 
 
-def _pickle_as_processes_do() -> None:
+def pickle_as_processes_do() -> None:
     """Pickle Arrow data as worker processes do, only with its own rows. See shape/pickling.py."""
     reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     copyreg.dispatch_table.update({kind: reducers[kind] for kind in reducers if kind.__module__.startswith("pyarrow")})
@@ -82,7 +82,7 @@ def _begun(start: ActorStart, pipeline: Pipeline) -> _Running:
     from ray.cloudpickle import CloudPickler
 
     counters = WorkerCounters(np.zeros(counts_shape(start.options.threads), dtype=np.int64))
-    _pickle_as_processes_do()
+    pickle_as_processes_do()
     pipeline = replace(pipeline, functions=with_sendable_results(pipeline.functions, CloudPickler))
     stream = WorkerStream(start.work, pipeline, start.options, counters)
     writer = None if pipeline.codec is None else FlatWriter(pipeline.codec)

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import COUNTED, Int64s
 from torch_dataloader_utils._observe.meter import LoaderMeter
+from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils._runtime.user_warning import warn_user
 from torch_dataloader_utils._store.access import without_secrets
 from torch_dataloader_utils.errors import ConfigError, LoaderError, WorkerDiedError
@@ -37,8 +38,9 @@ from torch_dataloader_utils.stream.transport.ray_pool import (
     object_store_bytes,
     ray_session,
 )
-from torch_dataloader_utils.stream.transport.receiver import Delivered, Receiver, RestOf, group_length, until_ended
+from torch_dataloader_utils.stream.transport.receiver import Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
+from torch_dataloader_utils.stream.transport.worker_transport import Delivered, RestOf
 from torch_dataloader_utils.stream.worker import Pipeline
 
 if TYPE_CHECKING:
@@ -55,9 +57,9 @@ class RayWorkerActors:
         self._decode = decode
         self._workers = workers
         self._pool: ActorPool | None = None
-        self._sent: tuple[Pipeline, Any] | None = None
+        self._sent: tuple[Pipeline, object] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Make copies without actors: a copy starts its own actors."""
         return RayWorkerActors, (self._pipeline, self._decode, self._workers)
 
@@ -130,7 +132,7 @@ class RayWorkerActors:
         decode, each = self._decode, -(-num_workers // self._workers.num_actors)
         return replace(decode, threads=decode.worker_threads, budget_bytes=decode.budget_bytes // each)
 
-    def _in_store(self) -> Any:
+    def _in_store(self) -> object:
         """Return a reference to the pickled pipeline in Ray's object store."""
         if self._sent is None or self._sent[0] is not self._pipeline:
             ray = connected_ray()
@@ -208,7 +210,7 @@ class _Sender:
     rest_of: RestOf
     group_length: int | None
     options: DecodeOptions
-    pipeline: Any
+    pipeline: object
     counts: Int64s
     workers: dict[int, _Worker]
     is_counted: bool
@@ -346,7 +348,7 @@ def _first_undone(worker: _Worker) -> int:
 _SPILLS_AT = 0.8
 
 
-def _buffers(batch: Any) -> Sequence[Any]:
+def _buffers(batch: object) -> Sequence[Bytes]:
     return batch.buffers if isinstance(batch, FlatMessage) else ()
 
 

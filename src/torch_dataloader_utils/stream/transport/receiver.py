@@ -1,54 +1,18 @@
 """Receive the responses of workers (processes or actors) in the trainer's process, and give their batches in order."""
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput, rows_of_parts
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.buffers import BatchReader
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
+from torch_dataloader_utils.stream.transport.worker_transport import Delivered
 from torch_dataloader_utils.stream.worker import Pipeline
-
-Delivered = tuple[int, Cursor, Any]
-"""Number of the worker, its cursor, and the batch."""
-
-RestOf = Callable[[int, int, Cursor], WorkerInput]
-"""Function of a worker, its number of received batches and its cursor: returns the input for the rest of the pass."""
-
-
-class WorkerTransport(Protocol):
-    """Workers elsewhere (processes, actors) that make the batches of passes."""
-
-    def reading(self, pipeline: Pipeline) -> "WorkerTransport":
-        """Return a transport with the same options whose workers run this pipeline from the next pass on."""
-        ...
-
-    def decode_as(self, decode: DecodeOptions) -> None:
-        """Set the limits of decoding ahead for all workers together that start from now on."""
-        ...
-
-    def deliver(
-        self,
-        works: Sequence[WorkerInput],
-        first_worker: int,
-        left: int | None,
-        meter: LoaderMeter,
-        rest_of: RestOf,
-    ) -> Generator[Delivered]:
-        """Yield the batches of one pass.
-
-        works: inputs of all workers. first_worker: worker of the first batch. left: number of batches; None if only
-        reading can tell. meter: counts every batch, and the time until each response. rest_of: returns the input for a
-        worker that begins again; not used where a lost worker ends the pass.
-        """
-        ...
 
 
 class Receiver:

@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.utils.data import Sampler
 
@@ -55,7 +55,7 @@ class BatchResponse(NamedTuple):
     """
 
     worker: int
-    batches: tuple[Any, ...] = ()
+    batches: tuple[object, ...] = ()
     part_rows: tuple[tuple[int, ...], ...] = ()
     cursor: Cursor = (0, 0)
     rows: tuple[int, ...] = ()

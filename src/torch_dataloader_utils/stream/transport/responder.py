@@ -43,7 +43,7 @@ class Responder:
         begin, stream = perf_counter_ns(), self._stream
         if self._writer is not None:
             self._writer.begin()
-        batches: list[Any] = []
+        batches: list[object] = []
         part_rows: list[tuple[int, ...]] = []
         rows: list[int] = []
         error, before, are_copied = None, stream.counters.rows, True
@@ -73,10 +73,10 @@ class Responder:
             next_batches=self._size.batches,
         )
 
-    def _copied(self, batch: Any, batches_left: int) -> Any:
+    def _copied(self, batch: object, batches_left: int) -> object:
         """Return a batch for sending. Copies it before the next batch is made: a transform may reuse its buffer."""
         return batch if self._writer is None else self._writer.copy(batch, batches_left)
 
-    def _referred(self, batch: Any) -> Any:
+    def _referred(self, batch: object) -> object:
         """Return a part of a batch group for sending."""
         return batch if self._writer is None else self._writer.refer(batch)

@@ -32,7 +32,7 @@ def with_sendable_results(
 
 
 def _returns_sendable(function: Function, trial: type[pickle.Pickler]) -> Function:
-    def call(batch: Any) -> Any:
+    def call(batch: object) -> Any:
         result = function(batch)
         reason = None if _has_plain_tensors_only(result) else _reason_against(result, trial)
         if reason is not None:
@@ -48,7 +48,7 @@ def _returns_sendable(function: Function, trial: type[pickle.Pickler]) -> Functi
     return call
 
 
-def check_functions(functions: Sequence[Callable[..., Any]], context: Any) -> None:
+def check_functions(functions: Sequence[Callable[..., Any]], context: object) -> None:
     """Raise ConfigError if worker processes do not inherit the user's functions and a function cannot be sent.
 
     context: DataLoader's multiprocessing_context: a name, a context or None.
@@ -81,7 +81,7 @@ _SHAPED = "torch_dataloader_utils.shape."
 class _WithoutTensors:
     """Mixin that makes a pickler skip tensors and arrays: they can always be sent, and torch opens a file for each."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             if value.requires_grad and not value.is_leaf:
                 raise TypeError("it is part of an autograd graph: detach() it, or compute it under torch.no_grad()")
@@ -109,7 +109,7 @@ def _has_plain_tensors_only(value: Any) -> bool:
     )
 
 
-def _reason_against(value: Any, trial: type[pickle.Pickler]) -> Exception | None:
+def _reason_against(value: object, trial: type[pickle.Pickler]) -> Exception | None:
     """Return the error that pickling the value raises; None if the value pickles."""
     try:
         trial(_Nowhere()).dump(value)
@@ -118,7 +118,7 @@ def _reason_against(value: Any, trial: type[pickle.Pickler]) -> Exception | None
     return None
 
 
-def _find_unsendable(place: str, value: Any, trial: type[pickle.Pickler]) -> tuple[str, Any]:
+def _find_unsendable(place: str, value: object, trial: type[pickle.Pickler]) -> tuple[str, Any]:
     """Return (place, value) of the innermost value inside `value` that does not pickle. `value` does not pickle."""
     for name, member in _members(value):
         if _reason_against(member, trial) is not None:
@@ -126,7 +126,7 @@ def _find_unsendable(place: str, value: Any, trial: type[pickle.Pickler]) -> tup
     return place, value
 
 
-def _members(value: Any) -> Iterable[tuple[Any, Any]]:
+def _members(value: object) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return value.items()
     return enumerate(value) if isinstance(value, list | tuple) else ()

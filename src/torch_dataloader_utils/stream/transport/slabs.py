@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -25,7 +25,7 @@ from torch_dataloader_utils._core.slab_codec import SlabCodec, SlabPlace, SlabSp
 from torch_dataloader_utils._runtime.reused_memory import ArraysInUse, Bytes, RecycledMemory
 from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils.errors import InternalError
-from torch_dataloader_utils.stream.transport.buffers import BatchReader, Unread
+from torch_dataloader_utils.stream.transport.buffers import BatchReader, UnreadBatch
 
 # Each slab is an open file, in the trainer too, and 1,024 open files are a usual limit. So small buffers share slabs.
 # Large buffers do not, because a slab is released with its last buffer.
@@ -53,7 +53,7 @@ class _Slab(NamedTuple):
     address: int
     number: int
     memory: torch.Tensor
-    array: "weakref.ref[Any]"
+    array: "weakref.ref[Bytes]"
 
 
 class SlabMemory:
@@ -159,8 +159,8 @@ class SlabMessage(NamedTuple):
 
     response: int
     buffers: tuple[SlabSpan, ...]
-    descriptor: Any
-    layout: Any = None
+    descriptor: object
+    layout: object = None
     slabs: tuple[tuple[int, torch.Tensor], ...] = ()
     gone: tuple[int, ...] = ()
 
@@ -194,7 +194,7 @@ class SlabWriter:
         self._codec = codec
         self._memory = memory
         self._known = set(held.slabs)
-        self._layout: Any = None
+        self._layout: object = None
         self._response = 0
         self._filling: _Filling | None = None
 
@@ -202,7 +202,7 @@ class SlabWriter:
         """Begin a response. Its batches are sent together, and copied to one slab as far as they fit."""
         self._response, self._filling, self.copied_bytes = self._memory.new_response(), None, 0
 
-    def copy(self, batch: Any, batches_left: int = 1) -> Any:
+    def copy(self, batch: object, batches_left: int = 1) -> object:
         """Copy a batch to a slab and return its message; return the batch itself if it cannot be put into a slab.
 
         batches_left: number of batches of the response that are still to come, including this batch; a new slab has
@@ -212,7 +212,7 @@ class SlabWriter:
         written = self._codec.write(batch, partial(self._allocate, copied, batches_left), self._layout)
         return batch if written is None else self._message(*written, copied)
 
-    def refer(self, batch: Any) -> Any:
+    def refer(self, batch: object) -> object:
         """Return the message of a batch. Columns in slabs are not copied, so the batch must not be changed any more."""
         copied: list[SlabSpan] = []
         written = self._codec.refer(batch, self._find, partial(self._allocate, copied, 1))
@@ -221,7 +221,7 @@ class SlabWriter:
         layout, descriptor, spans = written
         return self._message(layout, descriptor, [*spans, *copied])
 
-    def _message(self, layout: Any, descriptor: Any, buffers: Sequence[SlabSpan]) -> SlabMessage:
+    def _message(self, layout: object, descriptor: object, buffers: Sequence[SlabSpan]) -> SlabMessage:
         changed = None if layout is self._layout or layout == self._layout else layout
         self._layout = layout
         new = self._memory.slabs({buffer.slab for buffer in buffers} - self._known)
@@ -260,9 +260,9 @@ class SlabReader(BatchReader):
         super().__init__(codec)
         self._slabs: dict[int, Bytes] = {}
         self._in_use: ArraysInUse[SlabRegion] = ArraysInUse()
-        self._layout: Any = None
+        self._layout: object = None
 
-    def open(self, messages: Sequence[Any]) -> deque[Any]:
+    def open(self, messages: Sequence[object]) -> deque[object]:
         """Return the batches of these messages, ready for `view`. A region is free when all its batches are dropped.
 
         messages: all messages of one response, as `SlabWriter` made them.
@@ -306,7 +306,7 @@ class SlabReader(BatchReader):
             for region, (first, last) in ends.items()
         }
 
-    def _find(self, message: Any, regions: dict[SlabRegion, tuple[int, torch.Tensor]]) -> Any:
+    def _find(self, message: object, regions: dict[SlabRegion, tuple[int, torch.Tensor]]) -> object:
         if not isinstance(message, SlabMessage):
             return message
         if message.layout is not None:
@@ -315,7 +315,7 @@ class SlabReader(BatchReader):
         for slab, start, stop in message.buffers:
             first, memory = regions[SlabRegion(message.response, slab)]
             buffers.append(memory[start - first : stop - first])
-        return Unread(self._layout, message.descriptor, tuple(buffers))
+        return UnreadBatch(self._layout, message.descriptor, tuple(buffers))
 
 
 def _aligned(num_bytes: int) -> int:

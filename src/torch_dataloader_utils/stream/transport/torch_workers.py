@@ -1,7 +1,7 @@
 """Start, watch and end the worker processes of torch's DataLoader, where torch's own way is not enough.
 
-This is the only module that touches private parts of torch's loader (`dataset` reads its frames). Torch's behaviour,
-and the behaviour here:
+This is the only module that touches private parts of torch's loader (`foreign_loaders` reads its frames). Torch's
+behaviour, and the behaviour here:
 
 - Torch's workers end when nothing refers to their iterator any more. `leave` ends workers with their pass.
 - An iterator that a fork copied would use and end its parent's workers. In the child the iterator counts as ended.
@@ -31,7 +31,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet, ref
 
 from torch._C import _remove_worker_pids, _set_worker_pids
@@ -43,20 +43,23 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_dataloader_utils._runtime.processes import garbage_left_to_parent, held
 from torch_dataloader_utils._runtime.system_limits import limit_error
 
+Loading = _MultiProcessingDataLoaderIter
+"""Iterator of torch's loader over one pass, with its worker processes."""
+
 _NAMES = Path("/dev/shm")  # noqa: S108 - torch chooses this directory
 
 # Time for an idle worker to end. After this time a busy worker is killed: its result is not needed.
 _END_SEC = 1.0
 
-_started: WeakSet[Any] = WeakSet()
+_started: WeakSet[Loading] = WeakSet()
 
 
-def persistent(loader: DataLoader[Any]) -> Any:
+def persistent(loader: DataLoader[Any]) -> Loading | None:
     """Return the iterator of an earlier pass with persistent workers; None without an iterator, or if a worker died.
 
     Call `start` next: from here on the death of a worker is raised.
     """
-    earlier: Any = loader._iterator
+    earlier = cast("Loading | None", loader._iterator)
     if earlier is None:
         return None
     if dead(earlier):
@@ -68,15 +71,15 @@ def persistent(loader: DataLoader[Any]) -> Any:
     return earlier
 
 
-def start(loader: DataLoader[Any]) -> Any:
+def start(loader: DataLoader[Any]) -> Loading:
     """Return an iterator over the loader: the iterator of `persistent` workers, reset to the new pass, or a new one."""
-    loading: Any = None
+    loading: Loading | None = None
     try:
         with held(*_signals_to_hold(loader)) as deliver:
             with garbage_left_to_parent():
-                loading = iter(loader)
+                loading = cast("Loading", iter(loader))
             if not isinstance(loading._workers_done_event, _DoneEvent):
-                loading._workers_done_event = _DoneEvent(loading)
+                loading._workers_done_event = _DoneEvent(loading)  # type: ignore[assignment]  # in its place
             _forget(loading)
             _started.add(loading)
         deliver()
@@ -136,13 +139,13 @@ def _signals_to_hold(loader: DataLoader[Any]) -> Iterable[int]:
     return signal.valid_signals() if context.get_start_method() == "fork" else [signal.SIGCHLD]
 
 
-def pinned(batch: Any) -> Any:
+def pinned(batch: object) -> Any:
     """Copy all tensors of a batch to page-locked memory, as DataLoader's own pinning does."""
     return pin_memory(batch)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def watched(loading: Any) -> Iterator[None]:
+def watched(loading: Loading) -> Iterator[None]:
     """Raise the death of a worker inside the context at once, as torch's RuntimeError."""
     _watch(loading)
     try:
@@ -151,18 +154,18 @@ def watched(loading: Any) -> Iterator[None]:
         _forget(loading)
 
 
-def dead(loading: Any, wait_sec: float = 0) -> list[BaseProcess]:
+def dead(loading: Loading, wait_sec: float = 0) -> list[BaseProcess]:
     """Return the workers that ended before the pass. Waits up to `wait_sec` for the first such worker."""
     return [] if loading._shutdown else _ended(loading._workers, wait_sec)
 
 
-def leave(loading: Any) -> None:
+def leave(loading: Loading) -> None:
     """End the workers after a pass or a failed pass, unless they are persistent."""
     if not loading._persistent_workers:
         end(loading)
 
 
-def end(loading: Any) -> None:
+def end(loading: Loading) -> None:
     """End all workers, at once if a worker is dead. Removes the files of killed or dead workers in /dev/shm."""
     _forget(loading)
     loading._shutdown_workers()
@@ -176,7 +179,7 @@ def end(loading: Any) -> None:
 class _DoneEvent:
     """Event at which workers end. Only this process sets it, so `is_set` needs no lock that workers share."""
 
-    def __init__(self, loading: Any) -> None:
+    def __init__(self, loading: Loading) -> None:
         self._loading = ref(loading)
         self._shared = loading._workers_done_event
         self._workers: Sequence[BaseProcess] = loading._workers
@@ -227,13 +230,13 @@ def _living(workers: Sequence[BaseProcess], wait_sec: float) -> list[BaseProcess
     return living
 
 
-def _watch(loading: Any) -> None:
+def _watch(loading: Loading) -> None:
     if not loading._worker_pids_set:
-        _set_worker_pids(id(loading), tuple(worker.pid for worker in loading._workers))
+        _set_worker_pids(id(loading), tuple(worker.pid or 0 for worker in loading._workers))
         loading._worker_pids_set = True
 
 
-def _forget(loading: Any) -> None:
+def _forget(loading: Loading) -> None:
     if loading._worker_pids_set:
         _remove_worker_pids(id(loading))
         loading._worker_pids_set = False

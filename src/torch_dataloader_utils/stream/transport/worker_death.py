@@ -154,7 +154,7 @@ def responses_of(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], 
         torch_workers.leave(loading)
 
 
-def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> Any:
+def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None]) -> torch_workers.Loading:
     earlier = torch_workers.persistent(loader)
     if earlier is None:
         with limits_named("Worker processes could not be started"):
@@ -166,13 +166,13 @@ def _started(loader: DataLoader[T], notes: Notes, prepare: Callable[[bool], None
         return torch_workers.start(loader)
 
 
-def _next_response(loading: Any, notes: Notes) -> Any:
+def _next_response(loading: torch_workers.Loading, notes: Notes) -> Any:
     with _failures_named(loading, notes), torch_workers.watched(loading):
         return next(loading, _END)
 
 
 @contextmanager
-def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
+def _failures_named(loading: torch_workers.Loading, notes: Notes) -> Iterator[None]:
     """End all workers after an error inside the context, and raise it as `responses_of` says.
 
     An error that a worker raised is raised as it is, and the workers go on.
@@ -190,7 +190,7 @@ def _failures_named(loading: Any, notes: Notes) -> Iterator[None]:
         raise named from error
 
 
-def _named(error: BaseException, loading: Any, notes: Notes) -> LoaderError | None:
+def _named(error: BaseException, loading: torch_workers.Loading, notes: Notes) -> LoaderError | None:
     """Return the error to raise in place of `error`; None if `error` is not about workers."""
     text = str(error).strip().rstrip(". ")
     if "DataLoader timed out" in text:
