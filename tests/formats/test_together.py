@@ -255,7 +255,7 @@ def test_other_rows_than_the_footer_says_shift_no_row(tmp_path: Path, file: int,
     found = groups._replace(sources=sources, rows=rows).decode()
     if found is not None:  # the rows that were planned, each in its place
         assert change < 0
-        assert found.column(0).to_pylist() == [each for count in rows.tolist() for each in range(count)]
+        assert side_by_side(found).column(0).to_pylist() == [each for count in rows.tolist() for each in range(count)]
 
 
 @needs_engine

@@ -16,6 +16,7 @@ from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
@@ -49,6 +50,9 @@ from torch_dataloader_utils.shape.specs import (
     stack_specs,
 )
 from torch_dataloader_utils.shape.structs import NestedOutput, nested_paths
+
+# Row groups differ in the columns that have no nulls, and files in their columns.
+_MOST_PLANS = 16
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 
@@ -111,7 +115,9 @@ class ColumnShaper:
     names: tuple[str, ...]
     output: Output
     least_copied_bytes: int | None = None
-    _plans: "list[NumberPlan]" = field(default_factory=list, init=False, repr=False, compare=False)  # the last one
+    _plans: "Recent[int, NumberPlan]" = field(
+        default_factory=lambda: Recent(_MOST_PLANS), init=False, repr=False, compare=False
+    )
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """See Shaper."""
@@ -187,14 +193,14 @@ class ColumnShaper:
         return None if places == sorted(places) else tuple(places)
 
     def _plan(self, part: NumberBatch) -> "NumberPlan":
-        plan = self._plans[0] if self._plans else None
+        plan = self._plans.find(id(part.schema))
         if plan is None or plan.schema is not part.schema:
             plan = NumberPlan.of(part, self.columns, self.stacks)
             names = [spec.name for stack in self.stacks for spec in stack.columns]
             names += [spec.name for spec in self.columns]
             if plan.taken.issuperset(names):
                 plan = plan._replace(is_complete=True, places=self._places(plan.names, {}))
-            self._plans[:] = [plan]
+            self._plans.keep(id(part.schema), plan)
         return plan
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:

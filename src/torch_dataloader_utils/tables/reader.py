@@ -98,7 +98,7 @@ class Reader:
         stored, rows = self.projection.stored, groups.rows.tolist()
         others = pa.schema([field for field in stored if field.name in groups.others])
         here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
-        parts = list(self._conformed(tasks[0], [numbers], here))
+        parts = list(self._conformed(tasks[0], numbers, here))
         if others:
             found = [conform(source.task, _decode(source, others, ALL_ROWS), others) for source in groups.sources]
             if [columns.num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
@@ -106,7 +106,7 @@ class Reader:
             parts.append(one_after_other([[columns] for columns in found]))
         if self.projection.made:
             of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
-            parts.append(_with_made(of_tasks, self.projection, rows_only(numbers.num_rows)))
+            parts.append(_with_made(of_tasks, self.projection, rows_only(sum(rows))))
         if self.projection.holdout is not None:
             mask, rows = _of_part(tasks, rows, self.projection.holdout)
             parts = [_live(part, mask) for part in parts]

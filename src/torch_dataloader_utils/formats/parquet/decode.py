@@ -110,12 +110,12 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
     chunks = footer.chunks_of(numbers, task.file_size) if numbers.columns else None
     if chunks is not None:
         decoded = read_numbers(source, chunks, group.num_rows, GroupRows(start, stop))
-        if decoded is not None:
-            yield decoded
+        yield from decoded
+        if sum(batch.num_columns for batch in decoded) == len(columns):
+            return
+        if decoded:
             num_rows = stop
-            if decoded.num_columns == len(columns):
-                return
-            found = set(decoded.schema.names)
+            found = {name for batch in decoded for name in batch.schema.names}
             columns = [name for name in columns if name not in found]
     with source.open(lambda: _spans(source, footer, columns)) as file:
         stored = StoredRows(groups=(task.ordinal,), rows=group.num_rows, needed=GroupRows(start, stop))
