@@ -18,9 +18,9 @@ from tests.engine import needs_engine
 from torch_dataloader_utils import Decoding, Lanes, Ragged, StructuredDataset, TokenBatches, _engine, pack_tokens
 from torch_dataloader_utils.blending import blend
 
-# Rows of the row groups of each file. The columns of a file are decoded together or by pyarrow alone (gzip), or some
+# Rows of the row groups of each file. The columns of a file are decoded together or by pyarrow alone (brotli), or some
 # have nulls, so that blocks of one loader have their columns in different places.
-FILES = {"plain": [90, 40], "gzip": [70], "nulls": [30, 60, 3], "v2": [8] * 9}
+FILES = {"plain": [90, 40], "brotli": [70], "nulls": [30, 60, 3], "v2": [8] * 9}
 TOTAL = sum(map(sum, FILES.values()))
 STACK = {"x": ["f0", "f1", "f2"]}
 PLANS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, groups in FILES.items():
         content = table(first, sum(groups), nulls=name == "nulls")
         first += sum(groups)
-        codec, version = "gzip" if name == "gzip" else "snappy", "2.0" if name == "v2" else "1.0"
+        codec, version = "brotli" if name == "brotli" else "snappy", "2.0" if name == "v2" else "1.0"
         options = {"compression": codec, "data_page_version": version}
         with pq.ParquetWriter(path / f"{name}.parquet", content.schema, **options) as writer:
             start = 0

@@ -82,11 +82,11 @@ typedef struct {
 uint8_t *scratch_of(Scratch *scratch, size_t size);
 
 /* codecs.c */
-typedef enum { UNCOMPRESSED = 0, SNAPPY = 1, ZSTD = 6, LZ4_RAW = 7 } Codec;
+typedef enum { UNCOMPRESSED = 0, SNAPPY = 1, GZIP = 2, ZSTD = 6, LZ4_RAW = 7 } Codec;
 
-/* What is looked up or made once a call: functions of the system's libraries, and a context of zstd. NULL: not yet. */
+/* What is looked up or made once a call: functions of the system's libraries, and contexts of zstd and zlib. NULL: not yet. */
 typedef struct {
-    void *zstd_decompress, *zstd_is_error, *zstd, *lz4_decompress;
+    void *zstd_decompress, *zstd_is_error, *zstd, *lz4_decompress, *zlib_inflate, *zlib_reset, *zlib;
 } Codecs;
 
 Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs);
