@@ -14,9 +14,22 @@ from setuptools import Extension, setup
 URL = os.environ.get("EPOCHPLAN_URL", "").rstrip("/")
 README = Path("README.md").read_text(encoding="utf-8")
 SHOWN = {
-    "long_description": re.sub(r"\]\((?!https?:|#)", f"]({URL}/blob/main/", README) if URL else README,
+    "long_description": re.sub(
+        r"(!?)\[([^]]*)\]\((?!https?:|#)",
+        lambda link: f"{link[1]}[{link[2]}]({URL}/{'raw' if link[1] else 'blob'}/main/",
+        README,
+    )
+    if URL
+    else README,
     "long_description_content_type": "text/markdown",
-    "project_urls": {"Repository": URL, "Changes": f"{URL}/blob/main/CHANGELOG.md"} if URL else {},
+    # The address of Help stands below the messages of errors (errors.py).
+    "project_urls": {
+        "Repository": URL,
+        "Changes": f"{URL}/blob/main/CHANGELOG.md",
+        "Help": f"{URL}/blob/main/docs/troubleshooting.md",
+    }
+    if URL
+    else {},
 }
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):

@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 -m examples.ddp_train      # trains; stop it at any time with ctrl-c
     torchrun --nproc-per-node 1 -m examples.ddp_train      # goes on where it stood, on one rank
+    torchrun --nproc-per-node 2 -m examples.ddp_train --data s3://bucket/trips      # the same data in a store
 
 Every epoch ends with an audit: did all ranks together receive every row once? With GPUs: backend "nccl",
 `torch.cuda.set_device(local rank)`, and `batch.to("cuda", non_blocking=True)`.
@@ -20,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_dataloader_utils import StructuredDataset
 
 
-def main(checkpoint: Path, epochs: int, save_every_steps: int) -> None:
+def main(data: str, checkpoint: Path, epochs: int, save_every_steps: int) -> None:
     """Train, from the checkpoint if there is one."""
     model = nn.Linear(len(FEATURES), 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     loader, dataset = StructuredDataset.create_dataloader(
-        find_trips(),
+        data,
         partitioning="hive",
         columns=["row_id", *FEATURES, "fare"],
         stack={"x": FEATURES},
@@ -75,9 +76,10 @@ if __name__ == "__main__":
     parser.add_argument("--checkpoint", type=Path, default=Path(".demo/checkpoint.pt"))
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--save-every-steps", type=int, default=20)
+    parser.add_argument("--data", help="by default the trips of `make demo`")
     given = parser.parse_args()
     dist.init_process_group("gloo")
     try:
-        main(given.checkpoint, given.epochs, given.save_every_steps)
+        main(given.data or find_trips(), given.checkpoint, given.epochs, given.save_every_steps)
     finally:
         dist.destroy_process_group()

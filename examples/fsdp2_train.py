@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from torch_dataloader_utils import StructuredDataset
@@ -40,12 +40,18 @@ class Training:
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
+def make_training(mesh: DeviceMesh) -> Training:
+    """A small model that is sharded over the mesh, and its optimizer."""
+    model = nn.Sequential(nn.Linear(len(FEATURES), 16), nn.ReLU(), nn.Linear(16, 1))
+    fully_shard(model, mesh=mesh)
+    return Training(model, torch.optim.Adam(model.parameters(), lr=0.01))
+
+
 def main() -> None:
     """Train, from the checkpoint if there is one."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
-    model = nn.Sequential(nn.Linear(len(FEATURES), 16), nn.ReLU(), nn.Linear(16, 1))
-    fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    training = make_training(mesh)
+    model, optimizer = training.model, training.optimizer
     loader, dataset = StructuredDataset.create_dataloader(
         find_trips(),
         columns=["row_id", *FEATURES, "fare"],
@@ -55,7 +61,7 @@ def main() -> None:
         shuffle_rows=8_192,
         mesh=mesh,  # ranks of tensor or context parallelism, were there any, would get the same batches
     )
-    states = {"training": Training(model, optimizer), "loader": loader}
+    states = {"training": training, "loader": loader}
     resumed = CHECKPOINT.exists()
     if resumed:
         dcp.load(states, checkpoint_id=CHECKPOINT)

@@ -2,15 +2,18 @@
 
     python -m scripts.draw_concepts [folder]        the folder is docs unless named
 
-In those of docs/concepts a square is a row, its number the row's, its colour the chunk that it lies in. A line is a
-rank, a box a batch. In that of packing a square is a token, with the number of its document, and a line a row group.
-The plan is drawn as `tdu plan --draw` draws it.
+In the pictures of docs/concepts a square is a row, its number the row's, its colour the chunk that it lies in. A
+line is a rank, a box a batch. In that of packing a square is a token, with the number of its document, and a line a
+row group.
+The plan is drawn as `tdu plan --draw` draws it. Charts are drawn by scripts/charts.py,
+what commands print by scripts/terminal.py.
 """
 
-import re
+import contextlib
 import sys
 import tempfile
 import warnings
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from examples.demo.data import write_trips
+from scripts.charts import CHARTS, COLORS
+from scripts.terminal import COMMANDS, draw_terminal, write_data
 
 from torch_dataloader_utils import Lanes, StructuredDataset, WeightSchedule, blend, pack_tokens, plan_epoch, scan_files
 from torch_dataloader_utils.plan.pictures.svg import plan_picture
@@ -27,11 +32,14 @@ from torch_dataloader_utils.plan.pictures.timeline import make_timeline
 # Two files; one number a row group, which is one chunk here.
 FILES = {"a": (4, 4, 4), "b": (5, 2)}
 CHUNK_OF_ROW = np.repeat(np.arange(5), sum(FILES.values(), ()))
-COLORS = ("#4c78a8", "#72b7b2", "#54a24b", "#e45756", "#f58518")
 COLOR_OF_ROW = [COLORS[chunk] for chunk in CHUNK_OF_ROW]
 # Two row groups; one number a document, which is its length in tokens. Documents are numbered from 1, 0 is padding.
 DOCUMENTS = ((5, 3, 7, 2, 4), (6, 2, 6, 3, 4))
 COLOR_OF_DOCUMENT = ["#ccc", *COLORS, *COLORS]
+# Of the moving picture: three uneven files, as FILES; the steps until a rank is killed; when it shows what, in seconds.
+RUN_FILES = {"a": (6, 6, 6, 6), "b": (5, 5), "c": (7, 6)}
+RUN_KILLED = 2
+RUN_TIMES = {"planned": 2.2, "first step": 4.4, "killed": 6.8, "planned again": 9.2, "next step": 11.2, "end": 18.0}
 SIDE, GAP, LINE, LEFT = 22, 12, 34, 76
 STEP, SHARES = 16, 48
 
@@ -125,15 +133,13 @@ class Picture:
     def svg(self) -> str:
         """The whole document."""
         style = (
-            "text{font:12px sans-serif;fill:#444}.title{font-weight:bold}.row{fill:#fff;text-anchor:middle}"
-            ".box{fill:none;stroke:#444;stroke-width:1.5}"
+            "text{font:12px Inter,system-ui,sans-serif;fill:#1b2733}.title{font-weight:600}"
+            ".row{fill:#fff;text-anchor:middle}.box{fill:none;stroke:#5b6b7a;stroke-width:1.5}"
+            "@media(prefers-color-scheme:dark){text{fill:#dfe6ec}.row{fill:#fff}.box{stroke:#a3b1be}}"
         )
         shapes = "\n".join(self.shapes)
         size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{style}</style>\n'
-            f'<rect width="100%" height="100%" fill="#fff"/>\n{shapes}\n</svg>\n'
-        )
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{style}</style>\n{shapes}\n</svg>\n'
 
 
 def draw_equal_steps(folder: Path) -> str:
@@ -208,12 +214,24 @@ def draw_packing(folder: Path) -> str:
     return picture.svg()
 
 
-def draw_plan(folder: Path) -> str:
-    """The plan of docs/how-to/command-line.md: the trips of the demo on three ranks of two workers."""
+def draw_plan(folder: Path, **options: Any) -> str:
+    """A plan of the trips of the demo: of docs/how-to/command-line.md, or of docs/concepts/gallery.md."""
     write_trips(folder / "trips", folder / "trips.orc")
     inventory = scan_files(str(folder / "trips"))
-    plan = plan_epoch(inventory, num_ranks=3, num_workers=2, batch_size=256, shuffle=True, split_rows=2_000)
-    return plan_picture(make_timeline(plan, max_ranks=3))
+    options = {"num_ranks": 3, "num_workers": 2, "batch_size": 256, "split_rows": 2_000, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that steps differ, which is what is drawn
+        return plan_picture(make_timeline(plan_epoch(inventory, **options), max_ranks=8))
+
+
+GALLERY = {
+    "stored": {},
+    "chunks": {"rank_sharding": "chunks"},
+    "shuffled": {"shuffle": True},
+    "next-epoch": {"shuffle": True, "epoch": 1},
+    "many-ranks": {"num_ranks": 8, "num_workers": 1},
+    "lanes": {"lanes": Lanes(12), "num_ranks": 2, "num_workers": 3},
+}
 
 
 def draw_mixture(folder: Path) -> str:
@@ -256,41 +274,131 @@ def draw_logo(folder: Path) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 36 36">\n{chr(10).join(bars)}\n</svg>\n'
 
 
-def draw_speed(folder: Path) -> str:  # noqa: ARG001  # drawn without data
-    """Speeds of loaders, from the table of docs/performance.md: the best figure of batches of 8,192 rows."""
-    page = (Path(__file__).parents[1] / "docs" / "performance.md").read_text()
-    table = page[page.index("| | in this process | 2 worker processes |") :].partition("\n\n")[0]
-    speeds = {"pyarrow, a thread per core, without batches": 1.0}
-    for line in table.splitlines()[2:]:
-        name, *cells = line.strip("| ").split("|")
-        figures = [float(each) for cell in cells for each in re.findall(r"/ ([\d.]+)", cell)]
-        if "stacked" not in name:
-            speeds[re.sub(r"[¹² ]+$", "", name.split(", a file")[0].split(", a local")[0])] = max(figures)
-    lines = []
-    for place, (name, speed) in enumerate(sorted(speeds.items(), key=lambda each: -each[1])):
-        y, color = 26 * place, COLORS[2] if name.startswith("this") else COLORS[0]
-        lines.append(f'<text x="312" y="{y + 16}" text-anchor="end">{name}</text>')
-        lines.append(f'<rect x="320" y="{y + 3}" width="{180 * speed:.1f}" height="18" rx="2" fill="{color}"/>')
-        lines.append(f'<text x="{326 + 180 * speed:.1f}" y="{y + 16}">{speed:g}</text>')
-    style = "text{font:13px system-ui,sans-serif;fill:#444}@media(prefers-color-scheme:dark){text{fill:#ccc}}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {26 * len(speeds)}">\n<style>{style}</style>\n'
-    return head + "\n".join(lines) + "\n</svg>\n"
+class MovingPicture:
+    """An SVG whose parts move by CSS. Where animations are off, it stays as it ends."""
+
+    def __init__(self) -> None:
+        self.styles: list[str] = []
+        self.shapes: list[str] = []
+
+    def add(self, shape: str, frames: dict[float, str]) -> None:
+        """A shape, and its style at some seconds, from 0 to the end. Between two of them it changes evenly."""
+        name = f"m{len(self.shapes)}"
+        total = RUN_TIMES["end"]
+        text = "".join(f"{100 * second / total:.4g}%{{{style}}}" for second, style in sorted(frames.items()))
+        self.styles.append(f".{name}{{animation-name:{name}}}@keyframes {name}{{{text}}}")
+        self.shapes.append(f'<g class="{name}" style="{frames[total]}">{shape}</g>')
+
+    def show(self, shape: str, start: float, stop: float, faded: float = 0.0) -> None:
+        """A shape that is seen between two seconds, and `faded` after them."""
+        end, before = RUN_TIMES["end"], f"opacity:{int(start == 0)}"
+        frames = {0: before, start: before, start + 0.3: "opacity:1", stop: "opacity:1"}
+        after = f"opacity:{1 if stop == end else faded}"
+        self.add(shape, {**frames, min(stop + 0.3, end): after, end: after})
+
+    def svg(self, width: int, height: int, style: str) -> str:
+        """The whole document."""
+        rules = (
+            "text{font:13px Inter,system-ui,sans-serif;fill:#1b2733}"
+            "@media(prefers-color-scheme:dark){text{fill:#dfe6ec}}"
+            f"g{{animation-duration:{RUN_TIMES['end']}s;animation-iteration-count:infinite}}"
+            "@media(prefers-reduced-motion:reduce){g{animation:none}}"
+        )
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">'
+        return "\n".join([head, f"<style>{rules}{style}", *self.styles, "</style>", *self.shapes, "</svg>\n"])
+
+
+def draw_run(folder: Path) -> str:
+    """An epoch: the rows of three files on three ranks, which go on as two when one is killed.
+
+    A square is a row, a colour a file. A square moves from its file to its batch in the plan of three ranks, and then,
+    unless it was received before, to its batch in the plan of two. It is full when it is received.
+    """
+    row = 0
+    for name, groups in RUN_FILES.items():
+        with pq.ParquetWriter(folder / f"{name}.parquet", pa.schema([("row", pa.int64())])) as writer:
+            for rows in groups:
+                writer.write_table(pa.table({"row": np.arange(row, row + rows)}))
+                row += rows
+    options = {"shuffle": True, "batch_size": 3}
+    loader, _ = StructuredDataset.create_dataloader(folder, split_bytes=1, num_workers=0, num_ranks=3, **options)
+    batches = iter(loader)
+    for _ in range(RUN_KILLED):
+        next(batches)
+    plans = [(0, read(folder, 3, **options)), (RUN_KILLED, read(folder, 2, loader.state_dict(), **options))]
+
+    times, end = RUN_TIMES, RUN_TIMES["end"]
+    picture = MovingPicture()
+    file_of_row = np.repeat(np.arange(3), [sum(groups) for groups in RUN_FILES.values()])
+    places = {
+        row: [(84 + 15 * int(row - np.searchsorted(file_of_row, file)), 42 + 38 * int(file))]
+        for row, file in enumerate(file_of_row)
+    }
+    received = {}
+    for first, ranks in plans:
+        for rank, step, batch in ((r, s, b) for r, batches in enumerate(ranks) for s, b in enumerate(batches, first)):
+            after = ("first step", step) if first == 0 else ("next step", step - first)
+            for column, row in enumerate(batch):
+                received[row] = times[after[0]] + 0.9 * after[1]
+                places[row].append((84 + 55 * step + 15 * column, 42 + 38 * rank))
+    for row, (stored, planned, *again) in places.items():
+        last = again[0] if again else planned
+        moves = [f"transform:translate({x - last[0]}px,{y - last[1]}px);" for x, y in (stored, planned, last)]
+        full = received[row]
+        frames = {0: moves[0] + "opacity:.3", times["planned"]: moves[0], times["planned"] + 1.2: moves[1]}
+        frames |= {times["planned again"]: moves[1], times["planned again"] + 1.2: moves[2]}
+        frames |= {full: "opacity:.3", full + 0.2: "opacity:1", end: moves[2] + "opacity:1"}
+        color = COLORS[(0, 2, 4)[file_of_row[row]]]
+        shape = f'<rect x="{last[0]}" y="{last[1]}" width="14" height="24" rx="2" fill="{color}"/>'
+        picture.add(shape, frames)
+
+    num_steps = RUN_KILLED + len(plans[1][1][0])
+    for line, name in enumerate(RUN_FILES):
+        picture.show(f'<text x="4" y="{59 + 38 * line}">{name}.parquet</text>', 0, times["planned"])
+        stop, faded = (times["killed"], 0.3) if line == 2 else (end, 0.0)
+        picture.show(f'<text x="4" y="{59 + 38 * line}">rank {line}</text>', times["planned"] + 1, stop, faded)
+    cross = '<path d="M4 126L48 142M4 142L48 126" stroke="#d3363b" stroke-width="2.5"/>'
+    picture.show(cross, times["killed"], end)
+    for step in range(num_steps):
+        start = times["planned"] + 1 if step < len(plans[0][1][0]) else times["planned again"] + 1
+        picture.show(f'<text x="{106 + 55 * step}" y="30" class="step">{step + 1}</text>', start, end)
+    picture.show('<text x="4" y="30">step</text>', times["planned"] + 1, end)
+    rows = [sum(groups) for groups in RUN_FILES.values()]
+    for text, start, stop in (
+        (f"Three files of {rows[0]}, {rows[1]} and {rows[2]} rows.", 0, times["planned"]),
+        ("The plan of three ranks: every row once, equal steps.", times["planned"] + 0.4, times["killed"]),
+        (f"Rank 2 is killed after step {RUN_KILLED}.", times["killed"] + 0.4, times["planned again"]),
+        ("The saved state, on two ranks: the rest is planned again.", times["planned again"] + 0.4, 15.4),
+        (f"Both end together. {sum(rows)} rows were delivered, each once.", 15.8, end),
+    ):
+        picture.show(f'<text x="4" y="176" class="say">{text}</text>', start, stop)
+    return picture.svg(84 + 55 * num_steps, 190, ".step{text-anchor:middle}.say{font-weight:600}")
 
 
 PICTURES = {
+    "run.svg": draw_run,
     "logo.svg": draw_logo,
-    "speed.svg": draw_speed,
     "concepts/equal-steps.svg": draw_equal_steps,
     "concepts/state.svg": draw_state,
     "concepts/lanes.svg": draw_lanes,
     "how-to/packed-documents.svg": draw_packing,
-    "how-to/plan-of-trips.svg": draw_plan,
+    "how-to/plan-of-trips.svg": partial(draw_plan, shuffle=True),
+    **{f"concepts/gallery-{name}.svg": partial(draw_plan, **options) for name, options in GALLERY.items()},
     "how-to/weights-that-move.svg": draw_mixture,
 }
 
 
 def main(folder: Path) -> None:
     """Write all pictures."""
+    for name, draw_chart in CHARTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(draw_chart())
+    with tempfile.TemporaryDirectory() as home:
+        write_data(Path(home))
+        for name, command in COMMANDS.items():
+            with contextlib.chdir(home):
+                picture = draw_terminal(command)
+            (folder / "how-to" / f"terminal-{name}.svg").write_text(picture)
     for name, draw in PICTURES.items():
         with tempfile.TemporaryDirectory() as home:
             picture = draw(Path(home))

@@ -7,6 +7,7 @@ A test holds these files equal to the definitions.
 """
 
 import ast
+import html
 import inspect
 import json
 import re
@@ -33,14 +34,28 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
 
 # The page.
 
-TEXT = """# Options
+TEXT = """---
+search:
+  boost: 4
+---
+
+# Options
 
 These are the options of `StructuredDataset`, `IcebergDataset` and `DeltaDataset`, with and without `create_dataloader`.
 `open_loader` has them all, and looks what the path holds: `format` and `partitioning` are "auto" there.
 `RowDataset`, `scan_files`, `scan_iceberg`, `scan_delta` and `plan_epoch` (where `shuffle_seed` is called `seed`) accept
 those that apply to them. Pass them by keyword; only the first twenty of `create_dataloader` can be positional.
-`help(StructuredDataset.create_dataloader)` shows the same texts. Each table has everyday options first, then options
-for tuning, then rarely needed ones. The [cheat sheet](../cheat-sheet.md) has the twelve that most programs need.
+`help(StructuredDataset.create_dataloader)` shows the same texts. The [cheat sheet](../cheat-sheet.md) has the twelve
+that most programs need.
+
+## The whole signature
+
+{signature}
+
+Each name leads to its text. [Iceberg](#iceberg-tables) and [Delta](#delta-tables) tables have options of their own in
+place of the options of files. Each table has everyday options first, then options for tuning, then rarely needed ones.
+
+<div class="options" markdown>
 
 ## Files
 
@@ -63,6 +78,8 @@ for tuning, then rarely needed ones. The [cheat sheet](../cheat-sheet.md) has th
 Only `create_dataloader` and `TableDataLoader` accept these. All but `callbacks` go to torch's DataLoader.
 
 {loader}
+
+</div>
 
 ## Options of several values
 
@@ -89,7 +106,22 @@ def page() -> str:
         "table": TableOptions,
         "loader": LoaderOptions,
     }
-    return TEXT.format(**{name: "\n".join(_rows(name, kind)) for name, kind in kinds.items()})
+    tables = {name: "\n".join(_rows(name, kind)) for name, kind in kinds.items()}
+    return TEXT.format(signature=_all_options(), **tables)
+
+
+def _all_options() -> str:
+    """Return the call of `StructuredDataset.create_dataloader` with all options, by tier, as links to their texts."""
+    kinds = {"files": FileSource, "table": TableOptions, "loader": LoaderOptions}
+    lines = ['<pre class="signature"><code>loader, dataset = StructuredDataset.create_dataloader(']
+    for tier in TIERS:
+        lines.append(f"    <i># {tier}</i>")
+        options = [(group, each) for group, kind in kinds.items() for each in fields(kind)]
+        for group, each in options:
+            if each.metadata["tier"] == tier:
+                value = "" if each.default is MISSING else f"={html.escape(repr(each.default), quote=False)}"
+                lines.append(f'    <a href="#{group}-{each.name}">{each.name}</a>{value},')
+    return "\n".join([*lines, ")</code></pre>"])
 
 
 def _rows(group: str, kind: type) -> Iterator[str]:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from torch.utils.data import _utils
 
 from tests.effort import TIER, spread
+from torch_dataloader_utils import errors
 
 # Footers of remote files are not kept on the host that runs the tests.
 os.environ.setdefault("TORCH_DATALOADER_UTILS_CACHE", "off")
@@ -106,6 +107,14 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_address_of_help() -> Iterator[None]:
+    """A package that was built with an address says it below each message, where tests of messages expect the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors, "_help_page", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Conversations in packs, on two ranks; stops after 8 steps, and the next start goes on:
-torchrun --nproc-per-node 2 -m examples.short.sft"""
+torchrun --nproc-per-node 2 -m examples.short.sft [a directory or table, such as an Iceberg table]"""
 
+import sys
 from pathlib import Path
 
 import torch
@@ -9,13 +10,13 @@ import torch.distributed.nn  # before the process group is made: docs/how-to/ddp
 from examples.short.parts import language_model, tokenizer, write
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_dataloader_utils import StructuredDataset, pack_tokens
+from torch_dataloader_utils import open_loader, pack_tokens
 from torch_dataloader_utils.samples import Chat
 
 
-def main(saved: Path = Path(".demo/short/sft.pt"), most_steps: int = 8) -> None:
+def main(data: str, saved: Path = Path(".demo/short/sft.pt"), most_steps: int = 8) -> None:
     packing = pack_tokens("messages", 32, tokenizer=Chat(tokenizer()), fill="best_fit", over_long="truncate")
-    loader, _ = StructuredDataset.create_dataloader(write("talks"), pack=packing, batch_size=4, num_ranks="auto")
+    loader = open_loader(data, pack=packing, batch_size=4, num_ranks="auto")
     model = language_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if saved.exists():
@@ -39,5 +40,5 @@ def main(saved: Path = Path(".demo/short/sft.pt"), most_steps: int = 8) -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else write("talks"))
     dist.destroy_process_group()

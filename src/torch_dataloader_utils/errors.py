@@ -21,18 +21,48 @@
 Where OSError is a base, it is the first: only its `__new__` can make such objects, and tools that rebuild errors from
 other processes call the `__new__` of the first base.
 
-A message says what, where (file, row group, rows), seen and wanted, and what to do.
+A message says what, where (file, row group, rows), seen and wanted, and what to do. Below it, a traceback names the
+section of the page of troubleshooting, if the package was built with the address of its repository.
 """
 
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+@cache
+def _help_page() -> str | None:
+    """Return the address of the page of troubleshooting; None if the package has none."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        urls = metadata("epochplan").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return None
+    return next((url.removeprefix("Help, ") for url in urls if url.startswith("Help, ")), None)
+
+
+class _HelpNote:
+    """Notes of an error that has none yet: the address of the section about its class.
+
+    The list is kept in the error, where `add_note` and pickle find it.
+    """
+
+    def __get__(self, error: "LoaderError | None", kind: "type[LoaderError]") -> list[str]:
+        page = _help_page()
+        if error is None or page is None:
+            raise AttributeError("__notes__")
+        notes: list[str] = error.__dict__.setdefault("__notes__", [f"Help: {page}#{kind.__name__.lower()}"])
+        return notes
+
+
 class LoaderError(Exception):
     """Base of all errors that this library raises on purpose."""
+
+    __notes__ = _HelpNote()
 
 
 class ConfigError(LoaderError, ValueError):

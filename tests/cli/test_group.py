@@ -8,9 +8,11 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.shell import one_line, tdu, tdu_json, write_parquet
 from torch_dataloader_utils.cli.app import COMMANDS, app
+from torch_dataloader_utils.cli.options import _SUBJECTS
 
 
 def test_help_of_every_command_has_examples():
@@ -179,3 +181,57 @@ def test_a_name_that_the_output_cannot_encode_is_no_traceback(tmp_path):
 def test_the_version_names_decoder_and_clients():
     lines = tdu("--version").stdout.splitlines()
     assert [line.split("  ")[0].split(",")[0] for line in lines] == ["tdu", "compiled decoder", "store clients"]
+
+
+def test_help_has_the_options_in_groups() -> None:
+    titles = re.findall(r"^(\S.*):$", tdu("plan", "--help").stdout, re.M)
+    assert [title for title in titles if title != "Examples"] == [
+        "Data",
+        "Ranks and batches",
+        "Order",
+        "Who reads what",
+        "Options",
+    ]
+
+
+def test_every_option_of_a_group_exists() -> None:
+    shown = {param.name for name in ("plan", "scan") for param in app.get_command(None, name).params}
+    assert {name for names in _SUBJECTS.values() for name in names.split()} <= shown
+
+
+def test_colours_are_for_terminals_that_want_them(table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(**options: object) -> str:
+        return CliRunner().invoke(app, ["scan", str(table)], **options).stdout
+
+    assert "\x1b[" not in scan()
+    assert "\x1b[" in scan(color=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in scan(color=True)
+
+
+# Programs rely on these names; new names may be added, none may go.
+JSON_NAMES = {
+    "scan": "source fingerprint num_files num_row_groups num_rows stored_bytes projected_bytes schema warnings",
+    "plan": "source fingerprint epoch seed num_ranks num_workers batch_size steps rank_rows dropped_rows workers",
+    "verify": "ok source num_row_groups rows_read faults plan",
+    "head": "rank epoch batches",
+    "doctor": "facts findings call",
+}
+
+
+@pytest.mark.parametrize("command", JSON_NAMES)
+def test_json_keeps_its_names(table, command: str) -> None:
+    assert set(JSON_NAMES[command].split()) <= set(tdu_json(command, table))
+
+
+@pytest.mark.processes
+def test_the_shell_completes_commands() -> None:
+    environment = {**os.environ, "_TDU_COMPLETE": "bash_complete", "COMP_WORDS": "tdu pl", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from torch_dataloader_utils.cli import main; main()"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "plain,plan\n"

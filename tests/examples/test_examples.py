@@ -1,14 +1,19 @@
 """Every example as its reader would start it, in an empty directory; each audits the rows it received."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from examples.trips import find_trips
 
 from tests.gloo_threads import check_ended, python_path
+from tests.store.moto_server import BUCKET, running_moto
 
 pytestmark = pytest.mark.full
 
@@ -22,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("home")
 
 
-def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str) -> list[str]:
+def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str, **environment: str) -> list[str]:
     """The lines that an example prints; under torchrun unless it starts its processes itself (None)."""
     command = [sys.executable, "-m"]
     fixed = {"PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
@@ -33,7 +38,7 @@ def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str)
         [*command, f"examples.{module}", *arguments],
         cwd=home,
         timeout=300,
-        env={**os.environ, **fixed},
+        env={**os.environ, **fixed, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -58,6 +63,38 @@ def test_examples_are_short() -> None:
 def test_ddp_goes_on_from_its_checkpoint_on_one_rank(home: Path) -> None:
     assert [line for line in run(home, "ddp_train", 2, "--epochs", "2") if "each once" in line] == EPOCHS
     assert run(home, "ddp_train", 1, "--epochs", "3")[0] == "epoch 2: 40,030 = 40,030 rows, each once"
+
+
+@needs("s3fs", "moto")
+def test_ddp_reads_from_a_store(home: Path) -> None:
+    with running_moto() as (server, client):
+        for path in Path(find_trips(home / ".demo")).rglob("*.parquet"):
+            client.upload_file(str(path), BUCKET, str(path.relative_to(home / ".demo")))
+        store = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}",
+            "AWS_ACCESS_KEY_ID": "test-key",
+            "AWS_SECRET_ACCESS_KEY": "test-secret",
+        }
+        data = ["--data", f"s3://{BUCKET}/trips", "--checkpoint", "store.pt", "--epochs", "1"]
+        lines = run(home, "ddp_train", 2, *data, **store)
+    assert [line for line in lines if "each once" in line] == EPOCHS[:1]
+
+
+@needs("torchtitan")
+def test_torchtitan_saves_the_loader_and_goes_on_with_another_number_of_ranks(home: Path) -> None:
+    assert sum("stops after 5,120 rows" in line for line in run(home, "titan_train", 2)) == 2
+    assert "epoch 0: 20,170 + 9,930 + 9,930 = 40,030 rows, each once" in run(home, "titan_train", 3)
+
+
+@needs("grain", "jax")
+def test_jax_goes_on_in_the_middle_of_an_epoch(home: Path) -> None:
+    assert run(home, "jax_train", None)[-1] == "40,030 rows, each once, in spite of a stop after step 60"
+
+
+def test_a_forecast_is_better_than_last_week(home: Path) -> None:
+    (line,) = run(home, "forecast", None)
+    found, naive = map(float, re.findall(r"0\.\d+", line))
+    assert found < 0.9 * naive
 
 
 def test_fsdp2_stops_in_an_epoch_and_goes_on_with_another_number_of_ranks(home: Path) -> None:
@@ -92,6 +129,23 @@ def test_short_fine_tuning_goes_on_where_it_stopped(home: Path) -> None:
     first, second = (losses(run(home, "short.sft")) for _ in range(2))
     assert len(first) == len(second) == 8
     assert second[-1] < second[0] < first[-1] < first[0]
+
+
+@needs("transformers", "pyiceberg")
+def test_fine_tuning_reads_an_iceberg_table(tmp_path: Path) -> None:
+    from examples.short.parts import write
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    with contextlib.chdir(tmp_path):
+        talks = pq.read_table(write("talks"), columns=["messages"])
+    (tmp_path / "lake").mkdir()
+    catalog = SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=str(tmp_path / "lake"))
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.talks", talks.schema)
+    table.append(talks)
+    found = losses(run(tmp_path, "short.sft", 2, table.location().removeprefix("file://")))
+    assert len(found) == 8
+    assert found[-1] < found[0]
 
 
 @needs("PIL")

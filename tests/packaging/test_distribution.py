@@ -85,7 +85,9 @@ def test_the_wheel_has_every_module_and_is_typed(dist: Path) -> None:
     assert "Name: epochplan" in metadata.splitlines()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Project-URL: Repository, https://example.org/epochplan" in metadata
+    assert "Project-URL: Help, https://example.org/epochplan/blob/main/docs/troubleshooting.md" in metadata
     assert "](https://example.org/epochplan/blob/main/docs/start.md)" in metadata
+    assert "](https://example.org/epochplan/raw/main/docs/run.svg)" in metadata
     assert re.findall(r"\]\((?!https?:|#)[^)]*\)", metadata) == []
     assert "tdu = " in scripts
 

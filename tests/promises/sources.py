@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from tests.samples.corpora import number_tokens, pack_corpus, samples_of, write_corpus
 from tests.stream.tables import payload
 from tests.tables.delta.tables import HandTable, add, column
-from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import DeltaDataset, Holdout, IcebergDataset, StructuredDataset, TokenBatches, pack_tokens
 from torch_dataloader_utils.stream.dataset import TableDataset
 
@@ -139,6 +138,9 @@ def uncounted(folder: Path, files: Files) -> Source:
 
 def iceberg(folder: Path, files: Files) -> Source:
     """An Iceberg table: every fifth row deleted by position, row 7 by equality."""
+    # Here, so that the other sources do not need pyiceberg.
+    from tests.tables.iceberg.tables import TableWriter, field_of
+
     writer = TableWriter(folder)
     writer.evolve(field_of(1, "row", "long"), field_of(2, "payload", "long"))
     live = set(range(_total(files)))

@@ -11,7 +11,7 @@ from torch_dataloader_utils._runtime.parallel import OnProgress
 
 REDRAW_SECONDS = 0.2
 # Shorter work needs no bar.
-_PATIENCE_SECONDS = 2.0
+_PATIENCE_SECONDS = 1.0
 _BAR_COLUMNS = 32
 _ERASE_LINE = "\r\x1b[K"
 
@@ -69,7 +69,7 @@ def work_bar(
 ) -> Iterator[OnProgress | None]:
     """Give a function to call with (done, total); None if no bar is wanted or stderr is no terminal.
 
-    The bar appears after two seconds and is erased at the end. No thread: between two redraws a call only reads the
+    The bar appears after a second and is erased at the end. No thread: between two redraws a call only reads the
     clock.
     """
     if not is_wanted or not sys.stderr.isatty():

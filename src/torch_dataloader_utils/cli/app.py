@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from torch_dataloader_utils._core.paths import printable
+from torch_dataloader_utils.cli.output import paint
 from torch_dataloader_utils.errors import ConfigError, LoaderError
 
 DATA_PROBLEM = 1
@@ -56,7 +57,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Write the line to stderr."""
-        click.echo(f"tdu: {self.message}", err=True, file=file)
+        click.echo(f"{paint('tdu:', 'red')} {self.message}", err=True, file=file)
 
 
 class Unread(Failure):
@@ -174,7 +175,7 @@ class CommandGroup(click.Group):
                 raise Failure(f"{error.format_message()} See {path} --help", USAGE) from error
             except LoaderError as error:
                 exit_code = USAGE if isinstance(error, ConfigError) else DATA_PROBLEM
-                raise Failure(str(error), exit_code) from error
+                raise Failure(" ".join([str(error), *getattr(error, "__notes__", ())]), exit_code) from error
             except BrokenPipeError as error:
                 raise Unread from error
             except OSError as error:
@@ -197,7 +198,7 @@ def _shown_log() -> Iterator[None]:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"warning: {printable(' '.join(str(message).split()))}", err=True)
+    click.echo(f"{paint('warning:', 'yellow')} {printable(' '.join(str(message).split()))}", err=True)
 
 
 _VERSION_HELP = "Show the version, the compiled decoder and the installed store clients."

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils.cli.options import SHUFFLE, data_options, json_option
+from torch_dataloader_utils.cli.options import SHUFFLE, DataCommand, data_options, json_option
 from torch_dataloader_utils.cli.output import emit_json, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError
@@ -34,7 +34,7 @@ def _above_zero(context: click.Context, parameter: click.Parameter, value: float
     return value
 
 
-@click.command("bench", epilog=_EXAMPLES)
+@click.command("bench", cls=DataCommand, epilog=_EXAMPLES)
 @data_options
 @click.option("--batch-sizes", default="1024,8192", show_default=True, metavar="N,N", help="Rows per batch.")
 @click.option("--workers", default="0,2", show_default=True, metavar="N,N", help="0: threads; N: N worker processes.")
@@ -104,12 +104,17 @@ def _measure(
     loaders: "list[TableDataLoader]", reader: "Reader", inventory: "Inventory", rounds: int, most_seconds: float
 ) -> "tuple[list[float], list[list[Metrics]]]":
     """Return rows per second of the bare reader, and the metrics of each loader, for each round after the first."""
+    from torch_dataloader_utils._observe.work_bar import work_bar
+
     speeds: list[float] = []
     runs: list[list[Metrics]] = [[] for _ in loaders]
-    for number in range(rounds + 1):
-        speeds.append(reader_speed(reader, inventory, most_seconds))
-        for loader, found in zip(loaders, runs, strict=True):
-            found.append(_run(loader, number, most_seconds))
+    with work_bar("runs") as on_progress:
+        for number in range(rounds + 1):
+            speeds.append(reader_speed(reader, inventory, most_seconds))
+            for place, (loader, found) in enumerate(zip(loaders, runs, strict=True), start=1):
+                found.append(_run(loader, number, most_seconds))
+                if on_progress is not None:
+                    on_progress(number * len(loaders) + place, (rounds + 1) * len(loaders))
     return speeds[1:], [found[1:] for found in runs]
 
 

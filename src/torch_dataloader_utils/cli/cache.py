@@ -68,17 +68,21 @@ def show(directory: Path, as_json: bool) -> None:
 @_subcommand
 def verify(directory: Path, as_json: bool) -> None:
     """Check the bytes of every entry; remove damaged entries, which are fetched again when needed."""
+    from torch_dataloader_utils._observe.work_bar import work_bar
+    from torch_dataloader_utils._runtime.parallel import watched
     from torch_dataloader_utils.cache.entries import DamagedEntryError
     from torch_dataloader_utils.cache.index import CacheIndex
 
     index = CacheIndex(_root(directory), 0)
+    names = [name for name, _ in index.files.sizes()]
     whole = damaged = 0
-    for name, _ in index.files.sizes():
-        try:
-            whole += index.files.read(name) is not None
-        except DamagedEntryError:
-            damaged += 1
-            index.remove(name)
+    with work_bar("entries") as on_progress:
+        for name in watched(names, len(names), on_progress):
+            try:
+                whole += index.files.read(name) is not None
+            except DamagedEntryError:
+                damaged += 1
+                index.remove(name)
     if as_json:
         emit_json({"whole": whole, "damaged": damaged})
         return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_dataloader_utils._core.option_values import Decoding
-from torch_dataloader_utils.cli.options import data_options, dataset_arguments, json_option, plan_options
+from torch_dataloader_utils.cli.options import DataCommand, data_options, dataset_arguments, json_option, plan_options
 from torch_dataloader_utils.cli.output import emit_json, print_table
 from torch_dataloader_utils.cli.source import DataSource
 
@@ -25,7 +25,7 @@ Examples:
 _CELL = 60
 
 
-@click.command("head", epilog=_EXAMPLES)
+@click.command("head", cls=DataCommand, epilog=_EXAMPLES)
 @data_options
 @plan_options
 @click.option(

@@ -125,6 +125,35 @@ _PLAN = (
     click.option("--strategy", metavar="NAME", help="An installed split strategy."),
 )
 
+# Options by subject, for --help; all others, such as what a command writes, come last.
+_SUBJECTS = {
+    "Data": (
+        "format_name columns filter_text partitioning missing allow_bare_files storage inventory_path catalog "
+        "catalog_options snapshot_id"
+    ),
+    "Ranks and batches": "num_ranks num_workers batch_size drop_last",
+    "Order": "shuffle shuffle_rows interleave seed epoch",
+    "Who reads what": "split_bytes split_rows rank_sharding num_lanes lane_rows host_shares strategy",
+}
+
+
+class DataCommand(click.Command):
+    """Command whose help has the options in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, a section for each subject."""
+        subject_of = {name: subject for subject, names in _SUBJECTS.items() for name in names.split()}
+        sections: dict[str, list[tuple[str, str]]] = {subject: [] for subject in [*_SUBJECTS, "Options"]}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if isinstance(param, click.Option) and record is not None:
+                sections[subject_of.get(param.name or "", "Options")].append(record)
+        for subject, records in sections.items():
+            if records:
+                with formatter.section(subject):
+                    formatter.write_dl(records)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,11 +55,16 @@ def say(text: str = "") -> None:
     click.echo(printable(text))
 
 
+def paint(text: str, color: str) -> str:
+    """Return the text in bold and in a colour, unless NO_COLOR is set; click removes colours that no terminal gets."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=color, bold=True)
+
+
 def print_facts(facts: Sequence[tuple[str, str]]) -> None:
     """Print names and values in two columns."""
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        say(f"{name:<{width}}  {value}")
+        click.echo(f"{paint(f'{name:<{width}}', 'cyan')}  {printable(value)}")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> None:
@@ -69,7 +75,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: 
 
     headers = [printable(header) for header in headers]
     rows = [[printable(cell) for cell in row] for row in rows]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold cyan")
     for header in headers:
         table.add_column(_literal(header), justify="left" if header in left else "right", overflow="fold")
     for row in rows:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
+from torch_dataloader_utils.cli.options import DataCommand, data_options, json_option, plan_arguments, plan_options
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import plural
@@ -40,7 +40,7 @@ def _picture_file(context: click.Context, option: click.Parameter, value: str | 
     return path
 
 
-@click.command("plan", epilog=_EXAMPLES)
+@click.command("plan", cls=DataCommand, epilog=_EXAMPLES)
 @data_options
 @plan_options
 @click.option(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_dataloader_utils._core.arguments import format_bytes
-from torch_dataloader_utils.cli.options import data_options, json_option
+from torch_dataloader_utils.cli.options import DataCommand, data_options, json_option
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 
@@ -21,7 +21,7 @@ Examples:
 """
 
 
-@click.command("scan", epilog=_EXAMPLES)
+@click.command("scan", cls=DataCommand, epilog=_EXAMPLES)
 @data_options
 @click.option("--save", "save_path", metavar="FILE", help="Save the inventory, for --inventory and load_inventory.")
 @click.option("--files", "lists_files", is_flag=True, help="List the files.")

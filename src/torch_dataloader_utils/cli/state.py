@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils.cli.options import json_option, optional_data_options
+from torch_dataloader_utils.cli.options import DataCommand, json_option, optional_data_options
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, plural
@@ -42,7 +42,7 @@ class Remains:
     dropped_rows: int
 
 
-@click.command("state", epilog=_EXAMPLES)
+@click.command("state", cls=DataCommand, epilog=_EXAMPLES)
 @click.argument("state_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @optional_data_options
 @json_option

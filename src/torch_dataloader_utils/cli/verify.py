@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_dataloader_utils.cli.options import data_options, json_option, plan_arguments, plan_options
+from torch_dataloader_utils.cli.options import DataCommand, data_options, json_option, plan_arguments, plan_options
 from torch_dataloader_utils.cli.output import emit_json, format_rows, map_groups, print_facts, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import LoaderError, plural
@@ -36,7 +36,7 @@ class Fault:
     message: str
 
 
-@click.command("verify", epilog=_EXAMPLES)
+@click.command("verify", cls=DataCommand, epilog=_EXAMPLES)
 @data_options
 @plan_options
 @click.option("--no-read", "skips_reading", is_flag=True, help="Check the plan only.")

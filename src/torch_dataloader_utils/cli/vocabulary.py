@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from torch_dataloader_utils.cli.options import data_options, json_option
+from torch_dataloader_utils.cli.options import DataCommand, data_options, json_option
 from torch_dataloader_utils.cli.output import emit_json, map_groups, print_facts, print_table, say
 from torch_dataloader_utils.cli.source import DataSource
 from torch_dataloader_utils.errors import ConfigError
@@ -28,7 +28,7 @@ _SHOWN = 10
 _LEAST_PENDING = 1 << 20
 
 
-@click.command("vocabulary", epilog=_EXAMPLES)
+@click.command("vocabulary", cls=DataCommand, epilog=_EXAMPLES)
 @data_options
 @click.option("--min-count", type=click.IntRange(min=1), default=1, show_default=True, help="Leave out rarer values.")
 @click.option("--most", type=click.IntRange(min=1), metavar="N", help="Keep only the N most frequent values.")

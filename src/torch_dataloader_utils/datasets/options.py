@@ -291,8 +291,8 @@ class TableOptions(ScanOptions):
     show_progress: bool = option(
         False,
         "Show a bar on a terminal (of rank 0) and in a notebook; otherwise a log line every progress_interval_sec "
-        "seconds. On a terminal also a line about reading footers and counting rows, if that takes more than two "
-        "seconds.",
+        "seconds. On a terminal also a line about reading footers and counting rows, if that takes more than a "
+        "second.",
         check_flag,
         is_of_rank=True,
     )

@@ -3,17 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import datafusion
-import duckdb
-import fastparquet
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pandas.api.types import pandas_dtype
 
 from tests.engine import needs_engine
 from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, bits_of, lists, numbers, read
@@ -22,13 +17,19 @@ from torch_dataloader_utils._core.inventory import GroupRows
 from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 
+# A package is tested without them too.
+datafusion, duckdb, fastparquet = map(pytest.importorskip, ("datafusion", "duckdb", "fastparquet"))
+pl, pandas_types = map(pytest.importorskip, ("polars", "pandas.api.types"))
+
 pytestmark = needs_engine
 
 # What all of these writers have.
 TYPES = (*INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.timestamp("us"), pa.date32())
 # What fastparquet writes with and without nulls.
-NULLABLE = {each: pandas_dtype(str(each).replace("uint", "UInt").replace("int", "Int")) for each in INTEGERS}
-NULLABLE[pa.bool_()] = pandas_dtype("boolean")
+NULLABLE = {
+    each: pandas_types.pandas_dtype(str(each).replace("uint", "UInt").replace("int", "Int")) for each in INTEGERS
+}
+NULLABLE[pa.bool_()] = pandas_types.pandas_dtype("boolean")
 CODECS = ("uncompressed", "snappy", "zstd")
 
 

@@ -13,7 +13,6 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyroaring import BitMap
 
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -28,6 +27,8 @@ def z85(data: bytes) -> str:
 
 def vector_body(rows: Iterable[int]) -> bytes:
     """A vector: magic and bitmaps."""
+    from pyroaring import BitMap
+
     parts: dict[int, list[int]] = {}
     for row in rows:
         parts.setdefault(row >> 32, []).append(row & 0xFFFFFFFF)
