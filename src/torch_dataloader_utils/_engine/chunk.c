@@ -198,9 +198,11 @@ void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count) 
         TYPE *to = (TYPE *)out, value;                                                  \
         for (size_t i = 0; i < count;) {                                                \
             if (i + 8 <= count && word_at(present + i) == EACH_BYTE_1) {                \
-                memcpy(to + i, from, 8 * sizeof value);                                 \
-                from += 8 * sizeof value;                                               \
-                i += 8;                                                                 \
+                /* One by one, which becomes moves of vectors: for 64 bytes GCC calls a slow string instruction. */ \
+                for (size_t end = i + 8; i < end; i++, from += sizeof value) {          \
+                    memcpy(&value, from, sizeof value);                                 \
+                    to[i] = value;                                                      \
+                }                                                                       \
                 continue;                                                               \
             }                                                                           \
             for (size_t end = i + 8 < count ? i + 8 : count; i < end; i++) {            \

@@ -282,17 +282,17 @@ static size_t join_streams(const uint8_t *in, size_t count, size_t width, uint8_
     for (; width == 4 && i + 16 <= count; i += 16) {
         __m128i joined[4];
         join_4_streams(in + i, count, joined);
-        memcpy(out + 4 * i, joined, sizeof joined);
+        for (size_t k = 0; k < 4; k++) _mm_storeu_si128((__m128i *)(out + 4 * i) + k, joined[k]);
     }
     for (; width == 8 && i + 16 <= count; i += 16) {
-        __m128i low[4], high[4], joined[8];
+        __m128i low[4], high[4];
         join_4_streams(in + i, count, low);
         join_4_streams(in + 4 * count + i, count, high);
         for (size_t k = 0; k < 4; k++) {
-            joined[2 * k] = _mm_unpacklo_epi32(low[k], high[k]);
-            joined[2 * k + 1] = _mm_unpackhi_epi32(low[k], high[k]);
+            __m128i *to = (__m128i *)(out + 8 * i) + 2 * k;
+            _mm_storeu_si128(to, _mm_unpacklo_epi32(low[k], high[k]));
+            _mm_storeu_si128(to + 1, _mm_unpackhi_epi32(low[k], high[k]));
         }
-        memcpy(out + 8 * i, joined, sizeof joined);
     }
     return i;
 }
