@@ -230,9 +230,10 @@ def split_columns(columns: Tensor, batch_rows: int) -> Iterator[tuple[Tensor, ..
     firsts = range(0, rows, batch_rows * _AT_ONCE)
     for group, first in zip(_equal_groups(rows, batch_rows)[0], firsts, strict=True):
         stop = first + sum(group)
-        cuts = [*group, pitch - (stop - first)]
+        gap = pitch - (stop - first)
+        cuts = [*group, gap] if gap else group
         span = columns.as_strided(((count - 1) * pitch + stop - first,), (1,), columns.storage_offset() + first)
-        views = torch.unsafe_split_with_sizes(span, (cuts * count)[:-1])
+        views = torch.unsafe_split_with_sizes(span, (cuts * count)[: -1 if gap else None])
         for number in range(len(group)):
             yield views[number :: len(cuts)]
 
