@@ -202,15 +202,13 @@ def draw_packing(folder: Path) -> str:
         ('fill="greedy", shuffle_documents=True, epoch 0', 0, {"shuffle_documents": True}),
         ("epoch 1", 1, {"shuffle_documents": True}),
         ('fill="best_fit": whole documents, longest first', 0, {"fill": "best_fit"}),
+        ('fill="best_fit", shuffle_documents=True', 0, {"fill": "best_fit", "shuffle_documents": True}),
     ):
-        packing = pack_tokens("tokens", 8, fields=("tokens", "document_row_group"), **options)
+        packing = pack_tokens("tokens", 8, fields=("tokens",), **options)
         loader, _ = StructuredDataset.create_dataloader(folder / "0.parquet", pack=packing, batch_size=1, num_workers=0)
         loader.set_epoch(epoch)
-        packed: list[Batches] = [[], []]
-        for batch in loader:
-            packed[int(batch["document_row_group"].values[0])] += batch["tokens"].tolist()
         picture.title(title)
-        picture.lines("group", packed)
+        picture.lines("packed", [[sample for batch in loader for sample in batch["tokens"].tolist()]])
     return picture.svg()
 
 

@@ -1,6 +1,7 @@
 """How many requests and bytes an epoch costs, counted at moto, and how many are under way at once."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.faults.conftest import QUICK
 from tests.faults.s3_server import Rule, S3Server, once_in_flight, options_for
 from tests.faults.tables import assert_rows, parquet_bytes, table, upload
 from tests.store.moto_server import BUCKET, running_moto
@@ -52,7 +54,7 @@ class Counted:
 @pytest.fixture(scope="module")
 def access(lasting_server: S3Server) -> StoreAccess:
     """With the waits of users: on a busy machine a short one ends, and the request that is made again is counted."""
-    return StoreAccess.of(lasting_server.storage_options, remote=RemoteOptions(keep_footers=False))
+    return StoreAccess.of(lasting_server.storage_options, remote=RemoteOptions(retry=QUICK, keep_footers=False))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +175,7 @@ def test_footers_are_fetched_with_many_requests_at_once(server: S3Server, access
 @pytest.mark.processes
 def test_footers_are_read_once_a_host(server: S3Server, access: StoreAccess, cache: Path) -> None:
     total = upload(server)
-    keeping = StoreAccess(options=access.options, remote=RemoteOptions(), token=access.token)
+    keeping = replace(access, remote=replace(access.remote, keep_footers=True))
     for job in range(2):
         server.forget()
         loader, _ = StructuredDataset.create_dataloader(
@@ -193,7 +195,7 @@ def test_footers_are_read_once_a_host(server: S3Server, access: StoreAccess, cac
 
 
 def test_a_damaged_or_old_kept_footer_is_read_anew(server: S3Server, access: StoreAccess, cache: Path) -> None:
-    keeping = StoreAccess(options=access.options, remote=RemoteOptions(), token=access.token)
+    keeping = replace(access, remote=replace(access.remote, keep_footers=True))
     upload(server, files=1)
     scan_files("s3://bucket/data", storage_options=keeping)
     (kept,) = [path for path in cache.rglob("k*") if path.is_file()]
@@ -208,7 +210,7 @@ def test_a_cache_that_cannot_be_written_costs_requests_and_nothing_else(
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("TORCH_DATALOADER_UTILS_CACHE", str(tmp_path / "file"))
-    keeping = StoreAccess(options=access.options, remote=RemoteOptions(), token=access.token)
+    keeping = replace(access, remote=replace(access.remote, keep_footers=True))
     total = upload(server)
     loader, _ = StructuredDataset.create_dataloader(
         "s3://bucket/data", batch_size=64, num_workers=0, storage_options=keeping

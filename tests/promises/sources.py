@@ -175,7 +175,7 @@ def delta(folder: Path, files: Files) -> Source:
 def _packed(folder: Path, files: Files, fill: str) -> Source:
     documents = [[[row * 7 % 23 for row in range(min(rows, 12))] for rows in groups] for groups in files]
     tokens = number_tokens(documents)
-    packing = pack_tokens("tokens", 9, fill=fill)
+    packing = pack_tokens("tokens", 9, fill=fill, window_tokens=30)
     write_corpus(folder, tokens)
     samples = pack_corpus(tokens, packing)
     return Source(

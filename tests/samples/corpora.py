@@ -31,6 +31,7 @@ def packings(draw, **fixed):
         over_long="cut" if fill == "greedy" else draw(st.sampled_from(["cut", "truncate", "drop"])),
         counts=draw(st.sampled_from(["footers", "read"])),
         pad_to_multiple_of=multiple,
+        window_tokens=draw(st.sampled_from([None, 1, 20, 60])),
         **fixed,
     )
 
@@ -63,12 +64,8 @@ def write_corpus(folder, tokens, *, value_type=None, **options):
 
 
 def walk_group(group, packing):
-    """The samples of one row group as lists of (document, place in it); places go on through EOD and padding."""
-    documents = [
-        [(number, place) for place in range(_padded(len(each) + (packing.eod is not None), packing))]
-        for number, each in enumerate(group)
-        if each
-    ]
+    """The samples of one window as lists of (document, place in it); places go on through EOD and padding."""
+    documents = kept_documents(group, packing)
     if packing.fill == "best_fit":
         return _best_fit(documents, packing)
     stream = [entry for each in documents for entry in each]
@@ -77,13 +74,59 @@ def walk_group(group, packing):
 
 
 def pack_group(group, packing):
-    """The samples of one row group, in order."""
+    """The samples of one window, in order."""
     return [_sample(entries, group, packing) for entries in walk_group(group, packing)]
 
 
 def pack_corpus(tokens, packing):
     """All samples of a corpus, in stored order."""
-    return [sample for groups in tokens for group in groups for sample in pack_group(group, packing)]
+    return [sample for window in windows(tokens, packing) for sample in pack_group(window.group, packing)]
+
+
+@dataclass
+class Window:
+    """Row groups that are packed together: their documents, and (file, row group, row) of each document."""
+
+    group: list
+    places: list
+
+
+def windows(tokens, packing):
+    """The packing windows of a corpus, in stored order; row groups without tokens are in none."""
+    least, found, missing = packing.least_window_tokens, [], 0
+    for file, groups in enumerate(tokens):
+        for ordinal, group in enumerate(groups):
+            size = sum(map(len, kept_documents(group, packing)))
+            if not size:
+                continue
+            if missing <= 0:
+                found.append(Window([], []))
+                missing = least
+            found[-1].group += group
+            found[-1].places += [(file, ordinal, row) for row in range(len(group))]
+            missing -= size
+    if missing > 0 and len(found) > 1:
+        rest = found.pop()
+        found[-1].group += rest.group
+        found[-1].places += rest.places
+    return found
+
+
+def _documents(group, packing):
+    return [
+        [(number, place) for place in range(_padded(len(each) + (packing.eod is not None), packing))]
+        for number, each in enumerate(group)
+        if each
+    ]
+
+
+def kept_documents(group, packing):
+    """The documents of a window that samples have, as lists of (document, place in it)."""
+    documents = _documents(group, packing)
+    if packing.fill == "greedy":
+        return documents
+    kept = [each for each in documents if len(each) <= packing.sample_tokens or packing.over_long != "drop"]
+    return [each[: packing.sample_tokens] for each in kept] if packing.over_long == "truncate" else kept
 
 
 def samples_of(batch):
@@ -99,10 +142,7 @@ def _padded(count, packing):
 
 def _best_fit(documents, packing):
     width = packing.sample_tokens
-    kept = [each for each in documents if len(each) <= width or packing.over_long != "drop"]
-    if packing.over_long == "truncate":
-        kept = [each[:width] for each in kept]
-    pieces = [each[start : start + width] for each in kept for start in range(0, len(each), width)]
+    pieces = [each[start : start + width] for each in documents for start in range(0, len(each), width)]
     bins = []
     for piece in sorted(pieces, key=len, reverse=True):
         fitting = [one for one in bins if len(one) + len(piece) <= width]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.effort import effort
-from tests.samples.corpora import EOD, corpora, number_tokens, pack_corpus, walk_group, write_corpus
+from tests.samples.corpora import EOD, corpora, number_tokens, pack_corpus, walk_group, windows, write_corpus
 from tests.samples.test_packed_loader import load
 from torch_dataloader_utils import Ragged
 from torch_dataloader_utils.megatron.schedules import get_thd_partitioned_indices
@@ -116,7 +116,7 @@ def test_padded_documents_divide_over_context_parallel_ranks(lengths, cp_size, f
         (batch,) = load(folder, packing, batch_size=len(expected))
     real, padded = thd_cu_seqlens(batch["cu_seqlens"], batch["document_tokens"], 48)
     # An independent walk: the lengths of all sequences with and without padding; the padding of a sample is one too.
-    walks = [walk for groups in tokens for group in groups for walk in _sequences(group, packing)]
+    walks = [walk for window in windows(tokens, packing) for walk in _sequences(window.group, packing)]
     assert padded.tolist() == [0, *itertools.accumulate(size for _, size in walks)]
     assert real.tolist() == [0, *itertools.accumulate(count for count, _ in walks)]
     assert not (padded % (2 * cp_size)).any()

@@ -20,7 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from tests.samples.corpora import corpora, number_tokens, packings, walk_group
+from tests.samples.corpora import corpora, number_tokens, packings, walk_group, windows
 from tests.samples.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, NullValueError
@@ -76,14 +76,13 @@ def write(folder, files):
 
 def expected_samples(folder, files, packing):
     """All samples, each as the tuple of the fields' values, in the order of `FIELDS` without the first two."""
-    for index, groups in enumerate(files):
-        for ordinal, group in enumerate(groups):
-            place = (str(folder / f"part-{index:02}.parquet"), ordinal)
-            yield from (expected_sample(entries, group, place, packing) for entries in walk_group(group, packing))
+    for window in windows(files, packing):
+        yield from (expected_sample(entries, window, folder, packing) for entries in walk_group(window.group, packing))
 
 
-def expected_sample(entries, group, place, packing):
-    others = [of_document(row, tokens) for row, tokens in enumerate(group)]
+def expected_sample(entries, window, folder, packing):
+    group = window.group
+    others = [of_document(row, tokens) for (_, _, row), tokens in zip(window.places, group, strict=True)]
     padding = packing.sample_tokens - len(entries)
 
     def listed(name, pad, eod):
@@ -106,9 +105,9 @@ def expected_sample(entries, group, place, packing):
         repeated("is_new", False),
         tuple(others[document]["source"] for document in documents),
         tuple(others[document]["weight"] for document in documents),
-        (place[0],) * len(parts),
-        (place[1],) * len(parts),
-        tuple(documents),
+        tuple(str(folder / f"part-{window.places[document][0]:02}.parquet") for document in documents),
+        tuple(window.places[document][1] for document in documents),
+        tuple(window.places[document][2] for document in documents),
         tuple(part[0][1] for part in parts),
         tuple(sum(at < most for _, at in part) for part, most in zip(parts, real, strict=True)),
     )

@@ -69,7 +69,7 @@ def test_a_state_binds_to_the_packing(corpus):
 
 
 def test_lanes_give_the_same_global_batches_on_any_number_of_ranks(corpus):
-    packing = pack_tokens("tokens", 8, eod=EOD)
+    packing = pack_tokens("tokens", 8, eod=EOD, window_tokens=1)
 
     def global_batches(num_ranks):
         options = {"lanes": Lanes(4, rows=1), "batch_size": 4 // num_ranks, "shuffle": True}

@@ -7,33 +7,80 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
-from tests.samples.corpora import corpora, number_tokens, packings, walk_group, write_corpus
+from tests.samples.corpora import (
+    corpora,
+    kept_documents,
+    number_tokens,
+    packings,
+    walk_group,
+    windows,
+    write_corpus,
+)
 from tests.samples.test_fields import FIELDS, expected_sample, samples, write
 from tests.samples.test_packed_loader import load
 from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._core.permute import EpochKey, Purpose
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError
 from torch_dataloader_utils.samples import pack_tokens
+from torch_dataloader_utils.samples.layout import count_mixed, document_tokens
 
 shuffled_packings = packings(fields=FIELDS, shuffle_documents=True)
 
 
 def expected_of(folder, files, packing, epoch, seed=42):
-    """All samples of an epoch in plan order: of each row group, those of its documents in the epoch's order."""
+    """All samples of an epoch in plan order, window after window, from its documents in the epoch's order."""
     plan_row = 0
-    for index, groups in enumerate(files):
-        for ordinal, group in enumerate(groups):
-            words = {"seed": seed, "epoch": epoch, "purpose": Purpose.DOCUMENTS, "index": plan_row}
-            order = permutation(len(group), **words).tolist()
-            place = (str(folder / f"part-{index:02}.parquet"), ordinal)
-            for entries in walk_group([group[row] for row in order], packing):
-                yield expected_sample([(order[number], at) for number, at in entries], group, place, packing)
-                plan_row += 1
+    for window in windows(files, packing):
+        key = EpochKey(seed, epoch, plan_row)
+        if packing.fill == "best_fit":
+            walk = mixed(window.group, packing, key)
+        else:
+            order = key.permutation(len(window.group), Purpose.DOCUMENTS).tolist()
+            walk = walk_group([window.group[row] for row in order], packing)
+            walk = [[(order[number], at) for number, at in entries] for entries in walk]
+        for entries in walk:
+            yield expected_sample(entries, window, folder, packing)
+            plan_row += 1
+
+
+def mixed(group, packing, key):
+    """The samples of a window that best fit mixes, as `walk_group` gives them: lists of pieces, in plain Python."""
+    width = packing.sample_tokens
+    pieces = [each[at : at + width] for each in kept_documents(group, packing) for at in range(0, len(each), width)]
+    count = count_mixed(document_tokens(np.array([len(each or ()) for each in group]), packing, ""), width)
+    if not pieces:
+        return []
+    order = sorted(key.permutation(len(pieces), Purpose.DOCUMENTS).tolist(), key=lambda each: -len(pieces[each]))
+    words = [int(word) >> 32 for word in key.random_words(len(pieces), Purpose.PLACES)]
+    total, bins = sum(map(len, pieces)), []
+    for part in (256, 16, 4, None):
+        bins = [] if part is None else [[] for _ in range(count)]
+        for place, piece in enumerate(order):
+            free = sorted((width - sum(len(pieces[each]) for each in one), number) for number, one in enumerate(bins))
+            fits = [number for room, number in free if room >= len(pieces[piece])]
+            rest = sum(len(pieces[each]) for each in order[place:])
+            is_random = part is not None and rest > total // part
+            if not fits:
+                bins.append([piece])
+            else:
+                bins[fits[words[place] * len(fits) >> 32 if is_random else 0]].append(piece)
+        if len(bins) <= count:
+            break
+    bins += [[] for _ in range(count - len(bins))]
+    owner = {piece: number for number, one in enumerate(bins) for piece in one}
+    spare = [piece for piece in sorted(owner) if any(owner[each] == owner[piece] for each in range(piece))]
+    for number in (number for number, one in enumerate(bins) if not one):
+        owner[spare.pop(0)] = number
+    by_size = sorted(owner, key=lambda each: (-len(pieces[each]), each))
+    return [
+        [entry for piece in by_size if owner[piece] == number for entry in pieces[piece]] for number in range(count)
+    ]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def s3(lasting_s3: MotoS3) -> Iterator[MotoS3]:
 @pytest.fixture(scope="session")
 def s3_access(lasting_s3: MotoS3) -> StoreAccess:
     """How to reach it, with short waits."""
-    return StoreAccess.of(lasting_s3.options, remote=RemoteOptions(retry=QUICK, keep_footers=False))
+    return StoreAccess.of(lasting_s3.options, remote=RemoteOptions(backend="fsspec", retry=QUICK, keep_footers=False))
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ def test_scanning_saving_and_loading_take_a_function_for_credentials_and_a_retry
     pq.write_table(pa.table({"x": range(9)}), sink)
     s3.put("data/a.parquet", sink.getvalue().to_pybytes())
     options, credentials, asked = s3.expiring()
-    remote = RemoteOptions(retry=RetryPolicy(most_seconds=0), keep_footers=False)
+    # By default another client writes than reads.
+    remote = RemoteOptions(backend="fsspec", retry=RetryPolicy(most_seconds=0), keep_footers=False)
     inventory = scan_files("s3://bucket/data", storage_options=options, credentials=credentials, remote=remote)
     assert (inventory.num_rows, len(asked)) == (9, 1)
     url = "s3://bucket/saved/i.parquet"

@@ -213,6 +213,7 @@ class RowGroupTask:
     identity: With the time of the last change, where that time is known; see `pinned`.
     epoch_key: Key for readers that order rows by the epoch; None for a read outside of epochs.
     table: The table and its snapshot, as text; "" for plain files.
+    packed_with: The next row groups, whose documents are packed together with the documents of this row group.
     """
 
     path: str
@@ -229,11 +230,13 @@ class RowGroupTask:
     extra: Any = None
     epoch_key: EpochKey | None = None
     table: str = ""
+    packed_with: tuple["RowGroupTask", ...] = ()
 
     @property
     def where(self) -> str:
         """File and row group, as every message names them; without credentials."""
-        return f"{redact(self.path)} row group {self.ordinal}"
+        more = f" (and the next {len(self.packed_with)}, packed with it)" if self.packed_with else ""
+        return f"{redact(self.path)} row group {self.ordinal}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -251,6 +254,8 @@ class Inventory:
             in the fingerprint.
         tokenizer: Name of the tokenizer that counted the samples, "" for none.
         holdout: Part of the rows that `live_rows` counts; None: all rows.
+        window_tokens: Least tokens of a packing window; 0 where rows are not samples. The first row group of a window
+            counts all samples of the window, and the next ones, which are read with it, count none.
     """
 
     files: FileTable
@@ -264,6 +269,7 @@ class Inventory:
     nulls: Mapping[str, int] = field(default_factory=dict)
     tokenizer: str = ""
     holdout: Holdout | None = None
+    window_tokens: int = 0
 
     @property
     def num_files(self) -> int:
@@ -306,8 +312,23 @@ class Inventory:
     def __repr__(self) -> str:
         return f"<Inventory of {self}>"
 
+    def with_members(self, groups: Int64s) -> Int64s:
+        """Return these row groups (ascending) and all others of their packing windows, ascending."""
+        if not self.window_tokens:
+            return groups
+        window = np.cumsum(self.groups.live_rows > 0)
+        return np.flatnonzero(np.isin(window, window[groups]))
+
     def task(self, group: int, epoch_key: EpochKey | None = None) -> RowGroupTask:
-        """Return the reading task of one row group."""
+        """Return the reading task of one row group, with the other row groups of its packing window."""
+        task, following = self._task(group, epoch_key), group + 1
+        members = []
+        while self.window_tokens and following < self.num_groups and self.groups.live_rows[following] == 0:
+            members.append(self._task(following, None))
+            following += 1
+        return replace(task, packed_with=tuple(members)) if members else task
+
+    def _task(self, group: int, epoch_key: EpochKey | None) -> RowGroupTask:
         groups, files = self.groups, self.files
         file = int(groups.file[group])
         return RowGroupTask(
@@ -401,6 +422,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         ("rows", f"{inventory.num_groups} row groups {short_digest(groups.file, groups.ordinal, groups.live_rows)}"),
         *((("tokenizer", short_digest(inventory.tokenizer.encode())),) if inventory.tokenizer else ()),
         *((("holdout", _shortened(str(inventory.holdout))),) if inventory.holdout else ()),
+        *((("window_tokens", str(inventory.window_tokens)),) if inventory.window_tokens > 1 else ()),
     )
 
 

@@ -18,6 +18,12 @@ _USER_INFO = re.compile(r"(?!arn:)[^/@:?\[\]]*:(?!\d*(?:/|$))(?:[^/?]*@|[^@?]*@)
 # The signature or token in web URLs of object stores. With another scheme, clients take it as a part of the name.
 _SIGNATURE = re.compile(r"[?&;#](?:sig|(?:x-amz-|x-goog-)?signature|x-amz-security-token|access_token)=", re.IGNORECASE)
 
+# In web URLs, whose servers take secrets by any name, also in parameters of the path.
+_WEB_SECRET = re.compile(
+    r"[?&;#](?:sig|key|code|[\w.-]*(?:token|secret|passw|api_?key|accesskey|signature|credential|jwt|auth)[\w.-]*)=",
+    re.IGNORECASE,
+)
+
 # Control characters move a terminal's cursor or change its state; direction marks make a name read as another name.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
@@ -105,7 +111,7 @@ def _redact_one(part: str) -> str:
         return part
     is_web = scheme.lower() in _WEB_SCHEMES
     # In other schemes "?" is a character of the key or a glob, and "#" is a character of the key.
-    found = _SIGNATURE.search(rest)
+    found = (_WEB_SECRET if is_web or scheme == "hf" else _SIGNATURE).search(rest)
     if found:
         rest = rest[: found.start()].partition("?")[0]
     if is_web:

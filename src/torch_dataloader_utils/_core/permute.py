@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     HOST_SHARES = 7
     DOCUMENTS = 8
     HOLDOUT = 9
+    PLACES = 10
 
 
 def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:
@@ -65,6 +66,10 @@ class EpochKey(NamedTuple):
     def permutation(self, count: int, purpose: Purpose) -> npt.NDArray[np.int64]:
         """Return a permutation of range(count), int64."""
         return permutation(count, seed=self.seed, epoch=self.epoch, purpose=purpose, index=self.first_row)
+
+    def random_words(self, count: int, purpose: Purpose) -> npt.NDArray[np.uint64]:
+        """Return `count` raw 64-bit words."""
+        return random_words(count, seed=self.seed, epoch=self.epoch, purpose=purpose, index=self.first_row)
 
 
 def stable_order(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

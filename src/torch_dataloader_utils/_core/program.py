@@ -206,7 +206,8 @@ def touched_groups(units: Units, space: RowSpace) -> Int64s:
 def worker_input(program: WorkerProgram, inventory: Inventory, space: RowSpace) -> WorkerInput:
     """Return the program with the part of the inventory that it reads."""
     lanes = tuple(lane.compact() for lane in program.lanes)
-    groups = np.unique(np.concatenate([np.zeros(0, np.int64), *(touched_groups(lane, space) for lane in lanes)]))
+    touched = np.unique(np.concatenate([np.zeros(0, np.int64), *(touched_groups(lane, space) for lane in lanes)]))
+    groups = inventory.with_members(touched)
     return WorkerInput(
         program=replace(program, lanes=lanes),
         inventory=inventory.take_groups(groups),

@@ -262,6 +262,12 @@ def _advice(saved: Mapping[str, object], identity: Identity) -> str:
             f"Tables move on: pass {snapshot.options} to continue in the snapshot of the state. (A state at the end of "
             "an epoch loads onto any later snapshot; a state of an increment, onto the next increment.) "
         )
+    is_same_data = saved.get("files") == present.get("files") and saved.get("filters") == present.get("filters")
+    if is_same_data and "window_tokens" in present and "window_tokens" not in saved:
+        return (
+            "The state's samples are of single row groups: pass window_tokens=1 to pack_tokens to continue in their "
+            "order. "
+        )
     if present.get("snapshot", "none") != "none" and saved.get("schema") != present.get("schema"):
         return (
             "The snapshot is the same. If the table's columns changed: snapshot_id= and tag= read the snapshot under "

@@ -3,7 +3,8 @@
 In: the pages of column chunks, and addresses for their values. Out: values and bitmaps of nulls, or the reason for
 which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and verdicts. `gather` writes rows
 of decoded columns in another order, `permute` makes random orders. `check_footer` refuses footers that contradict
-themselves. `find_news` finds lines of JSON with keys that no earlier line had. `engine.h` lists the C files.
+themselves. `crc32` is zlib's, by the processor's instruction. `find_news` finds lines of JSON with keys that no earlier
+line had. `engine.h` lists the C files.
 
 The decoder is built where a compiler exists; otherwise `IS_BUILT` is false and pyarrow decodes all chunks.
 """
@@ -12,6 +13,7 @@ try:
     from torch_dataloader_utils._engine._numbers import (
         check_footer,
         count_values,
+        crc32,
         decode,
         find_news,
         gather,
@@ -20,6 +22,8 @@ try:
         read_footer,
     )
 except ImportError:
+    from zlib import crc32
+
     IS_BUILT = False
 else:
     IS_BUILT = True
@@ -28,6 +32,7 @@ __all__ = [
     "IS_BUILT",
     "check_footer",
     "count_values",
+    "crc32",
     "decode",
     "find_news",
     "gather",

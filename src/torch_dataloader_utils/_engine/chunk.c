@@ -88,7 +88,7 @@ static bool is_within(int64_t number, uint64_t most) { return number >= 0 && (ui
 
 static Reason check_page(const Chunk *chunk, const Header *header, Bytes stored) {
     if (!is_within(header->size, chunk->most_page_bytes)) return header->size < 0 ? DAMAGED : TOO_LARGE;
-    if (chunk->checks_pages && header->has_crc && crc32_of(stored) != (uint32_t)header->crc) return CHECKSUM;
+    if (chunk->checks_pages && header->has_crc && crc32_of(stored, 0) != (uint32_t)header->crc) return CHECKSUM;
     return DECODED;
 }
 

@@ -260,9 +260,10 @@ static uint32_t tabled_crc(const uint8_t *at, size_t size, uint32_t crc) {
     return crc;
 }
 
-/* CRC-32 as in gzip: most bytes by the processor's instruction, or by tables, the others one by one. */
-uint32_t crc32_of(Bytes bytes) {
-    uint32_t crc = 0xFFFFFFFFu;
+/* CRC-32 as in gzip, of the bytes after those of which `before` is the CRC (0 for none): most bytes by the processor's
+ * instruction, or by tables, the others one by one. */
+uint32_t crc32_of(Bytes bytes, uint32_t before) {
+    uint32_t crc = ~before;
     if (left_of(bytes) >= LEAST_FOLDED) {
         size_t size = left_of(bytes) / 16 * 16;
         crc = can_fold() ? folded_crc(bytes.at, size, crc) : tabled_crc(bytes.at, size, crc);

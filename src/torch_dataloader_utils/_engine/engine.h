@@ -91,7 +91,7 @@ typedef struct {
 
 Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs);
 void free_codecs(Codecs *codecs);
-uint32_t crc32_of(Bytes bytes);
+uint32_t crc32_of(Bytes bytes, uint32_t before);
 bool has_codec(int codec);
 
 /* values.c: values are little-endian numbers of `stored` bytes in the file (0: booleans, a bit each), of which the

@@ -329,6 +329,21 @@ static PyObject *count_page_values(PyObject *module, PyObject *arguments) {
     return values;
 }
 
+PyDoc_STRVAR(crc32_doc, "crc32(data, before=0) -> CRC-32 of the data after bytes of which before is the CRC; as zlib.crc32.");
+
+static PyObject *checksum(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer data;
+    unsigned int crc = 0;
+    if (!PyArg_ParseTuple(arguments, "y*|I", &data, &crc)) return NULL;
+    Bytes bytes = {data.buf, (const uint8_t *)data.buf + data.len};
+    Py_BEGIN_ALLOW_THREADS
+    crc = crc32_of(bytes, crc);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
 PyDoc_STRVAR(has_codec_doc, "has_codec(codec) -> whether pages of this codec, as parquet.thrift numbers it, can be decoded.");
 
 static PyObject *knows_codec(PyObject *module, PyObject *number) {
@@ -425,6 +440,7 @@ static PyMethodDef functions[] = {
     {"check_footer", footer_fault, METH_VARARGS, check_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},
     {"has_codec", knows_codec, METH_O, has_codec_doc},
+    {"crc32", checksum, METH_VARARGS, crc32_doc},
     {NULL, NULL, 0, NULL},
 };
 

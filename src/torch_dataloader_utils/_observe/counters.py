@@ -28,6 +28,7 @@ COUNTED = (
     "decoded_bytes",
     "requests",
     "retries",
+    "hedges",
     "fetched_bytes",
     "cached_bytes",
     "fetch_ns",
@@ -44,6 +45,7 @@ class Counts(ctypes.Structure):
     decoded_groups, decoded_bytes: row groups decoded and shaped, and the memory of their rows.
     released_groups: decoded row groups that are used up.
     requests, retries, fetched_bytes: requests to remote storage, requests after a failure, bytes received.
+    hedges: requests that were sent a second time because their reply did not begin; requests counts them too.
     cached_bytes: bytes read from the cache of this host.
     fetch_ns: waiting for remote storage. decode_ns: reading, decoding and shaping, fetch_ns included.
     stall_ns: waiting for a row group that is not decoded yet. transform_ns: in functions of the user.
@@ -61,6 +63,7 @@ class Counts(ctypes.Structure):
     decoded_bytes: int
     requests: int
     retries: int
+    hedges: int
     fetched_bytes: int
     cached_bytes: int
     fetch_ns: int
@@ -68,6 +71,12 @@ class Counts(ctypes.Structure):
     stall_ns: int
     transform_ns: int
     make_ns: int
+
+    def add(self, other: "Counts") -> None:
+        """Add the numbers of another thread that worked for this one, without its times."""
+        for name in COUNTED:
+            if not name.endswith("_ns"):
+                setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @contextmanager

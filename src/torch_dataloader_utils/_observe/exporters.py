@@ -110,6 +110,7 @@ _HELP = {
     "fetched_bytes": "Bytes received from remote storage.",
     "requests": "Requests to remote storage.",
     "retries": "Requests sent again after a failure.",
+    "hedges": "Requests sent a second time because the first was not answered.",
     "requests_by_time": "Requests to remote storage by duration.",
     "request_errors": "Failed attempts by answer.",
     "cache_events": "Ranges and entries of this host's cache.",

@@ -199,6 +199,7 @@ class _PassCounts:
             fetched_bytes=counted["fetched_bytes"],
             requests=counted["requests"],
             retries=counted["retries"],
+            hedges=counted["hedges"],
             fetch_seconds=counted["fetch_ns"] / 1e9,
             decode_seconds=(counted["decode_ns"] - counted["fetch_ns"]) / 1e9,
             stall_seconds=counted["stall_ns"] / 1e9,

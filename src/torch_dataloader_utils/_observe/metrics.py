@@ -43,6 +43,7 @@ class Metrics:
             pass are not counted, neither here nor in the other counts of requests.
         requests: requests to remote storage, answered or not.
         retries: requests sent again after a failure.
+        hedges: requests sent a second time because the first was not answered; `requests` counts them too.
         requests_by_time: requests by duration, until all bytes had arrived or the request failed. Keys: "to_10ms",
             "to_100ms", "to_1s", "to_10s", "over_10s".
         request_errors: failed attempts by answer. An attempt is one request, or the requests for one row group.
@@ -79,6 +80,7 @@ class Metrics:
     fetched_bytes: int = 0
     requests: int = 0
     retries: int = 0
+    hedges: int = 0
     requests_by_time: Mapping[str, int] = _zeros("requests_by_time")
     request_errors: Mapping[str, int] = _zeros("request_errors")
     cache_events: Mapping[str, int] = _zeros("cache_events")

@@ -84,7 +84,9 @@ class RemoteOptions:
 
     Attributes:
         backend: "fsspec" takes fsspec's client for the scheme (s3fs, gcsfs, adlfs, http). "obstore" takes the client of
-            obstore (extra fast-s3), which must never be used in a process that is forked afterwards.
+            obstore (extra fast-s3), which must never be used in a process that is forked afterwards. "auto" takes
+            obstore for S3 if it is installed and does what s3fs would do with the same options, and fsspec's client
+            otherwise, also in a process that was forked after obstore was used.
         retry: When failed requests are sent again.
         coalesce: Which neighbouring ranges share a request.
         connections: Most connections of one process to the store.
@@ -95,16 +97,16 @@ class RemoteOptions:
             None for no cache.
     """
 
-    backend: Literal["fsspec", "obstore"] = "fsspec"
+    backend: Literal["auto", "fsspec", "obstore"] = "auto"
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     coalesce: CoalesceLimits = field(default_factory=CoalesceLimits)
-    connections: int = 32
+    connections: int = 64
     keep_footers: bool = True
     cache: HostCache | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in ("fsspec", "obstore"):
-            raise ConfigError(f'backend={self.backend!r}: choose "fsspec" or "obstore".')
+        if self.backend not in ("auto", "fsspec", "obstore"):
+            raise ConfigError(f'backend={self.backend!r}: choose "auto", "fsspec" or "obstore".')
         if not isinstance(self.retry, RetryPolicy):
             raise ConfigTypeError(f"retry is {of_type(self.retry)}: pass RetryPolicy(...).")
         if not isinstance(self.coalesce, CoalesceLimits):

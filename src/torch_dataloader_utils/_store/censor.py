@@ -141,8 +141,8 @@ def _censored(value: Any, options: Mapping[str, Any] | None, level: int = 0) -> 
     if hasattr(value, "real_url") and hasattr(value, "_replace"):  # aiohttp's RequestInfo
         url = value.real_url.with_query(None).with_fragment(None).with_user(None)
         return value._replace(url=url, real_url=url, headers={})
-    # A yarl URL is replaced by its text.
-    return censored_text(str(value), options) if type(value).__name__ == "URL" else value
+    # A yarl URL, and a request of httpx, are replaced by their texts.
+    return censored_text(str(value), options) if type(value).__name__ in ("URL", "Request") else value
 
 
 def _secret_words(options: Mapping[str, Any], *, are_secret: bool = False) -> Iterator[str]:

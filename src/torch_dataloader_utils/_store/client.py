@@ -12,14 +12,23 @@ from typing import Any
 
 import fsspec
 
+from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store.access import RemoteOptions, StoreAccess
-from torch_dataloader_utils._store.censor import censor
+from torch_dataloader_utils._store.censor import censor, censored_text
+from torch_dataloader_utils._store.default_client import (
+    S3_SCHEMES,
+    NotHonouredError,
+    has_s3fs,
+    log_fallback,
+    obstore_options,
+    uses_obstore,
+)
 from torch_dataloader_utils._store.hub import CLIENT as HUB_CLIENT
 from torch_dataloader_utils._store.obstore import open_obstore
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils._store.store_errors import store_error, unknown_scheme
+from torch_dataloader_utils.errors import ConfigError
 
-_S3_SCHEMES = ("s3", "s3a")
 _HTTP_SCHEMES = ("http", "https")
 # Defaults of aiohttp: for a whole request, and for a server that accepts no connection.
 _MOST_HTTP_SECONDS = 300
@@ -53,9 +62,14 @@ def open_client(path: str, scheme: str, access: StoreAccess, *, renews: bool = F
 
 
 def _open(path: str, scheme: str, options: Mapping[str, Any], remote: RemoteOptions) -> Any:
-    if remote.backend == "obstore":
-        return open_obstore(scheme, options, remote)
-    if scheme in _S3_SCHEMES:
+    if uses_obstore(scheme, remote.backend):
+        if remote.backend == "obstore" or not has_s3fs():
+            return open_obstore(scheme, options, remote)
+        try:
+            return open_obstore(scheme, obstore_options(options), remote)
+        except (NotHonouredError, ConfigError) as error:
+            log_fallback(redact(path), censored_text(str(error), options))
+    if scheme in S3_SCHEMES:
         options = _s3_options(options, remote)
     if scheme in _HTTP_SCHEMES:
         options = _http_options(options, remote)
@@ -84,6 +98,11 @@ def exclusive_use(filesystem: Any) -> AbstractContextManager[Any]:
 def is_s3(filesystem: Any) -> bool:
     """Return whether this is s3fs, which supports uploads in parts."""
     return _package(filesystem) == _S3_CLIENT
+
+
+def is_obstore(filesystem: Any) -> bool:
+    """Return whether this is obstore's client."""
+    return _package(filesystem) == "obstore"
 
 
 def is_hub(filesystem: Any) -> bool:
@@ -123,11 +142,15 @@ Key = tuple[str, ...]
 
 
 class ClientTable:
-    """Clients by store. The least recently used client is dropped; it closes once no thread uses it."""
+    """Clients by store. The least recently used client is dropped; it closes once no thread uses it.
+
+    without_obstore: Stores that obstore could not read in this process, though it is the default.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: OrderedDict[Key, ProcessLocal[Any]] = OrderedDict()
+        self.without_obstore: set[Key] = set()
 
     def of(self, key: Key) -> ProcessLocal[Any]:
         """Return the slot of the client for stores with this key."""

@@ -4,13 +4,16 @@ Source: RFC 9110, section 14.4 (Content-Range).
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
-from torch_dataloader_utils._core.spans import Span
+import numpy as np
+
+from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._store.diagnosis import (
     OtherObjectError,
     ShortReplyError,
@@ -41,22 +44,31 @@ class RangeReply:
     """Bytes of one span received so far; another attempt asks only for the missing bytes.
 
     identity: Identity of the object, required of every reply; the first reply sets it if no identity was planned.
+    into: Memory of the span's length that the bytes are written into; None for memory of its own.
     is_pinned: Whether all bytes so far are known to be bytes of that object.
+    note_begun: Function that is called when a reply begins; if it raises, the reply is given up.
     """
 
-    def __init__(self, span: Span, identity: str | None) -> None:
+    def __init__(self, span: Span, identity: str | None, into: memoryview | None = None) -> None:
         self.span = span
         self.identity = identity
         self.have = 0
         self.is_pinned = True
+        self.note_begun: Callable[[], None] = lambda: None
         self._num_silences = 0
-        self._buffer = bytearray()
-        self._whole: bytes | None = None
+        self._into = into
+        self._memory: Buffer = np.empty(span[1], np.uint8).data if into is None else into
+        self._writing = threading.Lock()
 
     @property
-    def data(self) -> memoryview:
-        """Bytes of the span, once all have come."""
-        return memoryview(self._buffer if self._whole is None else self._whole).toreadonly()
+    def data(self) -> Buffer:
+        """Bytes of the span, once all have come; the very memory of `into` if they were written there."""
+        return self._memory if self._memory is self._into else memoryview(self._memory).toreadonly()
+
+    def detach(self) -> None:
+        """Write no more into the memory of `into`, whose owner no longer waits; bytes so far are kept."""
+        with self._writing:
+            self._memory = memoryview(bytearray(self._memory))
 
     @property
     def missing(self) -> tuple[int, int]:
@@ -70,12 +82,14 @@ class RangeReply:
         After each silence the limit is doubled, up to four times: a server may need longer, a lost connection is not
         worth a wait.
         """
+        num_silences = self._num_silences
         try:
-            async with reply_within(policy.progress_seconds * min(4, 2**self._num_silences)):
+            async with reply_within(policy.progress_seconds * min(4, 2**num_silences)):
                 yield
         except StalledError:
-            self._num_silences += 1
+            self._num_silences = num_silences + 1  # a second request at the same time counts once
             raise
+        self.note_begun()
 
     def check_range(self, content_range: str | None, content_length: int | None) -> None:
         """Raise WrongReplyError unless the reply holds the missing bytes."""
@@ -108,7 +122,7 @@ class RangeReply:
         """
         if len(data) != self.span[1]:
             raise ShortReplyError(f"bytes {self.span[0]} to {sum(self.span)} gave {len(data)} of {self.span[1]} bytes")
-        self._whole, self.have = data, len(data)
+        self._memory, self.have = data, len(data)
 
     async def receive(self, body: Any, policy: RetryPolicy) -> None:
         """Take the missing bytes from a stream, and watch its progress.
@@ -130,10 +144,14 @@ class RangeReply:
                 raise WrongReplyError(f"the reply ended after {self.have} of {self.span[1]} bytes")
             if len(piece) > self.span[1] - self.have:
                 raise WrongReplyError(f"the reply is longer than {self.span[1]} bytes")
-            self._buffer += piece
-            self.have += len(piece)
+            self._take(piece)
             if self.have - since >= policy.progress_bytes:
                 begin, since = time.monotonic(), self.have
+
+    def _take(self, piece: Any) -> None:
+        with self._writing:
+            memoryview(self._memory)[self.have : self.have + len(piece)] = piece
+            self.have += len(piece)
 
 
 class PieceStream:

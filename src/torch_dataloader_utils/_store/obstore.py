@@ -4,6 +4,7 @@ obstore runs its own tokio runtime. A forked child inherits the locks of the run
 child hangs, and the parent may hang too. A forked child therefore raises ConfigError instead.
 """
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,8 +48,14 @@ _CLIENT_OPTIONS = frozenset(
     }
 )
 
-# Size of the pieces of a body that obstore hands over.
-_PIECE_BYTES = 64 << 10
+# Size of the pieces of a body that obstore hands over; a piece takes half a millisecond, and has to come in
+# `progress_seconds`.
+_PIECE_BYTES = 256 << 10
+
+# s3fs's limit for a page of a listing that does not come.
+_MOST_SILENT_SECONDS = 15.0
+
+_SLOTS = "torch_dataloader_utils_slots"
 
 _state = {"was_used": False, "was_inherited": False}
 
@@ -57,13 +64,14 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
     """Return obstore's fsspec store for a scheme.
 
     options: s3fs's key, secret, token, anon, endpoint_url and client_kwargs are translated; all others go to obstore.
+        credential_provider is a function that returns credentials.
 
     Raises:
         MissingDependencyError: obstore is not installed.
         ConfigError: an option that obstore does not know, or a value that it does not accept; or this process was
             forked from a process that had used obstore.
     """
-    if _state["was_inherited"]:
+    if was_inherited():
         raise ConfigError(
             "obstore was used before this process was forked from another, and would hang in it. Start the workers "
             'with multiprocessing_context="forkserver" (or "spawn"), use num_workers=0, or backend="fsspec".'
@@ -74,7 +82,9 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
         raise MissingDependencyError('backend="obstore" needs obstore. Run: pip install obstore') from error
     _state["was_used"] = True
     # obstore's own limit for a request is 30 s, the body included; our limits watch the progress.
-    times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=4 * remote.retry.progress_seconds)}
+    progress_seconds = remote.retry.progress_seconds
+    silent_seconds = max(progress_seconds, min(_MOST_SILENT_SECONDS, 4 * progress_seconds))
+    times = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=silent_seconds)}
     with _known_options(scheme, options):
         options = _translated(options)
         _check_none_misplaced(options)
@@ -86,6 +96,7 @@ def open_obstore(scheme: str, options: Mapping[str, Any], remote: RemoteOptions)
         )
         # obstore checks options when a bucket is used first: any name will do.
         filesystem._construct_store("bucket")
+        setattr(filesystem, _SLOTS, asyncio.Semaphore(remote.connections))
     return filesystem
 
 
@@ -146,11 +157,12 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
     options: dict[str, Any] = {"range": (first, last + 1)}
     if reply.identity is not None:
         options["if_match"] = f'"{reply.identity}"'
-    async with reply.begun(policy):
-        answer = await filesystem._construct_store(bucket).get_async(name, options=options)
-    reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
-    pieces = answer.stream(min_chunk_size=min(_PIECE_BYTES, policy.progress_bytes))
-    await reply.receive(PieceStream(aiter(pieces)), policy)
+    async with getattr(filesystem, _SLOTS):  # obstore has no limit of its own
+        async with reply.begun(policy):
+            answer = await filesystem._construct_store(bucket).get_async(name, options=options)
+        reply.check_identity(str(answer.meta.get("e_tag") or "").strip('"') or reply.identity)
+        pieces = answer.stream(min_chunk_size=min(_PIECE_BYTES, policy.progress_bytes))
+        await reply.receive(PieceStream(aiter(pieces)), policy)
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,6 +181,11 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
     if found.pop("anon", False):
         found["skip_signature"] = True
     return found
+
+
+def was_inherited() -> bool:
+    """Return whether this process was forked from a process that had used obstore, so that obstore would hang."""
+    return _state["was_inherited"]
 
 
 def _mark_child() -> None:

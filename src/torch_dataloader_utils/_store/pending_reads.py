@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fsspec.asyn import get_loop
@@ -19,6 +20,7 @@ from torch_dataloader_utils._store.conditional_reads import (
     fetch_from_s3,
 )
 from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
+from torch_dataloader_utils._store.hedge import Race, ReplyTimes, fetch_hedged
 from torch_dataloader_utils._store.hub import fetch_from_hub
 from torch_dataloader_utils._store.obstore import fetch_from_obstore
 from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
@@ -34,14 +36,23 @@ _FETCHES: dict[str, Fetch] = {
     "adlfs": fetch_from_azure,
     "huggingface_hub": fetch_from_hub,
 }
+# Their clients show no reply before its end.
+_UNHEDGED = (fetch_from_gcs, fetch_from_azure)
 
 
 class PendingReads:
-    """Spans of one file, to be read at the planned identity."""
+    """Spans of one file, to be read at the planned identity, in the memory that `into` has for them."""
 
-    def __init__(self, spans: Sequence[Span], identity: str | None, attempts: Attempts) -> None:
-        self._replies = [RangeReply(span, identity) for span in spans]
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        identity: str | None,
+        attempts: Attempts,
+        into: Mapping[Span, memoryview] = MappingProxyType({}),
+    ) -> None:
+        self._replies = [RangeReply(span, identity, into.get(span)) for span in spans]
         self._attempts = attempts
+        self._num_hedges = 0
 
     @property
     def data(self) -> list[Buffer]:
@@ -77,21 +88,49 @@ class PendingReads:
             if fetch is None:
                 errors = _sync(filesystem, key, missing)
             else:
-                calls = [partial(fetch, filesystem, key, reply, self._attempts.policy) for reply in missing]
-                works = _all(_timed(call, ended) for call in calls)
+                works = _all(self._send(fetch, filesystem, key, reply, ended) for reply in missing)
                 # The Hub's client has no loop; fsspec's loop runs it.
                 loop = getattr(filesystem, "loop", None) or get_loop()
-                errors = run_on_loop(loop, works, self._left_seconds)
+                errors = self._run(loop, works, missing)
         finally:
             received = self._received_bytes()
             self._attempts.received(received)
             thread_counts().fetched_bytes += received - before
+            hedges, self._num_hedges = self._num_hedges, 0
+            thread_counts().requests += hedges
+            thread_counts().hedges += hedges
             # Given-up requests count with the whole time, as do requests of a client that reports only the end of all.
-            ends = (ended + [time.perf_counter()] * len(missing))[: len(missing)]
+            num_requests = len(missing) + hedges
+            ends = (ended + [time.perf_counter()] * num_requests)[:num_requests]
             count_times(end - begin for end in ends)
         failures = [error for error in errors if error is not None]
         if failures:
             raise max(failures, key=_hardness)
+
+    def _run(self, loop: Any, works: Any, replies: Sequence[RangeReply]) -> list[BaseException | None]:
+        try:
+            return run_on_loop(loop, works, self._left_seconds)
+        except BaseException:
+            # Requests under way end a little later, when the caller may have other plans for its memory.
+            for reply in replies:
+                reply.detach()
+            raise
+
+    async def _send(self, fetch: Fetch, filesystem: Any, key: str, reply: RangeReply, ended: list[float]) -> None:
+        """Fetch one reply, by a second request too if the first is silent; append the time at which each ended."""
+        policy = self._attempts.policy
+        call = partial(_timed, partial(fetch, filesystem, key, reply, policy), ended)
+        if policy.hedge_share == 0 or fetch in _UNHEDGED:
+            await call()
+            return
+
+        def begin(race: Race) -> None:
+            reply.note_begun = race.begun
+
+        def note_hedge() -> None:
+            self._num_hedges += 1
+
+        await fetch_hedged(call, ReplyTimes.of(filesystem), policy.hedge_share, begin, note_hedge)
 
     def _received_bytes(self) -> int:
         return sum(reply.have for reply in self._replies)

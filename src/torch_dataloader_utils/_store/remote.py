@@ -1,11 +1,13 @@
 """All remote stores, through fsspec: the one place that sends requests and retries them."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.paths import check_no_password, redact
@@ -16,13 +18,21 @@ from torch_dataloader_utils._runtime.waiting import pause
 from torch_dataloader_utils._store.access import StoreAccess
 from torch_dataloader_utils._store.cancellation import ask
 from torch_dataloader_utils._store.censor import censor
-from torch_dataloader_utils._store.client import clients, exclusive_use, is_hub, open_client
+from torch_dataloader_utils._store.client import (
+    clients,
+    exclusive_use,
+    has_buckets,
+    is_hub,
+    is_obstore,
+    open_client,
+)
 from torch_dataloader_utils._store.coalesce import coalesce
+from torch_dataloader_utils._store.default_client import has_s3fs, is_for_s3fs, log_fallback, names_more_than_a_key
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import FileEntry, FileStat, Listing, Tail
-from torch_dataloader_utils._store.obstore import no_panic
+from torch_dataloader_utils._store.obstore import PanicError, no_panic
 from torch_dataloader_utils._store.pending_reads import PendingReads
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
@@ -164,7 +174,7 @@ class FsspecStore:
         into: Mapping[Span, memoryview],
     ) -> list[Buffer]:
         """Return the bytes of each span, by one request or cache entry each, in the memory that `into` has for it."""
-        fetch = partial(self._fetch, path, identity)
+        fetch = partial(self._fetch, path, identity, into)
         cache = None if row_group is None else self._cache(identity)
         if cache is None:
             return fetch(reads)
@@ -176,8 +186,10 @@ class FsspecStore:
         """Limit for waiting while another process of this host fetches: two attempts that bring nothing."""
         return 2 * self.access.remote.retry.progress_seconds
 
-    def _fetch(self, path: str, identity: str | None, spans: Sequence[Span]) -> list[Buffer]:
-        reads = self._read(path, spans, identity)
+    def _fetch(
+        self, path: str, identity: str | None, into: Mapping[Span, memoryview], spans: Sequence[Span]
+    ) -> list[Buffer]:
+        reads = self._read(path, spans, identity, into)
         if identity is not None and not reads.are_pinned:
             check_identity(path, identity, stat_of(self._look_up(path, identity)))
         return reads.data
@@ -209,7 +221,7 @@ class FsspecStore:
         url = self._url(path)
         if is_pattern(url.own):
             check_pattern(url.own)
-        key, found = self._request(path, "list", None, partial(_find, directories_only=url.own.endswith("/")))
+        key, found = self._request(path, "list", None, partial(_find, url, self._url))
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
         stats = self._stats({url.of_key(name): info for name, info in found.items()})
@@ -246,9 +258,15 @@ class FsspecStore:
         """Make the directory and its parents, if the store has directories."""
         self._request(path, "make", None, make_directory)
 
-    def _read(self, path: str, spans: Sequence[Span], identity: str | None) -> PendingReads:
+    def _read(
+        self,
+        path: str,
+        spans: Sequence[Span],
+        identity: str | None,
+        into: Mapping[Span, memoryview] = MappingProxyType({}),
+    ) -> PendingReads:
         attempts = Attempts(self.access.remote.retry)
-        reads = PendingReads(spans, identity, attempts)
+        reads = PendingReads(spans, identity, attempts, into)
         if reads.are_missing:
             self._request(path, "read", identity, reads.fetch, attempts)
         return reads
@@ -273,11 +291,13 @@ class FsspecStore:
         """
         attempts, log = attempts or Attempts(self.access.remote.retry), RetryLog(path, action)
         url = self._url(path)
-        local = clients.of((self.access.token, *url.client))
-        connect = partial(open_client, url.address, url.scheme, self.access)
+        store = (self.access.token, *url.client)
+        access = self._access_for(action, path, store)
         filesystem, is_expired, failure = None, False, None
         handled = sys.exception()  # the error of another place, if the user tries this place after a failure
         while True:
+            local = clients.of((access.remote.backend, *store))
+            connect = partial(open_client, url.address, url.scheme, access)
             try:
                 begin = time.monotonic()
                 if is_expired:
@@ -292,9 +312,17 @@ class FsspecStore:
                 raise
             except Exception as error:  # whatever a storage client raises
                 diagnosis = diagnose(error, handled=handled)
-                count("request_errors", _counted_as(diagnosis))
                 # The client's options include the result of `credentials`; without a client, see `open_client`.
                 censor(error, getattr(filesystem, "storage_options", None), handled=handled)
+                if access.remote.backend == "auto" and is_obstore(filesystem) and has_s3fs():
+                    reason = is_for_s3fs(error, diagnosis)
+                    if reason:
+                        log_fallback(redact(path), reason)
+                        access = _through_fsspec(access)
+                        if diagnosis.status or isinstance(error, PanicError):
+                            clients.without_obstore.add(store)
+                        continue
+                count("request_errors", _counted_as(diagnosis))
                 delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
                 # An attempt that the limit cut off says less than the failure before it.
                 failure = failure if failure and isinstance(error, OverdueError) else (error, diagnosis)
@@ -309,16 +337,33 @@ class FsspecStore:
             # Stays true if a new client could not be opened, whatever the reason.
             is_expired = is_expired or diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
 
+    def _access_for(self, action: str, path: str, store: Sequence[str]) -> StoreAccess:
+        """Return the access of one request: by default s3fs writes, and reads what obstore cannot read."""
+        if self.access.remote.backend != "auto" or not has_s3fs():
+            return self.access
+        is_for_fsspec = action not in ("read", "list", "look up") or names_more_than_a_key(path)
+        return _through_fsspec(self.access) if is_for_fsspec or store in clients.without_obstore else self.access
+
     def _url(self, path: str) -> RemoteUrl:
         return RemoteUrl.of(path, backend=self.access.remote.backend)
+
+
+def _through_fsspec(access: StoreAccess) -> StoreAccess:
+    return replace(access, remote=replace(access.remote, backend="fsspec"))
 
 
 def _look_up(attempts: Attempts, filesystem: Any, key: str) -> Mapping[str, Any]:
     filesystem.invalidate_cache()  # of the whole client: some clients look a file up in the listing of its directory
     thread_counts().requests += 1
     begin = time.perf_counter()
+    # Elsewhere a look-up may be several requests, which the client limits.
+    most_seconds = attempts.most_silent_seconds if has_buckets(filesystem) else math.inf
+
+    def left_seconds() -> float:
+        return min(attempts.left_seconds, begin + most_seconds - time.perf_counter())
+
     try:
-        info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=lambda: attempts.left_seconds)
+        info: Mapping[str, Any] = ask(filesystem, "info", key, left_seconds=left_seconds)
     finally:
         count_times([time.perf_counter() - begin])
     return info
@@ -342,10 +387,16 @@ def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
     return stat_of(info)
 
 
-def _find(filesystem: Any, key: str, *, directories_only: bool) -> tuple[str, Infos]:
+def _find(url: RemoteUrl, parse: Callable[[str], RemoteUrl], filesystem: Any, key: str) -> tuple[str, Infos]:
     filesystem.invalidate_cache()
     if is_hub(filesystem):
         key = key_at_commit(filesystem, key)
     if is_pattern(key):
-        return key, matching_files(filesystem, key, directories_only=directories_only)
-    return key, files_at(filesystem, key)
+        found = matching_files(filesystem, key, directories_only=url.own.endswith("/"))
+    else:
+        found = files_at(filesystem, key)
+    for name, info in found.items():
+        # A name that the user wrote means what the client takes it for, and an empty object may mark a directory.
+        if name != key and info.get("size") != 0:
+            url.check_key(filesystem, name, parse)
+    return key, found

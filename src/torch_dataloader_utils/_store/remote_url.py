@@ -1,17 +1,25 @@
 """URLs of remote files: from a URL to its client's name for the file, and back."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 
-from torch_dataloader_utils._core.paths import split_chain
+from torch_dataloader_utils._core.paths import redact, split_chain
+from torch_dataloader_utils._store.client import is_s3
+from torch_dataloader_utils._store.default_client import S3_SCHEMES, VERSION
 from torch_dataloader_utils._store.wildcards import is_web
+from torch_dataloader_utils.errors import UnsupportedFeatureError
 
 # Schemes of local files behind one of fsspec's caches: "simplecache::file:///data".
 _LOCAL_SCHEMES = ("file", "local")
 
 _AZURE_SCHEMES = ("abfs", "abfss", "az", "adl")
+
+# Parts of names that a URL cannot hold for every client: a chain, a version of an object, a slash at the end.
+_AMBIGUOUS = re.compile(rf"::|://|{re.escape(VERSION)}|/$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +56,8 @@ class RemoteUrl:
         scheme, _, rest = parts[index].partition("://")
         authority = rest.partition("/")[0]
         is_fsspec = backend != "obstore"
-        root = _root_on_server(scheme, authority) if is_fsspec else None
+        has_server = is_fsspec and scheme not in S3_SCHEMES  # without a look at the client, whose import takes 0.3 s
+        root = _root_on_server(scheme, authority) if has_server else None
         return cls(
             before="".join(f"{part}::" for part in parts[:index]),
             own=parts[index],
@@ -80,6 +89,26 @@ class RemoteUrl:
         key: str = filesystem._strip_protocol(self.own)
         # obstore leaves the scheme, lists names without one, and takes "?" and "#" for the end of a URL with one.
         return key if is_web(key) else key.removeprefix(f"{self.scheme}://")
+
+    def check_key(self, filesystem: Any, key: str, parse: Callable[[str], "RemoteUrl"]) -> None:
+        """Check that the URL of a listed name means this name, so that what is read is what was listed.
+
+        parse: Function that returns the parts of a URL, as they are read when the file is.
+
+        Raises:
+            UnsupportedFeatureError: the client takes a part of the name for a chain, a version or a directory.
+        """
+        if not _AMBIGUOUS.search(key):
+            return
+        url = self.of_key(key)
+        parsed = parse(url)
+        names_version = VERSION in key and is_s3(filesystem)
+        if names_version or parsed.client != self.client or parsed.key(filesystem) != key:
+            raise UnsupportedFeatureError(
+                f"{redact(url)}: the storage client takes a part of this name ('::', '?versionId=' or a slash at its "
+                "end) for something else, and would read another file. Rename the file, or choose the files by a "
+                "pattern that leaves it out."
+            )
 
     def of_key(self, key: str) -> str:
         """Return the URL of the client's name `key`."""

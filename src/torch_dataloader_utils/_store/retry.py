@@ -32,6 +32,9 @@ class RetryPolicy:
             by a random number between one half and one. A longer Retry-After of the server wins.
         progress_seconds: A reply that brings less than `progress_bytes` in this time is given up and requested again.
             A reply that does not begin has this time too, then two times and four times as long.
+        hedge_share: Most second requests, as a share of all requests of a client. A second request is sent when a reply
+            begins later than nearly all replies did, a second at least, and the reply that begins first is taken. 0 for
+            none.
     """
 
     most_seconds: float = 120.0
@@ -39,12 +42,14 @@ class RetryPolicy:
     most_delay_seconds: float = 10.0
     progress_seconds: float = 15.0
     progress_bytes: int = 256 << 10
+    hedge_share: float = 0.05
 
     def __post_init__(self) -> None:
         # With 0 bytes a reply that has stopped would count as progress; with 0 seconds no reply would.
         hold_integers(self, "progress_bytes", least=1)
         seconds = ("most_seconds", "first_delay_seconds", "most_delay_seconds", "progress_seconds")
         hold_not_negative(self, *seconds, what="number of seconds")
+        hold_not_negative(self, "hedge_share")
         if self.progress_seconds == 0:
             raise ConfigError("progress_seconds=0 gives up every reply at once: pass more than 0.")
 
@@ -77,6 +82,11 @@ class Attempts:
         """Seconds left for the present attempt."""
         least = self._grace_seconds if self.count else self.policy.progress_seconds
         return max(least, self.most_seconds) - self.elapsed_seconds
+
+    @property
+    def most_silent_seconds(self) -> float:
+        """Limit for a look-up, which has no progress to watch: as for a reply that does not begin."""
+        return self.policy.progress_seconds * 2.0 ** min(2, self.count)
 
     def leave_out(self, seconds: float) -> None:
         """Leave out time in which nothing was requested: to open a client is no fault of the storage."""

@@ -23,6 +23,7 @@ from torch_dataloader_utils.errors import (
     MissingDependencyError,
     NoDataError,
     StoreError,
+    UnsupportedFeatureError,
 )
 
 # Packages, not extras of this library: on the package index this library's name belongs to another library.
@@ -94,6 +95,8 @@ def store_error(
             )
         case FileNotFoundError() | NotADirectoryError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
+        case _ if diagnosis is not None and diagnosis.status in (404, 410):  # obstore, while it lists
+            return _missing(path, was_planned=identity is not None)
         case _ if kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED):
             return _expired(path, action, cause, is_sure=kind is Kind.EXPIRED)
         case _ if diagnosis is not None and diagnosis.code == "InvalidObjectState":  # a 403, whatever the rights
@@ -110,6 +113,11 @@ def store_error(
             )
         case ImportError():
             return _no_client(path, cause)
+        case _ if type(error).__name__ == "InvalidPathError":  # of obstore
+            return UnsupportedFeatureError(
+                f"{redact(path)}: cannot {action}, obstore does not take the name of a file ({cause}). Use "
+                'RemoteOptions(backend="fsspec"), or rename the file.'
+            )
         case TypeError() if "unexpected keyword argument" in str(error):
             return ConfigError(
                 f"{redact(path)}: cannot {action}, its client does not know one of storage_options ({cause}). Pass "

@@ -20,7 +20,10 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple
 
+import numpy as np
+
 from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils._engine import crc32
 
 _MAGIC = b"TDUCACH1"
 _HEAD = struct.Struct("<8sQI40s4x")
@@ -28,6 +31,8 @@ HEAD_BYTES = _HEAD.size
 # One call of the kernel reads or writes a little less than 2 GiB.
 MOST_ENTRY_BYTES = 1 << 30
 _KEY_DIGITS = 16
+# Size of the pieces in which an entry is read.
+_PIECE_BYTES = 256 << 10
 # The first letter of a value's name; names of ranges are digits.
 _VALUE = "k"
 _NAME = re.compile(rf"[0-9a-f{_VALUE}][0-9a-f]{{39}}")
@@ -79,6 +84,18 @@ class ValueKey(NamedTuple):
         """Name of the entry with this value, 40 letters."""
         text = "\0".join(self).encode()
         return f"{_VALUE}{blake2b(text, digest_size=20).hexdigest()[1:]}"
+
+
+class TokensKey(NamedTuple):
+    """Tokens of a row group, which are read when the row group is read. what: Digest of all that decides them."""
+
+    group: GroupKey
+    what: str
+
+    @property
+    def entry_name(self) -> str:
+        """Name of the entry with these tokens, 40 digits; the first 16 are the row group's number."""
+        return f"{self.group.number:016x}{blake2b(self.what.encode(), digest_size=12).hexdigest()}"
 
 
 def is_value(name: str) -> bool:
@@ -148,13 +165,11 @@ class EntryFiles:
             fits = HEAD_BYTES <= size == status.st_size <= HEAD_BYTES + MOST_ENTRY_BYTES
             if status.st_uid != os.geteuid() or not fits:
                 raise DamagedEntryError(name)
-            head = bytearray(HEAD_BYTES)
-            data = memoryview(bytearray(size - HEAD_BYTES)) if into is None else into
-            is_whole = os.preadv(descriptor, [head, data], 0) == size
+            data = np.empty(size - HEAD_BYTES, np.uint8).data if into is None else into
+            if not _read_checked(descriptor, name, data):
+                raise DamagedEntryError(name)
         finally:
             os.close(descriptor)
-        if not is_whole or head != _head(name, data):
-            raise DamagedEntryError(name)
         return data
 
     def remove(self, name: str) -> bool:
@@ -309,9 +324,29 @@ def sweep(directory: Path) -> None:
                 os.close(descriptor)
 
 
+def _read_checked(descriptor: int, name: str, data: memoryview) -> bool:
+    """Read the bytes of an entry, and return whether they are the bytes that were written under this name.
+
+    Each piece is checked while a core's cache holds it.
+    """
+    head = bytearray(HEAD_BYTES)
+    seal, begun = _seal(name, len(data)), [head]
+    for start in range(0, max(len(data), 1), _PIECE_BYTES):
+        piece = data[start : start + _PIECE_BYTES]
+        wanted = len(piece) + (HEAD_BYTES if begun else 0)
+        if os.preadv(descriptor, [*begun, piece], start + HEAD_BYTES - sum(map(len, begun))) != wanted:
+            return False
+        seal, begun = crc32(piece, seal), []
+    return head == _HEAD.pack(_MAGIC, len(data), seal, name.encode())
+
+
 def _head(name: str, data: Buffer) -> bytes:
-    sealed = zlib.crc32(data, zlib.crc32(f"{name}{len(data)}".encode()))
-    return _HEAD.pack(_MAGIC, len(data), sealed, name.encode())
+    return _HEAD.pack(_MAGIC, len(data), crc32(data, _seal(name, len(data))), name.encode())
+
+
+def _seal(name: str, length: int) -> int:
+    """Return the checksum of what comes before the bytes of an entry."""
+    return zlib.crc32(f"{name}{length}".encode())
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -30,6 +30,7 @@ from torch_dataloader_utils.cache.entries import (
     Claim,
     DamagedEntryError,
     GroupKey,
+    TokensKey,
     ValueKey,
     is_private,
 )
@@ -131,12 +132,12 @@ class OpenCache:
         """Return a value: from the disk, or made and kept, by one thread and process as in `ranges`."""
         return self._obtain({key: _Entry(key.entry_name)}, lambda _: [make()], wait_seconds)[key]
 
-    def get(self, key: ValueKey) -> Buffer | None:
-        """Return a value if it is kept."""
+    def get(self, key: ValueKey | TokensKey) -> Buffer | None:
+        """Return a value, or tokens, if they are kept."""
         return None if self._reading.is_open else self._read_all({key: _Entry(key.entry_name)}).get(key)
 
-    def put(self, key: ValueKey, value: Buffer) -> None:
-        """Keep a value, unless another process is making it."""
+    def put(self, key: ValueKey | TokensKey, value: Buffer) -> None:
+        """Keep a value, or tokens, unless another process is making them."""
         with self._claims({key: _Entry(key.entry_name)}) as claims:
             self._keep(claims.get(key), value)
 

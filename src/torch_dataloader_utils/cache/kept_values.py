@@ -19,6 +19,8 @@ VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
 
 # Room for 80,000 footers of 26 KB (50 columns, 4 row groups).
 _MOST_BYTES = 2 << 30
+# About 8e9 tokens: two bytes each, compressed.
+_MOST_TOKEN_BYTES = 16 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,7 @@ class KeptValues:
 
 def user_cache() -> OpenCache | None:
     """Return this user's own cache of values; None if it is switched off."""
-    chosen = os.environ.get(VARIABLE, "")
-    directory = _own_directory() if not chosen else None if chosen.lower() == "off" else chosen
+    directory = _directory()
     return None if directory is None else _cache_in(os.path.abspath(directory))  # noqa: PTH100 - a str is wanted
 
 
@@ -63,6 +64,17 @@ def user_cache() -> OpenCache | None:
 def _cache_in(directory: str) -> OpenCache:
     # A HostCache of the same directory has entries and a limit of its own.
     return opened(HostCache(Path(directory) / "values", max_bytes=_MOST_BYTES))
+
+
+def token_cache() -> HostCache | None:
+    """Return the cache of this user for tokens, where a data set has no cache; None if it is switched off."""
+    directory = _directory()
+    return None if directory is None else HostCache(Path(directory) / "tokens", max_bytes=_MOST_TOKEN_BYTES)
+
+
+def _directory() -> str | None:
+    chosen = os.environ.get(VARIABLE, "")
+    return _own_directory() if not chosen else None if chosen.lower() == "off" else chosen
 
 
 def _own_directory() -> str | None:

@@ -190,8 +190,9 @@ class ReadSchedules:
 
     def mark(self, token: str, key: int) -> None:
         """Mark that a process that reads for `token` is about to read a row group."""
-        place, mine = self._marked.get(token, (None, None))
-        if place is None or mine is None or not is_at(mine.descriptor, place):
+        _, mine = self._marked.get(token, (None, None))
+        # The file of a schedule that was replaced or withdrawn has no name any more.
+        if mine is None or os.fstat(mine.descriptor).st_nlink == 0:
             found = self._find(token)
             if found is None:
                 return

@@ -18,10 +18,16 @@ import click
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._runtime.processes import end_with_parent, held
 from torch_dataloader_utils.cli.app import DATA_PROBLEM, USAGE, Failure, disk_is_full, of_interrupt, of_os_error
-from torch_dataloader_utils.cli.options import catalog_option, catalog_properties_option, json_option, storage_option
+from torch_dataloader_utils.cli.options import (
+    catalog_option,
+    catalog_properties_option,
+    data_options,
+    json_option,
+    storage_option,
+)
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, parse_pairs
-from torch_dataloader_utils.errors import ConfigError, NullValueError
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, NullValueError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.megatron.corpora import CorpusReport
@@ -226,6 +232,62 @@ def _print(report: "CorpusReport") -> None:
             ("parts", f"{report.reused_parts:,} reused from an earlier run"),
         ]
     )
+
+
+_WARM_EXAMPLES = """\b
+Examples:
+  tdu tokens warm text/ --columns text --tokenizer tokenizer.json
+  tdu tokens warm chats/ --format jsonl --columns messages --tokenizer my-model/ --cache /nvme --max-bytes 500GiB
+"""
+
+
+@command.command("warm", epilog=_WARM_EXAMPLES)
+@data_options
+@click.option("--tokenizer", required=True, metavar="PATH", help="A tokenizer.json, or a directory of transformers.")
+@click.option("--cache", "directory", metavar="DIR", help="Directory of the HostCache of the jobs, if they have one.")
+@click.option("--max-bytes", metavar="SIZE", help="Limit of that HostCache, such as 500GiB.")
+@json_option
+def warm(source: DataSource, tokenizer: str, directory: str | None, max_bytes: str | None, as_json: bool) -> None:
+    """Tokenize a column of text (--columns) now, and keep the tokens on this host.
+
+    Jobs that pack the column with the same tokenizer read these tokens, for any length of samples and in all epochs.
+    """
+    from torch_dataloader_utils import HostCache, RemoteOptions, pack_tokens
+    from torch_dataloader_utils.cache.kept_values import VARIABLE, token_cache
+    from torch_dataloader_utils.stream.loader import TableDataLoader
+
+    if source.columns is None or len(source.columns) != 1:
+        raise ConfigError("Name the column of text: --columns NAME.")
+    if directory is None and token_cache() is None:
+        raise ConfigError(f"{VARIABLE} is off, so that nothing is kept: name a directory, or pass --cache.")
+    options = {}
+    if directory is not None:
+        if max_bytes is None:
+            raise ConfigError("--cache needs the limit of the HostCache of the jobs: pass --max-bytes.")
+        options["remote"] = RemoteOptions(cache=HostCache(directory, max_bytes=max_bytes))
+    # One pass over samples of any length reads all text.
+    pack = pack_tokens(source.columns[0], 1024, tokenizer=_tokenizer(tokenizer), fields=("cu_seqlens",))
+    loader = TableDataLoader(source.dataset(source.inventory(), columns=None, pack=pack, **options), num_workers=0)
+    for _ in loader:
+        pass
+    events = loader.metrics().cache_events
+    facts = {"samples": loader.plan.inventory.num_rows, "kept": events["hits"], "not_kept": events["misses"]}
+    if as_json:
+        emit_json(facts)
+        return
+    print_facts([("row groups kept", f"{facts['kept']:,}"), ("not kept, for lack of room", f"{facts['not_kept']:,}")])
+
+
+def _tokenizer(path: str) -> Any:
+    if not Path(path).is_dir():
+        return path
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError(
+            "A directory of a tokenizer needs transformers: pip install transformers"
+        ) from error
+    return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
 @command.command("merge")

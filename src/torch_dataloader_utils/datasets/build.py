@@ -27,6 +27,7 @@ from torch_dataloader_utils._observe.progress import ProgressReporter
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils._runtime.system_limits import memory_bytes
 from torch_dataloader_utils._store import Foresight, StoreAccess, open_store
+from torch_dataloader_utils.cache.kept_values import token_cache
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import Ranks, compared_options, counting_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import (
@@ -45,6 +46,7 @@ from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.plan.windows import held_bytes
 from torch_dataloader_utils.samples.batch_fields import find_fields
+from torch_dataloader_utils.samples.kept_tokens import KeptTokens
 from torch_dataloader_utils.samples.packing_reader import PackingReader
 from torch_dataloader_utils.samples.sample_counts import count_packed, stored_inventory
 from torch_dataloader_utils.samples.text import tokenized
@@ -173,8 +175,16 @@ def build_stages(found: Found, options: TableOptions, ranks: Ranks) -> Stages:
         peers=ranks.peers,
         compared={} if ranks.peers is None else compared_options(options, ranks.num_ranks),
         row_tokens=0 if options.pack is None else options.pack.sequence_length,
-        foresight=None if access.remote.cache is None else Foresight(access=access, cache=access.remote.cache),
+        foresight=_foresight(options, access),
     )
+
+
+def _foresight(options: TableOptions, access: StoreAccess) -> Foresight | None:
+    """Return what announces reads to the cache of remote bytes, or of tokens."""
+    cache = access.remote.cache
+    if cache is None and options.pack is not None and options.pack.tokenizer is not None:
+        cache = token_cache() if options.pack.tokenizer.keeps_tokens else None
+    return None if cache is None else Foresight(access=access, cache=cache)
 
 
 def _pipeline(rows: "TableRows", options: TableOptions) -> Pipeline:
@@ -263,10 +273,11 @@ def _build_samples(
     fields = find_fields(decode_schema(stored.schema), packing)
     rows = make_reader(read_spec(stored, options, access, packing.columns))
     tokens = make_reader(read_spec(stored, options, access, packing.token_columns))
-    skips = options.on_error == "skip"
+    skips, kept = options.on_error == "skip", KeptTokens.of(access)
     reader = PackingReader(
-        reader=tokenized(rows, packing.tokenizer, packing.outputs, skips_bad_rows=skips),
-        counter=tokenized(tokens, packing.tokenizer, skips_bad_rows=skips),
+        reader=tokenized(rows, packing.tokenizer, packing.outputs, skips_bad_rows=skips, kept=kept),
+        # With all outputs, since it keeps what the first epoch reads.
+        counter=tokenized(tokens, packing.tokenizer, packing.outputs, skips_bad_rows=skips, kept=kept),
         packing=packing,
         fields=fields,
     )

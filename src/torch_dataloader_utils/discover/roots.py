@@ -202,7 +202,10 @@ class Roots:
     def check(self, path: str, named_by: str = "the table's metadata") -> None:
         """Raise UnsupportedFeatureError for a resolved path outside all roots, CorruptFileError for a null byte."""
         _check_no_null(path, named_by)
-        store = _store(*split(path)[:2])
+        scheme, authority, _ = split(path)
+        if "::" in path and not is_local(scheme) and "::" not in scheme and len(split_chain(path)) > 1:
+            raise self._outside(path, named_by)  # only the user may chain clients
+        store = _store(scheme, authority)
         near = [root for root in self.places if root[0] == store[0] and root[1] in ("", store[1])]
         if any(directory == "/" for _, _, directory in near):
             return  # fast, without a look at the path: every file is checked, more than once

@@ -82,7 +82,12 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "partitions": [[column.name, _text(_values(inventory, column))] for column in files.partitions],
     }
     holdout = inventory.holdout and asdict(inventory.holdout)
-    optional = {"nulls": dict(inventory.nulls), "tokenizer": inventory.tokenizer, "holdout": holdout}
+    optional = {
+        "nulls": dict(inventory.nulls),
+        "tokenizer": inventory.tokenizer,
+        "holdout": holdout,
+        "window_tokens": inventory.window_tokens,
+    }
     return pa.table(columns), about | {name: value for name, value in optional.items() if value}
 
 
@@ -124,6 +129,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         nulls=about.get("nulls", {}),
         tokenizer=about.get("tokenizer", ""),
         holdout=Holdout(**about["holdout"]) if "holdout" in about else None,
+        window_tokens=about.get("window_tokens", 0),
     )
     _check(inventory)
     return inventory
@@ -154,6 +160,8 @@ def _check(inventory: Inventory) -> None:
     about = (inventory.source, inventory.row_filter, inventory.tokenizer)
     if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
         raise ValueError("source, filter, tokenizer, projection or notes are not text")
+    if type(inventory.window_tokens) is not int or inventory.window_tokens < 0:
+        raise ValueError("the tokens of its packing windows are not a number")
     if not all(name in names and isinstance(count, int) for name, count in inventory.nulls.items()):
         raise ValueError("its counts of nulls are no integers, or name columns that the schema lacks")
 

@@ -36,7 +36,7 @@ def explain_plan(plan: "EpochPlan", max_ranks: int, cache: str) -> str:
     loads: list[int] = []
     for rank in range(shown):
         for worker, program in enumerate(plan.programs(rank)):
-            groups = sum(len(touched_groups(lane, space)) for lane in program.lanes)
+            groups = sum(len(inventory.with_members(touched_groups(lane, space))) for lane in program.lanes)
             load = _bytes_of(program, space)
             loads.append(load)
             lines.append(
@@ -104,7 +104,8 @@ def describe_cache(plan: "EpochPlan", cache_bytes: int | str | None, host_ranks:
     groups, epochs = plan.inventory.groups, host_reads(plan, ranks, _FORECAST_EPOCHS + EPOCHS_AHEAD)
     # An inventory has the stored bytes of all columns, and the decoded bytes of the projected columns.
     stored = np.where(groups.byte_length > 0, groups.byte_length, groups.projected_bytes)
-    sizes = np.minimum(groups.projected_bytes, stored)
+    # The first row group of a packing window has the projected bytes of all.
+    sizes = np.where(groups.projected_bytes > 0, np.minimum(groups.projected_bytes, stored), stored)
     parts = CacheForecast(epochs, sizes, most_bytes).parts()
     first, *later = [f"{100 * part.cached_bytes / max(1, part.read_bytes):.0f} %" for part in parts] or ["0 %"]
     read_bytes = sum(part.read_bytes for part in parts) / max(1, len(parts))
@@ -122,7 +123,7 @@ def host_reads(plan: "EpochPlan", ranks: int, most_epochs: int) -> list[Int64s]:
     epochs = []
     while True:
         reads = [GroupReads.of(plan.programs(rank), plan.inputs.space) for rank in range(ranks)]
-        epochs.append(GroupReads.side_by_side(reads).group)
+        epochs.append(GroupReads.side_by_side(reads).with_members(plan.inventory).group)
         if len(epochs) == most_epochs:
             return epochs
         try:

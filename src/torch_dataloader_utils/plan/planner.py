@@ -235,7 +235,8 @@ class Planner:
 
     def _reads(self, plan: EpochPlan, rank: int, worker: int | None) -> GroupReads:
         programs = plan.programs(rank)
-        return GroupReads.of(programs if worker is None else programs[worker : worker + 1], self.space)
+        reads = GroupReads.of(programs if worker is None else programs[worker : worker + 1], self.space)
+        return reads.with_members(self.inventory)
 
     def plan(self, position: Position) -> EpochPlan:
         """Return the plan from `position` on."""

@@ -4,7 +4,7 @@ A plan is a pure function, so the reads of later epochs are known now.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Self
@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.program import WorkerProgram
-from torch_dataloader_utils._core.units import RowSpace, Units, group_slices
+from torch_dataloader_utils._core.units import RowSpace, Units, group_slices, ranges
 
 Float64s = npt.NDArray[np.float64]
 
@@ -49,6 +49,15 @@ class GroupReads:
         at = np.concatenate([np.zeros(0), *(at for _, at in parts)])
         order = np.argsort(at, kind="stable")
         return cls(group=group[order], at_bytes=at[order] * all_bytes, all_bytes=all_bytes)
+
+    def with_members(self, inventory: Inventory) -> Self:
+        """Return the reads with all row groups of each packing window, at the time of its first row group."""
+        if not inventory.window_tokens:
+            return self
+        heads = np.flatnonzero(inventory.groups.live_rows > 0)
+        counts = np.diff(heads, append=inventory.num_groups)[heads.searchsorted(self.group)]
+        at_bytes = np.repeat(self.at_bytes, counts)
+        return replace(self, group=ranges(self.group, counts), at_bytes=at_bytes)
 
     @classmethod
     def one_after_other(cls, parts: Sequence[Self]) -> Self:

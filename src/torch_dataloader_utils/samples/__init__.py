@@ -4,7 +4,7 @@ In: a data set with a list column of documents, and `pack_tokens(column, sequenc
 Out: batches of tokens, positions, loss mask and document boundaries. The rows that plans count are samples.
 
 Promises: sample counts are known before data is read, so ranks take equal steps and states resume exactly; a sample is
-a pure function of its row group and the options. Not for: balancing samples of unequal length over ranks (see
+a pure function of its row groups and the options. Not for: balancing samples of unequal length over ranks (see
 `torch_dataloader_utils.megatron.schedules`), or Megatron's corpora (see `torch_dataloader_utils.megatron.corpora`).
 """
 

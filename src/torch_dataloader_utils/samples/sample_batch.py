@@ -3,7 +3,7 @@
 slices of a sample      piece of doc 0 | EOD | piece of doc 1 | padding
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.documents import Documents
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.samples.layout import (
     DocumentPieces,
     Segments,
@@ -135,7 +135,7 @@ def _inline(array: Array, start: Int64s) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedGroup:
-    """Samples of one row group: the lengths of its documents, and their pieces.
+    """Samples of one packing window: the lengths of its documents, and their pieces.
 
     lengths: int64 [documents]: tokens of each document.
     tokens: int64 [documents]: tokens with EOD and padding, 0 for a document that is left out; see `document_tokens`.
@@ -153,8 +153,11 @@ class PackedGroup:
         """Segments of the samples, found on first use; the field `tokens` does not need segments."""
         return find_segments(self.pieces, with_eod(self.lengths, self.packing), self.packing, self.num_samples)
 
-    def own_field(self, name: str, documents: Documents, task: RowGroupTask) -> pa.Array:
-        """Return a field that packing makes, one list for each sample. documents: The tokens."""
+    def own_field(self, name: str, documents: Documents, origin: Callable[[str, Int64s], pa.Array]) -> pa.Array:
+        """Return a field that packing makes, one list for each sample.
+
+        documents: The tokens. origin: Function that returns a field of these documents: file, row group, or row in it.
+        """
         length = self.packing.sequence_length
         match name:
             case "tokens":
@@ -165,7 +168,11 @@ class PackedGroup:
                 return fixed_lists(_prediction_mask(self.segments, length))
             case "cu_seqlens":
                 return pa.ListArray.from_arrays(*map(pa.array, boundaries(self.segments, length)))
-        return self._listed(self._origin(name, task))
+            case "document_start":
+                return self._listed(pa.array(self.pieces.start[self.segments.piece]))
+            case "document_tokens":
+                return self._listed(pa.array(self.segments.tokens.astype(np.int32)))
+        return self._listed(origin(name, self.pieces.document[self.segments.piece]))
 
     def per_token(self, documents: Documents, eod: float, pad: float) -> pa.FixedSizeListArray:
         """Return the values of all tokens, `sample_tokens` for each sample.
@@ -178,19 +185,6 @@ class PackedGroup:
     def per_document(self, values: pa.Array) -> pa.ListArray:
         """Return one value for each document that begins or goes on in a sample. values: A value of each document."""
         return self._listed(values.take(pa.array(self.pieces.document[self.segments.piece])))
-
-    def _origin(self, name: str, task: RowGroupTask) -> pa.Array:
-        piece = self.segments.piece
-        match name:
-            case "document_file":
-                return pa.repeat(task.path, len(piece))
-            case "document_row_group":
-                return pa.array(np.full(len(piece), task.ordinal, dtype=np.int32))
-            case "document_row":
-                return pa.array(self.pieces.document[piece])
-            case "document_start":
-                return pa.array(self.pieces.start[piece])
-        return pa.array(self.segments.tokens.astype(np.int32))
 
     def _listed(self, values: pa.Array) -> pa.ListArray:
         """Return one value for each piece in `segments.piece` as one list for each sample."""

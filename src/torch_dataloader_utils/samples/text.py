@@ -21,6 +21,7 @@ from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
 from torch_dataloader_utils._core.skipping import log_left_out
 from torch_dataloader_utils._store.process_local import ProcessLocal
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError, TransformError, of_type
+from torch_dataloader_utils.samples.kept_tokens import KeptTokens
 from torch_dataloader_utils.samples.tokenizers import (
     TokenizerFile,
     check_token_lists,
@@ -58,6 +59,7 @@ class NamedTokenizer:
     outputs: Names of lists that the tokenizer always gives beside the tokens.
     name: Name that states are bound to; None if the tokenizer has no name.
     version: Name under which counts are kept, see `tokenizer_version`.
+    keeps_tokens: Whether the version changes whenever the tokens change, so that tokens may be kept too.
     """
 
     call: "_Plain | _HuggingFace | _PerRow"
@@ -65,6 +67,7 @@ class NamedTokenizer:
     version: str | None
     columns: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    keeps_tokens: bool = False
 
     @classmethod
     def of(cls, tokenizer: Any, outputs: Sequence[str] = ()) -> "NamedTokenizer":
@@ -83,7 +86,7 @@ class NamedTokenizer:
             tokenizer = TokenizerFile(str(tokenizer))
         if isinstance(tokenizer, TokenizerFile):
             file = f"{digest_bytes(Path(tokenizer.path).read_bytes())} {tokenizer.add_special_tokens}"
-            return cls(call=_Plain(tokenizer), name=file, version=file)
+            return cls(call=_Plain(tokenizer), name=file, version=file, keeps_tokens=True)
         if hasattr(tokenizer, "apply_chat_template"):
             return _hugging_face(tokenizer, outputs)
         if not callable(tokenizer):
@@ -99,6 +102,8 @@ class NamedTokenizer:
             version=tokenizer_version(tokenizer),
             columns=columns,
             outputs=_names(tokenizer, "outputs"),
+            # The digest of a module says nothing about what it imports.
+            keeps_tokens=getattr(tokenizer, "fingerprint", None) is not None,
         )
 
 
@@ -173,7 +178,7 @@ def _hugging_face(tokenizer: Any, outputs: Sequence[str]) -> NamedTokenizer:
             "{% endgeneration %} after the words."
         )
     name = tokenizer_digest(tokenizer)
-    return NamedTokenizer(call=_HuggingFace(own_copy(tokenizer)), name=name, version=name)
+    return NamedTokenizer(call=_HuggingFace(own_copy(tokenizer)), name=name, version=name, keeps_tokens=True)
 
 
 def has_marks(tokenizer: Any) -> bool:
@@ -253,12 +258,14 @@ class TokenizingReader:
 
     outputs: Names of lists that the tokenizer returns beside the tokens, each as long as the tokens.
     skips_bad_rows: Whether rows that the tokenizer refuses have no tokens, instead of raising an error.
+    kept: Tokens that this host keeps; None to tokenize at every read.
     """
 
     reader: Reader
     tokenizer: NamedTokenizer
     outputs: tuple[str, ...] = ()
     skips_bad_rows: bool = False
+    kept: KeptTokens | None = None
 
     def read(self, task: RowGroupTask) -> pa.RecordBatch:
         """Return the live rows of one row group; null rows and bad rows have no tokens.
@@ -269,7 +276,7 @@ class TokenizingReader:
             DataError, StoreError: see Reader.read.
         """
         rows = self.reader.read(task)
-        lists, _ = self._tokenized(rows, task.where)
+        lists, _ = self._tokenized(rows, task)
         names = [*rows.schema.names, *map(output_column, self.outputs)]
         return pa.RecordBatch.from_arrays([lists[0], *rows.columns[1:], *lists[1:]], names=names)
 
@@ -284,15 +291,32 @@ class TokenizingReader:
             See `read`.
         """
         rows = self.reader.read(task)
-        lists, bad = self._tokenized(rows, task.where)
+        lists, bad = self._tokenized(rows, task)
         lengths = np.diff(list_offsets(lists[0]))
         lengths[list(bad)] = BAD_ROW
         for refusal in bad.values():
             log_left_out(refusal)
         return pa.RecordBatch.from_arrays([pa.array(lengths)], names=["tokens"])
 
-    def _tokenized(self, rows: pa.RecordBatch, where: str) -> tuple[list[pa.Array], dict[int, TransformError]]:
-        """Return the lists of tokens and of each output, and the error of each bad row by its number."""
+    def _tokenized(self, rows: pa.RecordBatch, task: RowGroupTask) -> tuple[list[pa.Array], dict[int, TransformError]]:
+        """Return the lists of tokens and of each output, and the error of each bad row by its number.
+
+        Row groups with bad rows are not kept: the reason for each bad row is found again.
+        """
+        if self.kept is None:
+            return self._tokenize(rows, task.where)
+        taken = rows.select(list(self.tokenizer.columns) or rows.schema.names[:1])
+        key = self.kept.key(taken, str(self.tokenizer.version), self.outputs, task)
+        lists = self.kept.get(key, rows.num_rows)
+        if lists is not None:
+            return lists, {}
+        lists, bad = self._tokenize(rows, task.where)
+        if not bad:
+            self.kept.put(key, lists)
+        return lists, bad
+
+    def _tokenize(self, rows: pa.RecordBatch, where: str) -> tuple[list[pa.Array], dict[int, TransformError]]:
+        """Return the result of `_tokenized` by calling the tokenizer."""
         values = {row: value for row, value in enumerate(self._values(rows)) if value is not None}
         bad: dict[int, TransformError] = {}
         try:
@@ -356,12 +380,23 @@ class TokenizingReader:
 
 
 def tokenized(
-    reader: Reader, tokenizer: NamedTokenizer | None, outputs: tuple[str, ...] = (), *, skips_bad_rows: bool = False
+    reader: Reader,
+    tokenizer: NamedTokenizer | None,
+    outputs: tuple[str, ...] = (),
+    *,
+    skips_bad_rows: bool = False,
+    kept: KeptTokens | None = None,
 ) -> Reader | TokenizingReader:
     """Return the reader, with its first column tokenized if there is a tokenizer."""
     if tokenizer is None:
         return reader
-    return TokenizingReader(reader=reader, tokenizer=tokenizer, outputs=outputs, skips_bad_rows=skips_bad_rows)
+    return TokenizingReader(
+        reader=reader,
+        tokenizer=tokenizer,
+        outputs=outputs,
+        skips_bad_rows=skips_bad_rows,
+        kept=kept if tokenizer.keeps_tokens else None,
+    )
 
 
 def output_type(output: str) -> pa.DataType:

@@ -20,6 +20,9 @@ FIELDS: tuple[str, ...] = get_args(Field)
 PIECE_FIELDS = ("document_file", "document_row_group", "document_row", "document_start", "document_tokens")
 """Fields that say where each document of a sample comes from; see `pack_tokens`."""
 
+# Samples of a packing window: its last sample is half empty on average, which is 0.8 % of so many.
+_WINDOW_SAMPLES = 64
+
 # Arrow's fixed-size lists count items in int32, and a sample may have one token more.
 _MOST_TOKENS = 2**31 - 2
 
@@ -102,6 +105,7 @@ class PackTokensKeywords(TypedDict, total=False):
     pad_to_multiple_of: int
     tokenizer: Any
     shuffle_documents: bool
+    window_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,7 @@ class TokenPacking:
     pad_to_multiple_of: int = 1
     tokenizer: NamedTokenizer | None = None
     shuffle_documents: bool = False
+    window_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str):
@@ -129,7 +134,7 @@ class TokenPacking:
             raise ConfigError(f"sequence_length={self.sequence_length}: pass at most {_MOST_TOKENS}.")
         hold_flags(self, "extra_token", "shuffle_documents")
         hold_integers(self, "pad_id", "eod", least=0)
-        hold_integers(self, "pad_to_multiple_of", least=1)
+        hold_integers(self, "pad_to_multiple_of", "window_tokens", least=1)
         for name, choices in (("fill", Fill), ("over_long", OverLong), ("counts", Counts)):
             check_choice(name, getattr(self, name), get_args(choices))
         if self.over_long != "cut" and self.fill == "greedy":
@@ -221,9 +226,17 @@ class TokenPacking:
         """Tokens of a sample, the extra token included."""
         return self.sequence_length + self.extra_token
 
-    def describe(self) -> str:
-        """Return the options that decide which samples exist, as JSON; inventories and states are bound to the text."""
-        hidden = ("fields", "pad_to_multiple_of", "tokenizer", "shuffle_documents")
+    @property
+    def least_window_tokens(self) -> int:
+        """Least tokens of a packing window."""
+        return _WINDOW_SAMPLES * self.sequence_length if self.window_tokens is None else self.window_tokens
+
+    def describe(self, *, joins: bool = False) -> str:
+        """Return the options that decide which samples exist, as JSON; inventories and states are bound to the text.
+
+        joins: Whether a packing window has several row groups. If none has, the window's size decides nothing.
+        """
+        hidden = ("fields", "pad_to_multiple_of", "tokenizer", "shuffle_documents", "window_tokens")
         shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden}
         # States that are older than these options do not have them.
         if self.pad_to_multiple_of > 1:
@@ -231,7 +244,10 @@ class TokenPacking:
         if self.tokenizer is not None:
             shown["tokenizer"] = self.tokenizer.name
         if self.shuffle_documents:
-            shown["shuffle_documents"] = True
+            # Best fit mixed documents of equal length only, in states that say True.
+            shown["shuffle_documents"] = True if self.fill == "greedy" else "mixed"
+        if joins:
+            shown["window_tokens"] = self.least_window_tokens
         return json.dumps(shown)
 
 
@@ -283,13 +299,14 @@ def pack_tokens(
     pad_to_multiple_of: int = 1,
     tokenizer: Any = None,
     shuffle_documents: bool = False,
+    window_tokens: int | None = None,
 ) -> TokenPacking:
     """Return the options that pack documents into samples of `sequence_length` tokens, to pass as `pack=`.
 
-    Each row of a column of lists, or of text, is a document; empty and null rows are not. Each row group is packed by
-    itself:
+    Each row of a column of lists, or of text, is a document; empty and null rows are not. Neighbouring row groups of
+    enough tokens are a packing window, whose documents are packed together:
 
-        greedy      documents end to end, cut where a sample is full; the row group's last sample is padded
+        greedy      documents end to end, cut where a sample is full; the window's last sample is padded
         best_fit    whole documents side by side while they fit, longest first; each sample is padded
 
     Args:
@@ -325,8 +342,11 @@ def pack_tokens(
             further lists. `Chat`, `Completion`, and any function with an attribute `columns` (a tuple of names) take
             one row, a dict of these columns, and return such a mapping of flat lists. All text is tokenized once before
             the plan, to count samples; this host keeps the counts.
-        shuffle_documents: Permute the documents of a row group by seed and epoch before they are packed, so that each
-            epoch puts other documents together. With best_fit only documents of equal length change places.
+        shuffle_documents: Mix the documents of a packing window by seed and epoch before they are packed, so that each
+            epoch puts other documents together. Best fit then takes up to 1.6 % more samples where mixing needs them.
+        window_tokens: Number of tokens that a packing window has at least; None for 64 samples. A window is a number of
+            whole row groups, of one file or of several. A worker reads and packs a whole window at once. 1 packs each
+            row group by itself.
 
     Raises:
         ConfigTypeError: a value has the wrong type.
@@ -345,4 +365,5 @@ def pack_tokens(
         pad_to_multiple_of=pad_to_multiple_of,
         tokenizer=tokenizer,
         shuffle_documents=shuffle_documents,
+        window_tokens=window_tokens,
     )

@@ -1,5 +1,6 @@
 """The compiled decoder gives what pyarrow gives: rows, nulls and errors, for any type, encoding and damage."""
 
+import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -329,3 +330,8 @@ def test_rows_are_counted_by_the_headers_of_pages(tmp_path: Path) -> None:
     assert _engine.count_values(pages) == 1000
     assert 0 < _engine.count_values(pages[: len(pages) // 2]) < 1000
     assert _engine.count_values(b"") == _engine.count_values(bytes(100)) == 0
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_a_checksum_goes_on_as_that_of_zlib(first: bytes, second: bytes) -> None:
+    assert _engine.crc32(second, _engine.crc32(first, 0)) == zlib.crc32(first + second)

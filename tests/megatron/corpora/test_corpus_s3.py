@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.store.moto_server import Failure, MotoS3, Silence
-from torch_dataloader_utils._store import StoreAccess, write
+from torch_dataloader_utils._store import RemoteOptions, StoreAccess, write
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.megatron.corpora import CorpusReport, IndexedDataset, build_corpus
 from torch_dataloader_utils.megatron.corpora.corpus_build.part_sources import plan_parts
@@ -191,7 +191,8 @@ def test_expired_credentials_are_renewed_on_both_sides(s3: MotoS3, data: str) ->
         Failure("GET", "parquet", count=1, status="400 Bad Request", code="ExpiredToken"),
         Failure("PUT", "bin", count=1, status="400 Bad Request", code="ExpiredToken"),
     ]
-    build_corpus(data, OUT, column="tokens", storage_options=options, credentials=credentials)
+    remote = RemoteOptions(backend="fsspec")  # one client on both sides, which asks once when it opens
+    build_corpus(data, OUT, column="tokens", storage_options=options, credentials=credentials, remote=remote)
     assert len(asked) == 3
     assert s3.get("corpora/out.bin")
 
