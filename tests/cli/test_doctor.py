@@ -124,6 +124,23 @@ def test_layouts_that_cost_time_are_named(tmp_path):
     assert pasted(report) == 2000
 
 
+def test_a_file_that_is_no_data_beside_csv_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "README.txt").write_text("An export.\n")
+    message = one_line(tdu("doctor", tmp_path, code=1))
+    assert "README.txt is not data, choose the files by a pattern" in message
+    assert "inventory=scan_files" not in message
+
+
+def test_nulls_inside_structs_and_lists_are_in_the_call(tmp_path):
+    rows = [{"user": {"age": n if n % 3 else None}, "tags": [n] if n % 2 else None} for n in range(64)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    report = tdu_json("doctor", tmp_path / "a.parquet")
+    assert "the nulls of user.age." in kinds(report)["nulls"]
+    assert "the nulls of tags." in kinds(report)["lists"]
+    assert pasted(report) == 128
+
+
 def test_a_wrong_path_is_one_line(tmp_path):
     assert "does not exist" in one_line(tdu("doctor", tmp_path / "nothing", code=2))
     assert "catalog_config=" in one_line(tdu("doctor", "db.events", code=2))

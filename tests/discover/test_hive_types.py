@@ -55,6 +55,12 @@ def test_codes_stay_text_and_other_columns_are_inferred(codes: Path) -> None:
     assert [rows[row]["code"] for row in range(3)] == ["01001", "01002", "1001"]
 
 
+def test_a_column_that_is_a_directory_above_the_path_says_so(codes: Path) -> None:
+    with pytest.raises(ConfigError, match=r"The path lies inside code=1001: name a directory above, .* filters="):
+        load(codes / "code=1001", "auto", columns=["id", "code"])
+    assert values(codes / "code=1001", "auto", "month") == [1]
+
+
 def test_a_code_that_comes_later_changes_nothing(codes: Path) -> None:
     hive = Hive(types={"code": "string"})
     typed, inferred = load(codes, hive), load(codes, "hive")

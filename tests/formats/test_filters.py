@@ -66,6 +66,8 @@ TYPED = pa.schema(
         ("n", pa.struct([("x", pa.int32())])),
         ("m", pa.struct([("x.y", pa.int32())])),
         ("a.b", pa.int8()),
+        ("d", pa.decimal128(12, 2)),
+        ("t", pa.bool_()),
     ]
 )
 NOON = datetime(2024, 1, 5, 12)
@@ -80,6 +82,8 @@ NOON = datetime(2024, 1, 5, 12)
         (pc.field("naive") < pc.field("zoned"), r"'naive' is timestamp\[us\], column 'zoned' is timestamp\[us, tz"),
         (pc.field("zoned").isin([NOON]), r"'zoned' is timestamp\[us, tz=UTC\].* tzinfo=timezone.utc"),
         (pc.field("s") > 5, r"\(string, int8\); column 's' is string\. Compare text with text"),
+        (pc.field("d") > 5, r"column 'd' is decimal128\(12, 2\)\. Compare decimals with Decimal"),
+        (pc.field("t") == 1, r"column 't' is bool\. Compare booleans with True"),
         (pc.field("a.b") == "5", r"\(int8, string\); column 'a.b' is int8\. Compare text with text"),
         (pc.field("n", "x") > "5", r"column 'n' is struct<x: int32>\. Compare text with text"),
         (pc.field("n.x") > 5, r"write pc\.field\('n', 'x'\)"),

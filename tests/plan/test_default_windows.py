@@ -159,7 +159,8 @@ def load(path, part=0.0, groups=GROUPS, **options):
 
 def test_a_host_with_too_little_memory_is_told_what_to_pass(path):
     match = (
-        r'this host has .*1 worker keeps row groups of 16 chunks.*Pass shuffle="chunks".*interleave=.*smaller row gr'
+        r"this host, which has .*1 worker keeps row groups of 16 chunks"
+        r'.*Pass shuffle="chunks".*interleave=.*smaller row gr'
     )
     with pytest.raises(ConfigError, match=match):
         load(path, 0.1)
@@ -173,6 +174,13 @@ def test_workers_need_their_own_memory_and_never_more_than_the_data(path):
     with pytest.raises(ConfigError, match="each of 3 workers keeps"):
         load(path, 0.025, num_workers=3)
     load(path, 0.025, groups=16, num_workers=8)
+
+
+def test_all_processes_of_a_host_share_its_memory(path, monkeypatch):
+    load(path, 0.025, num_ranks=2, rank=0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")  # as torchrun does
+    with pytest.raises(ConfigError, match="each of 3 workers keeps"):
+        load(path, 0.025, num_ranks=2, rank=0)
 
 
 def test_states_of_both_shuffles_do_not_load_into_the_other_and_say_what_to_pass(path):

@@ -96,7 +96,7 @@ def test_vocabulary_numbers_its_values_in_order_and_leaves_out_unknown(data, unk
 @given(rows=LISTS, start=st.integers(0, 8))
 @settings(max_examples=effort(40), deadline=None)
 def test_lists_of_texts_are_encoded_item_by_item(rows, start):
-    encoder = Hash(buckets=1000)
+    encoder = Hash(1000)
     wanted = [None if row is None else [bucket(item, encoder) for item in row] for row in rows[start:]]
     for data_type in (pa.list_(pa.string()), pa.large_list(pa.dictionary(pa.int32(), pa.string()))):
         assert encoded(pa.array(rows, data_type)[start:], encoder).to_pylist() == wanted
@@ -234,6 +234,7 @@ def test_a_vocabulary_is_loaded_from_the_first_column_of_a_file(tmp_path):
     ("options", "kind", "says"),
     [
         ({"encode": {"city": "hash"}}, ConfigTypeError, "pass a dict of columns and encoders"),
+        ({"encode": {"city": ["Rome"]}}, ConfigTypeError, r'or \{"city": Vocabulary\(\["Rome", "Paris"\]\)\}'),
         ({"encode": {"town": Hash(buckets=3)}}, ConfigError, "names column 'town', which batches do not have"),
         ({"encode": {"city": Vocabulary([1])}}, ConfigError, "as its values .int64. are"),
         ({"encode": {"id": Bytes()}}, ConfigError, "Bytes takes columns of text or binary"),

@@ -122,6 +122,25 @@ def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
     for other in ({"version": 4, "model": {}}, {"model": {}}, None):
         with pytest.raises(CheckpointMismatchError, match="Not a loader state"):
             loader.load_state_dict(other)
+    with pytest.raises(CheckpointMismatchError, match=r"Not a loader state, but text\. .*json\.loads"):
+        loader.load_state_dict(json.dumps(state))
+
+
+def test_to_go_back_from_a_loaded_epoch_warns(table):
+    loader, _ = load(table[0])
+    loader.set_epoch(2)
+    next(iter(loader))
+    state = loader.state_dict()
+    for epoch in (2, 3):
+        loader.load_state_dict(state)
+        loader.set_epoch(epoch)
+    loader.load_state_dict(state)
+    with pytest.warns(
+        UserWarning, match=r"is in epoch 2, and set_epoch\(0\) leaves it .*range\(loader\.epoch"
+    ) as warned:
+        loader.set_epoch(0)
+    assert [warning.filename for warning in warned] == [__file__]
+    assert sum(batch.num_rows for batch in loader) == table[1]
 
 
 def test_a_second_shuffled_pass_without_set_epoch_warns(table):
@@ -187,8 +206,9 @@ def test_a_transform_that_raises_says_on_which_rows(table):
         next(iter(loader))
 
 
-def test_a_collate_function_of_torchs_kind_is_told_what_it_is_given(table):
-    loader, _ = load(table[0], collate_fn=default_collate)
+@pytest.mark.parametrize("collate", [default_collate, lambda samples: [sample["id"] for sample in samples]])
+def test_a_collate_function_of_torchs_kind_is_told_what_it_is_given(table, collate):
+    loader, _ = load(table[0], collate_fn=collate)
     with pytest.raises(
         TransformError, match="The function gets one batch, a TensorBatch of columns, not a list of samples"
     ):

@@ -182,11 +182,21 @@ def test_whoever_collates_batches_knows_what_they_are(trips):
     assert batch.num_rows == 4
 
 
+def test_a_column_of_other_files_is_answered_with_missing(tmp_path):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [1], "coupon": [2]}), tmp_path / "b.parquet")
+    with pytest.raises(ConfigError, match=r'names \'coupon\'.*columns of .*a\.parquet; missing="null" reads columns'):
+        load(tmp_path, columns=["x", "coupon"])
+    with pytest.raises(ConfigError, match=r"names 'z', .*the columns are 'x'\.$"):
+        load(tmp_path / "a.parquet", columns=["z"])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"filters": pc.field("row") > 1000}, r"no row of .* is left by filters=\(row > 1000\)"),
         ({"filters": pc.field("fare") == 0.25}, "is left by filters="),
+        ({"filters": pc.field("fare") == None}, r"A comparison with None is never true: .*is_null\(\)"),  # noqa: E711
         ({"drop_last": True, "batch_size": 41}, "drop_last=True leaves out all 40 rows.*need 41"),
         ({"drop_last": True, "batch_size": 21, "num_ranks": 2}, "2 ranks times batch_size=21 need 42"),
     ],

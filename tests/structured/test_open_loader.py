@@ -15,7 +15,7 @@ import pyarrow.feather
 import pyarrow.orc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 from pyiceberg.utils.config import Config
 
@@ -149,6 +149,34 @@ def test_a_remote_path_is_looked_at_too() -> None:
     assert list(batch) == ["x", "y", "year"]
     with pytest.raises(NoDataError, match="does not exist"):
         open_loader("memory://nothing_here")
+
+
+@pytest.mark.parametrize("pattern", ["t/**/*.parquet", "t/year=2024/month=0?/a.parquet"])
+def test_directories_of_a_pattern_are_columns(pattern: str, tmp_path: Path) -> None:
+    for month in ("01", "02"):
+        folder = tmp_path / f"t/year=2024/month={month}"
+        folder.mkdir(parents=True)
+        WRITERS["parquet"](folder / "a.parquet")
+    (tmp_path / "t/README.txt").write_text("An export.")
+    (batch,) = open_loader(tmp_path / pattern)
+    assert batch["year"].unique().tolist() == [2024]
+    assert batch["month"].tolist() == [1] * 100 + [2] * 100
+    (batch,) = open_loader(tmp_path / "t/year=2024/month=01/*.parquet")
+    assert list(batch) == ["x", "y"]
+
+
+def test_an_open_table_is_answered_with_its_path(tmp_path: Path, catalog: dict[str, str]) -> None:
+    write_deltalake(tmp_path / "delta", ROWS)
+    table, iceberg = DeltaTable(tmp_path / "delta"), load_catalog("prod")
+    opened = iceberg.load_table("db.events")
+    for data, told in ((table, "table.table_uri"), (opened, "table.metadata_location, or its name")):
+        with pytest.raises(ConfigTypeError, match=f"a loader reads files: pass {told}"):
+            open_loader(data)  # type: ignore[arg-type]
+    assert values(open_loader(table.table_uri)) == values(open_loader(opened.metadata_location)) == list(range(100))
+    iceberg.close()
+    place = catalog["uri"].removeprefix("sqlite:///")
+    with pytest.raises(ConfigError, match=r'a database of SQLite.*"type": "sql", "uri": "sqlite:///'):
+        open_loader(place)
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,8 @@ def test_an_unknown_option_is_still_an_error_of_ours() -> None:
     [
         ("seed", "did you mean 'shuffle_seed'"),
         ("world_size", "did you mean 'num_ranks'"),
-        ("xyzzy", "Known are .*'batch_size'.*'shuffle_seed'.*'pin_memory'"),
+        ("xyzzy", r"Everyday options are .*'batch_size'.*'shuffle_seed'.*; help\(\) has all"),
+        ("pin_memry", "did you mean 'pin_memory'"),
     ],
 )
 def test_options_of_the_table_and_of_the_loader_are_all_told(dataset: Any, option: str, told: str) -> None:
@@ -274,8 +275,18 @@ def test_a_sampler_is_answered_with_what_takes_its_place(option: str) -> None:
         StructuredDataset.create_dataloader("missing", **{option: [1]})
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("device", r"batch\.to\(device"), ("num_epochs", "set_epoch"), ("delimiter", "CSV files have commas")],
+)
+def test_an_option_of_another_library_is_answered_with_what_to_do(option: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}= is no option: .*{told}"):
+        StructuredDataset.create_dataloader("missing", **{option: 1})
+
+
 def test_every_name_of_elsewhere_stands_for_an_option() -> None:
     known = {*names_of(FileSource, TableOptions, LoaderOptions)}
     assert set(door._ELSEWHERE.values()) <= known
     assert not door._ELSEWHERE.keys() & known
     assert not door._GROUPED.keys() & known
+    assert not door._ADVICE.keys() & known

@@ -29,12 +29,16 @@ _ADVICE = {
         "with datetime(2024, 1, 5)."
     ),
     r"(?s)(?=.*string)(?=.*(timestamp\[|date32\[|date64\[))": (
-        "Compare days and times with datetime.date and datetime.datetime values; in a shell write date('2024-01-05') "
-        "or timestamp('2024-01-05T12:30')."
+        "Compare days and times with datetime.date and datetime.datetime values, and text with text; in a shell write "
+        "date('2024-01-05') or timestamp('2024-01-05T12:30')."
     ),
     r"(string|binary)(, | vs )|(, | vs )(string|binary)": (
         "Compare text with text, such as '5', and numbers with numbers, such as 5."
     ),
+    r"Precision is not great enough|decimal": (
+        "Compare decimals with Decimal('9.99') of Python's decimal, or with a float; not with an integer."
+    ),
+    r"\bbool\b": "Compare booleans with True and False, or write pc.field(name) and ~pc.field(name).",
     r"": "Compare the column with values of its type, or cast it: pc.field(name).cast(type).",
 }
 # "No match for FieldRef.Name(a) in ...", or FieldRef.Nested(FieldRef.Name(a) FieldRef.Name(b)) for a nested field.

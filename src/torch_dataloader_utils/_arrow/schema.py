@@ -63,6 +63,29 @@ def nested_path(schema: pa.Schema | pa.StructType, name: str) -> FieldPath:
     return ()
 
 
+def flat_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the fields of structs in place of the structs, by dotted names; they keep their metadata.
+
+    A field inside a struct that may be null may be null itself. Extension types stay as they are. If two names would be
+    the same, the schema stays as it is.
+
+        a: int64, b: struct<c: int32, d: struct<e: string>>      a: int64, b.c: int32, b.d.e: string
+    """
+    if not any(pa.types.is_struct(data_type) for data_type in schema.types):
+        return schema
+    flat = pa.schema([leaf for field in schema for leaf in _flat(field)])
+    return flat if len(set(flat.names)) == len(flat) else schema
+
+
+def _flat(field: pa.Field) -> Iterator[pa.Field]:
+    if not pa.types.is_struct(field.type):
+        yield field
+        return
+    for inner in field.type:
+        below = inner.with_name(f"{field.name}.{inner.name}").with_nullable(inner.nullable or field.nullable)
+        yield from _flat(below)
+
+
 def column_names(schema: pa.Schema, names: Iterable[str]) -> tuple[str, ...]:
     """Return the columns that hold these columns and fields of structs; names that the schema lacks are left out."""
     known = set(schema.names)

@@ -96,6 +96,8 @@ def check_intact(state: Mapping[str, object]) -> None:
     """Raise CheckpointMismatchError unless this is a complete, unchanged state of a readable version."""
     if isinstance(state, Mapping):
         check_version(state, *_READABLE)
+    if isinstance(state, str | bytes):
+        raise CheckpointMismatchError("Not a loader state, but text. Pass the dict: json.loads(text).")
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
         found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
         raise CheckpointMismatchError(

@@ -14,7 +14,7 @@ from torch_dataloader_utils.cli.findings import Finding, find_layout_problems, s
 from torch_dataloader_utils.cli.options import catalog_option, catalog_properties_option, json_option, storage_option
 from torch_dataloader_utils.cli.output import emit_json, format_rows, print_facts, say
 from torch_dataloader_utils.cli.source import catalog_properties, parse_pairs
-from torch_dataloader_utils.errors import SchemaError, plural
+from torch_dataloader_utils.errors import ConfigError, SchemaError, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -150,11 +150,14 @@ def _scanned(given: Mapping[str, Any]) -> "tuple[str, Inventory, StoreAccess, di
     with work_bar("files") as on_progress:
         try:
             inventory, access = make(**place).scan(scan, Share(), on_progress)
-        except SchemaError:
+        except SchemaError as error:
             if kind != "files":
                 raise
             options = {"missing": "null"}
-            inventory, access = make(**place, **options).scan(scan, Share(), on_progress)
+            try:
+                inventory, access = make(**place, **options).scan(scan, Share(), on_progress)
+            except ConfigError:  # text without a schema: the first error says more
+                raise error from None
     shown = _TABLES.get(kind) or f"{format_of(int(inventory.files.formats[0]))} files"
     return shown, inventory, access, options
 
@@ -252,6 +255,13 @@ def _column_findings(
             kind="nulls",
             message=f"Tensors cannot hold the nulls of {_listed(masked)}. The call below has zeros there, and a bool "
             'tensor "..._mask" beside each column; ("fill", value) puts a value there instead.',
+        )
+    lists = [name for name, policy in nulls.items() if policy != "mask"]
+    if lists:
+        yield Finding(
+            kind="lists",
+            message=f"Metadata does not count the nulls of {_listed(lists)}. The call below has empty lists, and zeros "
+            "for numbers that are null.",
         )
 
 

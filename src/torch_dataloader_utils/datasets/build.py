@@ -45,6 +45,7 @@ from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
 from torch_dataloader_utils.plan.windows import held_bytes
+from torch_dataloader_utils.ranks.resolve import processes_of_host
 from torch_dataloader_utils.samples.batch_fields import find_fields
 from torch_dataloader_utils.samples.kept_tokens import KeptTokens
 from torch_dataloader_utils.samples.packing_reader import PackingReader
@@ -374,12 +375,13 @@ def _window_bytes(planner: Planner, topology: Topology, row_bytes: int) -> int:
     """
     options = planner.sized_options
     open_bytes, window_bytes = held_bytes(options, planner.space, topology, row_bytes)
-    needed, memory = (open_bytes + window_bytes) * topology.num_workers, memory_bytes()
+    workers = topology.num_workers * processes_of_host()
+    needed, memory = (open_bytes + window_bytes) * workers, memory_bytes()
     if options.default_windows and memory is not None and needed > memory:
         raise ConfigError(
-            f"shuffle=True needs about {format_bytes(needed)} on this rank, and this host has {format_bytes(memory)}: "
-            f"each of {plural(topology.num_workers, 'worker')} keeps row groups of {options.interleave} chunks "
-            f"decoded ({format_bytes(open_bytes)}), and three windows of {plural(options.shuffle_rows or 0, 'row')}. "
+            f"shuffle=True needs about {format_bytes(needed)} on this host, which has {format_bytes(memory)}: each of "
+            f"{plural(workers, 'worker')} keeps row groups of {options.interleave} chunks decoded "
+            f"({format_bytes(open_bytes)}), and three windows of {plural(options.shuffle_rows or 0, 'row')}. "
             'Pass shuffle="chunks" (rows stay in stored order), a smaller interleave=, fewer workers or '
             "columns=, or write smaller row groups. To have it tried anyway, pass shuffle_rows=."
         )

@@ -73,7 +73,7 @@ class Door:
         given = {**self._by_position(args, keywords), **keywords}
         for name in keywords:
             if name not in self.options:
-                raise ConfigError(_unknown(name, tuple(self.options)))
+                raise ConfigError(_unknown(name, self.options))
         for name, each in self.options.items():
             if each.default is MISSING and name not in given:
                 raise ConfigTypeError(f"{name} is missing: pass it as the first argument, or as {name}=.")
@@ -172,30 +172,42 @@ _ELSEWHERE = {
     "buffer_size": "shuffle_rows",
     "map_fn": "transform",
 }
-_SAMPLERS = ("sampler", "batch_sampler")
-# Options of `scan_files` alone, since no other format needs them.
-_TEXT_OPTIONS = ("schema", "text")
+# What to do without an option of another library.
+_SAMPLER = (
+    "{}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and shuffle_rows. For a "
+    "sampler of your own, use RowDataset in a DataLoader."
+)
+_TEXT_OPTION = (
+    "{0}= is an option of scan_files, for CSV and JSON lines: pass inventory=scan_files(path, format, {0}=...)."
+)
+_DEVICE = "{}= is no option: batches are made in host memory. In the loop, write batch.to(device, non_blocking=True)."
+_EPOCHS = "{}= is no option: a pass over the loader is one epoch. Call loader.set_epoch(epoch) before each pass."
+_DELIMITER = "{}= is no option: CSV files have commas. Write the files again, with commas or as Parquet."
+_ADVICE = {
+    "sampler": _SAMPLER,
+    "batch_sampler": _SAMPLER,
+    "schema": _TEXT_OPTION,
+    "text": _TEXT_OPTION,
+    "device": _DEVICE,
+    "epochs": _EPOCHS,
+    "num_epochs": _EPOCHS,
+    "delimiter": _DELIMITER,
+    "sep": _DELIMITER,
+}
 
 
-def _unknown(name: str, known: Sequence[str]) -> str:
-    """Return the message about an unknown option, with the nearest known option, or all known options.
+def _unknown(name: str, known: Mapping[str, Field[Any]]) -> str:
+    """Return the message about an unknown option, with the nearest known option, or the everyday options.
 
     known batch_size, shuffle_seed    batchsize     did you mean 'batch_size'?
                                       seed          did you mean 'shuffle_seed'?
                                       xyzzy         both names
     """
-    if name in _SAMPLERS:
-        return (
-            f"{name}= has no use here: the plan decides who reads which rows, by num_ranks, rank, shuffle and "
-            "shuffle_rows. For a sampler of your own, use RowDataset in a DataLoader."
-        )
-    if name in _TEXT_OPTIONS:
-        return (
-            f"{name}= is an option of scan_files, for CSV and JSON lines: pass "
-            f"inventory=scan_files(path, format, {name}=...)."
-        )
+    if name in _ADVICE:
+        return _ADVICE[name].format(name)
     if name in _GROUPED:
         return f"Unknown option {name!r}; pass {_GROUPED[name]}."
     close = [each for each in (_ELSEWHERE.get(name),) if each in known] or get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else f". Known are {list(known)}."
+    everyday = [each for each, field in known.items() if field.metadata["tier"] == "everyday"]
+    hint = f"; did you mean {close[0]!r}?" if close else f". Everyday options are {everyday}; help() has all."
     return f"Unknown option {name!r}{hint}"

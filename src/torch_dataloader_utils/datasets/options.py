@@ -76,8 +76,8 @@ def _encode(name: str, value: Any) -> Any:
         isinstance(column, str) and isinstance(encoder, Encoder) for column, encoder in value.items()
     ):
         raise ConfigTypeError(
-            f'{name}={value!r}: pass a dict of columns and encoders, such as {{"city": Hash(buckets=1_000_000)}}; '
-            "encoders are Hash, Vocabulary and Bytes."
+            f'{name}={value!r}: pass a dict of columns and encoders, such as {{"city": Hash(buckets=1_000_000)}} '
+            'or {"city": Vocabulary(["Rome", "Paris"])}; Bytes is an encoder too.'
         )
     return dict(sorted(value.items()))  # ranks compare it as a text
 

@@ -13,7 +13,14 @@ from torch_dataloader_utils._core.inventory import PartitionColumn
 from torch_dataloader_utils._runtime.parallel import OnProgress, watched
 from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Store, redact
-from torch_dataloader_utils.discover.hive import Hive, hive_hint, parse_partitions, type_hint, type_partitions
+from torch_dataloader_utils.discover.hive import (
+    Hive,
+    hive_hint,
+    inside_hint,
+    parse_partitions,
+    type_hint,
+    type_partitions,
+)
 from torch_dataloader_utils.discover.paths import DataFiles
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError
 from torch_dataloader_utils.formats.bad_files import BadFile, none_left
@@ -120,9 +127,11 @@ def _learn(
         partitions, fields = type_partitions(texts, file_schema, partitioning, path)
     schema = dataset_schema(without_columns(file_schema, odd), fields, keeps_required=request.schema is not None)
     of_paths = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
-    hint = partial(_hint, odd, of_paths)
+    hint = partial(_hint, odd, of_paths, files.root)
     if not request.finds_keys:
-        check_columns(request.columns or (), schema, hint)
+        is_first = request.missing != "null" and request.schema is None and len(files.entries) > 1
+        others = f' These are the columns of {redact(path)}; missing="null" reads columns that only other files have.'
+        check_columns(request.columns or (), schema, lambda name: hint(name) or (others if is_first else ""))
     return FirstScan(
         path=path,
         file_schema=file_schema,
@@ -146,11 +155,11 @@ def _odd_columns(schemas: Sequence[tuple[str, pa.Schema]]) -> dict[str, str]:
     return found
 
 
-def _hint(odd: Mapping[str, str], other: Callable[[str], str], wanted: str) -> str:
+def _hint(odd: Mapping[str, str], of_paths: Callable[[str], str], root: str, wanted: str) -> str:
     """Return the reasons for columns in `wanted`, the name of a column or the text of a filter, that are left out."""
     names = re.findall(r"\w+", wanted)
     reasons = [reason for name, reason in odd.items() if name == wanted or name in names]
-    return f" {'; '.join(reasons)}." if reasons else other(wanted)
+    return f" {'; '.join(reasons)}." if reasons else of_paths(wanted) or inside_hint(root, wanted)
 
 
 def _probe(store: Store, files: DataFiles, request: ScanRequest) -> Sequence[FileScan | BadFile]:

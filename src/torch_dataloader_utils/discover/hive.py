@@ -89,7 +89,7 @@ def parse_partitions(paths: Sequence[str], root: str) -> dict[str, list[str | No
 
 
 def has_partitions(paths: Iterable[str], root: str) -> bool:
-    """Return whether a path has a directory "name=value" below `root`, the directory that the user named."""
+    """Return whether a path has a directory "name=value" below `root`, the directory that was searched."""
     return bool(root) and any(True for path in paths for _ in _named_directories(path, root))
 
 
@@ -131,9 +131,24 @@ def hive_hint(paths: Sequence[str], root: str, wanted: str) -> str:
     """
     names = (unquote(name) for path in paths for name, _ in _named_directories(path, root))
     for name in dict.fromkeys(names):
-        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", wanted):
+        if _is_named(name, wanted):
             return f' Paths have {name}=...: pass partitioning="hive", and directories become columns.'
     return ""
+
+
+def inside_hint(root: str, wanted: str) -> str:
+    """Return advice if `wanted` names a directory "name=..." that the user's own directory lies in; else "".
+
+    root .../year=2024, wanted "(year == 2024)"      The path lies inside year=2024 ...
+    """
+    for name, text in _named_directories(f"{root}/", ""):
+        if _is_named(unquote(name), wanted):
+            return f" The path lies inside {name}={text}: name a directory above, and choose rows with filters=."
+    return ""
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", wanted) is not None
 
 
 def unread_directories(path: str, root: str, columns: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.schema import flat_schema
 from torch_dataloader_utils._core.table_file import field_id, stored_field_id
 from torch_dataloader_utils.formats.file_scan import FileScan
 
@@ -16,7 +17,7 @@ NamesIn = Callable[[pa.Schema], Iterable[str | None]]
 def known_nulls(scans: Iterable[FileScan], columns: Iterable[str], names_in: NamesIn) -> Mapping[str, int]:
     """Return the number of nulls that each column surely has; columns without known nulls are left out.
 
-    A column that a file lacks is null in each row of the file.
+    A column that a file lacks is null in each row of the file. Fields of structs count by their dotted names.
 
         5 rows with 2 nulls in `a`, and 3 rows of a file that has only `b`      {"a": 5}
 
@@ -29,18 +30,20 @@ def known_nulls(scans: Iterable[FileScan], columns: Iterable[str], names_in: Nam
     for run in _runs(scan for scan in scans if scan.nulls is not None):
         schema, rows = run[0].schema, sum(scan.kept_rows for scan in run)
         names = tuple(names_in(schema))
-        nulls = sum((scan.nulls for scan in run if scan.nulls is not None), np.zeros(len(schema), dtype=np.int64))
+        flat = flat_schema(schema)
+        inside = names if flat is schema else tuple(names_in(flat))
+        nulls = sum((scan.nulls for scan in run if scan.nulls is not None), np.zeros(len(flat), dtype=np.int64))
         for place in np.flatnonzero(nulls).tolist():
-            if (name := names[place]) is not None:
+            if (name := inside[place]) is not None:
                 totals[name] += int(nulls[place])
-        for name in set(columns).difference(names).union(_empty(schema, names)):
+        for name in set(columns).difference(names, inside).union(_empty(schema, names)):
             totals[name] += rows
     return +totals
 
 
 def names_by_id(fields: pa.Schema) -> NamesIn:
     """Return a function that finds the columns of table fields in a file, by their ids."""
-    names: dict[int | None, str] = {field_id(field): field.name for field in fields}
+    names: dict[int | None, str] = {field_id(field): field.name for field in (*fields, *flat_schema(fields))}
     return lambda stored: [names.get(stored_field_id(field)) for field in stored]
 
 

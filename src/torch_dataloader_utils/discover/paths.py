@@ -40,6 +40,7 @@ PathLike = str | os.PathLike[str]
 
 # More bytes than any format begins with.
 _BEGIN_BYTES = 16
+_SQLITE = b"SQLite format 3"
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)+")
 
@@ -50,6 +51,13 @@ _WRITERS = {
     "polars": "frame.write_parquet({})",
     "pyarrow": "pyarrow.parquet.write_table(table, {})",
 }
+# What is a path in objects of other libraries, by package and name of the type.
+_PATHS_OF = {
+    ("deltalake", "DeltaTable"): "table.table_uri",
+    ("pyiceberg", "StaticTable"): "table.metadata_location",
+    ("pyiceberg", "Table"): "table.metadata_location, or its name and catalog_config=",
+    ("pyarrow", "FileSystemDataset"): "dataset.files",
+}
 _FRAMES = ("DataFrame", "LazyFrame", "Table", "RecordBatch", "Dataset", "DatasetDict", "IterableDataset")
 
 
@@ -58,11 +66,14 @@ class DataFiles:
     """Data files, sorted by path, each once.
 
     root: Directory that the user named (only directories below it are partitions); "" if the user named no directory.
+    searched: Directory below which all files were found, for a pattern the part before its first wildcard; "" for a
+        file, and for a list of paths.
     sidecar: `_metadata` file of that directory, if any. source: Paths that the user named, for messages.
     """
 
     entries: tuple[FileEntry, ...]
     root: str
+    searched: str
     sidecar: FileEntry | None
     source: str
 
@@ -120,7 +131,8 @@ def find_files(
         )
     root, sidecar = _root(listings)
     entries = tuple(found[name] for name in sorted(found))
-    return store, DataFiles(entries=entries, root=root, sidecar=sidecar, source=source)
+    searched = listings[0].directory if len(listings) == 1 else ""
+    return store, DataFiles(entries=entries, root=root, searched=searched, sidecar=sidecar, source=source)
 
 
 def _listings(store: Store, named: Sequence[str]) -> list[Listing]:
@@ -165,6 +177,11 @@ def find_format(store: Store, files: DataFiles) -> Format:
         return next(iter(firsts))
     first = files.entries[0]
     (begin,) = store.ranges(first.path, [(0, min(first.stat.size, _BEGIN_BYTES))])
+    if bytes(begin).startswith(_SQLITE):
+        raise ConfigError(
+            f"{redact(first.path)} is a database of SQLite. If it is the catalog of Iceberg tables, pass the name of a "
+            f'table, "db.table", and catalog_config={{"type": "sql", "uri": "sqlite:///{redact(first.path)}"}}.'
+        )
     if (found := format_begun(bytes(begin))) is None:
         raise ConfigError(
             f"{redact(first.path)} does not show its format, neither by the ending of its name nor by its first bytes. "
@@ -179,8 +196,10 @@ def is_table_name(path: str) -> bool:
 
 
 def _check_no_data(value: object) -> None:
-    """Raise ConfigTypeError for data in memory where a path is wanted."""
+    """Raise ConfigTypeError for data in memory, or an open table, where a path is wanted."""
     package, name = type(value).__module__.partition(".")[0], type(value).__name__
+    if (package, name) in _PATHS_OF:
+        raise ConfigTypeError(f"path is a {package} {name}, and a loader reads files: pass {_PATHS_OF[package, name]}.")
     if isinstance(value, Mapping) or (package in _WRITERS and name in _FRAMES):
         kind = of_type(value) if package == "builtins" else f"a {package} {name}"
         how = _WRITERS.get(package, "pyarrow.parquet.write_table(pyarrow.table(...), {})").format('"data.parquet"')

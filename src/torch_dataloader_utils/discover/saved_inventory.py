@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._arrow.schema import decode_schema, flat_schema
 from torch_dataloader_utils._core.inventory import (
     FileTable,
     GroupTable,
@@ -151,7 +151,8 @@ def _check(inventory: Inventory) -> None:
         raise ValueError("it names formats that do not exist")
     for number in sorted(numbers):
         format_of(number)
-    names = frozenset(decode_schema(inventory.schema).names)
+    schema = decode_schema(inventory.schema)
+    names = frozenset(schema.names)
     for column in files.partitions:
         if column.name not in names or column.codes.dtype != np.int32:
             raise ValueError(f"partition column {column.name!r} is not in the schema, or its codes are not int32")
@@ -162,7 +163,8 @@ def _check(inventory: Inventory) -> None:
         raise ValueError("source, filter, tokenizer, projection or notes are not text")
     if type(inventory.window_tokens) is not int or inventory.window_tokens < 0:
         raise ValueError("the tokens of its packing windows are not a number")
-    if not all(name in names and isinstance(count, int) for name, count in inventory.nulls.items()):
+    inside = names.union(flat_schema(schema).names)
+    if not all(name in inside and isinstance(count, int) for name, count in inventory.nulls.items()):
         raise ValueError("its counts of nulls are no integers, or name columns that the schema lacks")
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
+from torch_dataloader_utils._arrow.schema import flat_schema
 from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_executor, check_function
 from torch_dataloader_utils._core.inventory import (
     FileTable,
@@ -174,7 +175,7 @@ def scan_paths(
     if finds_format:
         request = replace(request, format=find_format(store, files))
     if hive == "auto":
-        hive = Hive() if has_partitions((entry.path for entry in files.entries), files.root) else None
+        hive = Hive() if has_partitions((entry.path for entry in files.entries), files.searched) else None
     if (
         request.missing == "null"
         and request.format.is_text
@@ -317,7 +318,8 @@ def _collect(
         verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     names = {field.name for field in first.schema}.difference(field.name for field in first.fields)
-    nulls = known_nulls(whole, names, lambda schema: (name if name in names else None for name in schema.names))
+    inside = names.union(flat_schema(first.file_schema).names)
+    nulls = known_nulls(whole, inside, lambda schema: (name if name in inside else None for name in schema.names))
     table = assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts))
     return _Collected(stats=stats, groups=table, bad=bad, nulls=nulls, schemas=schemas)
 

@@ -110,8 +110,8 @@ class FileScan:
         groups: int64 [row groups, 4]: physical rows (UNKNOWN where not counted), bytes of the projected columns, byte
             offset and byte length, as in `GroupTable`.
         verdict: One `Verdict` for each row group; None if no filter was judged.
-        nulls: int64 [fields]: nulls in the row groups that the filter keeps whole, as metadata count them (0 without a
-            count); None for formats without counts.
+        nulls: int64 [fields of `flat_schema`]: nulls in the row groups that the filter keeps whole, as metadata count
+            them (0 without a count); None for formats without counts.
         is_blank: Whether the file is a text without a line: it has no rows, and its columns are not known.
     """
 

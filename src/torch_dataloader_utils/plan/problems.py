@@ -1,5 +1,6 @@
 """Warn about problems of a plan before training begins, once, when a loader is made."""
 
+import re
 from collections.abc import Iterator
 from itertools import chain
 
@@ -106,8 +107,14 @@ def _why_nothing_comes(plan: EpochPlan) -> str:
             "out a larger fraction, or with by= choose another seed."
         )
     if inventory.row_filter:
+        # pyarrow writes `pc.field("a") == None` so.
+        compares_null = re.search(r"[=!<>]=? null\[", inventory.row_filter)
+        advice = (
+            "A comparison with None is never true: write pc.field(name).is_null() or .is_valid()."
+            if compares_null
+            else "Look at the values of the columns (tdu head) and correct the filter."
+        )
         return (
-            f"The epoch has no steps: no row of {inventory.source} is left by filters={inventory.row_filter}. "
-            "Look at the values of the columns (tdu head) and correct the filter."
+            f"The epoch has no steps: no row of {inventory.source} is left by filters={inventory.row_filter}. {advice}"
         )
     return f"The epoch has no steps: {inventory.source} has no rows. List its files: tdu scan."

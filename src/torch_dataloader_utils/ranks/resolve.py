@@ -184,6 +184,12 @@ def _surrounding_ranks() -> tuple[int, int]:
     return 1 if num_ranks is None else num_ranks, rank or 0
 
 
+def processes_of_host() -> int:
+    """Return the number of processes that a launcher such as torchrun started on this host; 1 if it does not say."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(int(text), 1) if text.isascii() and text.isdigit() else 1
+
+
 def _from_environment(name: str) -> int | None:
     """Return the number in an environment variable of a launcher; None if it is not set."""
     text = os.environ.get(name)

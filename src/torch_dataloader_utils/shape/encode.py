@@ -33,7 +33,7 @@ from torch_dataloader_utils.shape.raw_numbers import change_items, plain, validi
 _NUMBER = pa.int64()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hash:
     """Encoder of each value as a bucket in [0, buckets), an int64: its XXH64 with `seed`, modulo `buckets`.
 

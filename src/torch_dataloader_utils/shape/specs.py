@@ -287,7 +287,7 @@ def _of_numbers(name: str, members: list[ColumnSpec]) -> tuple[ColumnSpec, ...]:
         if not isinstance(member.kind, NumberType) or member.kind.shape:
             raise ConfigError(
                 f"stack {name!r}: column {member.name!r} is {member.data_type}; only columns of one number a row "
-                "stack. Leave it out of the stack, or encode= text."
+                "stack. Leave it out of the stack, or encode= text; batch[name].to_padded() makes a matrix of lists."
             )
     return tuple(members)
 

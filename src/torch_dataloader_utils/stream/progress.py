@@ -174,6 +174,11 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. Keeps a loaded position of that epoch, but no log of the epoch before."""
+        if self._loaded is not None and epoch < self._loaded.epoch:
+            warn_user(
+                f"The loaded state is in epoch {self._loaded.epoch}, and set_epoch({epoch}) leaves it for an earlier "
+                "epoch. To go on from the state, write: for epoch in range(loader.epoch, epochs)."
+            )
         self._shared_epoch.value = epoch
         self._shared_passes.forget()
         self._go_to_epoch(epoch)

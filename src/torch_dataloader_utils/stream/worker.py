@@ -271,8 +271,9 @@ def _text(error: BaseException) -> str:
 
 
 def _hint(error: BaseException, batch: Any) -> str:
-    """Return advice for functions made for torch's own loader, such as `default_collate`: they ask for sample 0."""
-    if isinstance(error, KeyError) and (error.args == (0,) or "no column 0;" in str(error)):
+    """Return advice for functions made for torch's own loader: they ask for sample 0, or iterate over samples."""
+    asks_for_0 = isinstance(error, KeyError) and (error.args == (0,) or "no column 0;" in str(error))
+    if asks_for_0 or (isinstance(error, TypeError) and "string indices must be" in str(error)):
         return f" The function gets one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 

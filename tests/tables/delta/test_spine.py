@@ -81,6 +81,20 @@ def test_nulls_of_tables_are_known_at_build(tmp_path: Path, mode: str | None) ->
     assert len(DeltaDataset.create_dataloader(str(tmp_path), columns=["a"], filters=first, num_workers=0)[0]) == 1
 
 
+@pytest.mark.parametrize("mode", [None, "id", "name"])
+def test_nulls_inside_structs_are_known_at_build(tmp_path: Path, mode: str | None) -> None:
+    table = HandTable(tmp_path)
+    numbers, physical = ((1, 2), ("c1", "c2")) if mode else ((None, None), ("user", "age"))
+    age = column("age", LONG, numbers[1], physical[1])
+    table.create([column("user", {"type": "struct", "fields": [age]}, numbers[0], physical[0])], mode=mode)
+    inner = pa.field(physical[1], pa.int64(), metadata={"PARQUET:field_id": "2"})
+    outer = pa.field(physical[0], pa.struct([inner]), metadata={"PARQUET:field_id": "1"})
+    users = [{physical[1]: 1}, {physical[1]: None}, None]
+    table.commit(add(table.file(pa.table([pa.array(users, outer.type)], schema=pa.schema([outer])))))
+    with pytest.raises(NullValueError, match=r"column 'user\.age' \(int64\) has 2 nulls"):
+        DeltaDataset.create_dataloader(str(tmp_path), num_workers=0)
+
+
 def test_rows_say_where_they_lie(table: HandTable) -> None:
     rows = read_rows(str(table.root), num_ranks=2, batch_size=7, columns=["_pos", "id", "_file"])
     assert sorted(row["id"] for row in rows) == live_ids()

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
+from pyiceberg.types import NestedField, StructType
 
 from tests.tables.iceberg.tables import TableWriter, field_of, ids, numbered
 from torch_dataloader_utils import (
@@ -54,6 +55,15 @@ def test_nulls_of_tables_are_known_at_build(tmp_path: Path, rows_per_group: int)
     assert len(list(last)) == 2
     writer.delete_positions([(whole, 0)])
     assert len(list(IcebergDataset.create_dataloader(writer.metadata, **options)[0])) == 2
+
+
+def test_nulls_inside_structs_of_tables_are_known_at_build(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path, format_version=2)
+    user = NestedField(2, "user", StructType(field_of(3, "age", "int")), required=False)
+    writer.evolve(field_of(1, "id", "long"), user)
+    writer.append([{"id": i, "user": {"age": i or None}} for i in range(5)], rows_per_group=2)
+    with pytest.raises(NullValueError, match=r"column 'user\.age' \(int32\) has 1 null"):
+        IcebergDataset.create_dataloader(writer.metadata, num_workers=0)
 
 
 def live_ids() -> list[int]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import all_nullable, column_names, leaf_ranges
+from torch_dataloader_utils._arrow.schema import all_nullable, column_names, flat_schema, leaf_ranges
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, FileStat, Span, Store, Tail, redact
 from torch_dataloader_utils.formats.errors import corrupt, decoding
@@ -181,7 +181,7 @@ def group_rows(
 
     Returns:
         [row groups, 4]: physical rows, projected bytes, byte offset, byte length (as in `FileScan.groups`).
-        [row groups, fields of the schema]: nulls, 0 where the footer does not count them.
+        [row groups, fields of `flat_schema`]: nulls, 0 where the footer does not count them.
 
     Raises:
         CorruptFileError: the rows do not add up to the number of rows of the file.
@@ -196,10 +196,11 @@ def _counted_rows(
 ) -> tuple[Int64s, Int64s]:
     numbers = footer_numbers(tail)
     shape = (metadata.num_row_groups, metadata.num_columns)
-    fields = leaf_ranges(schema)
-    leaves = _projected_leaves(metadata, schema, fields, columns)
+    leaves = _projected_leaves(metadata, schema, leaf_ranges(schema), columns)
+    flat = flat_schema(schema)
+    fields = leaf_ranges(flat)
     if numbers is None or numbers.chunks.shape[:2] != shape or not shape[1] or not _are_sane(numbers):
-        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), schema, fields)
+        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), flat, fields)
     rows, projected_bytes = numbers.groups.T
     if len(leaves) != metadata.num_columns:
         projected_bytes = numbers.chunks[:, leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
@@ -207,7 +208,7 @@ def _counted_rows(
     stops = starts + numbers.chunks[:, [0, -1], OfChunk.COMPRESSED]
     start = starts.min(axis=1)
     groups = np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
-    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], schema, fields)
+    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], flat, fields)
 
 
 def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, fields: Sequence[range]) -> Int64s:

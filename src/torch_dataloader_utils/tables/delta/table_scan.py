@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
-from torch_dataloader_utils._arrow.schema import case_error, column_names, in_other_case
+from torch_dataloader_utils._arrow.schema import case_error, column_names, flat_schema, in_other_case
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import (
     FileFormat,
@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.inventory import (
     PartitionColumn,
 )
 from torch_dataloader_utils._core.skipping import OnError
-from torch_dataloader_utils._core.table_file import TableFields, TableFile
+from torch_dataloader_utils._core.table_file import TableFields, TableFile, field_id
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.discover.group_table import join_scans
@@ -258,7 +258,8 @@ def _deleted(table: DeltaTable, scanned: _Scanned, files: Mapping[str, AddedFile
 
 def _nulls(schema: DeltaSchema, scanned: _Scanned, positions: Sequence[Int64s]) -> Mapping[str, int]:
     columns = schema.stored
-    physical = {schema.physical[name]: name for name in columns.names}
+    logical = {field_id(field): field.name for field in (*columns, *flat_schema(columns))}
+    physical = {".".join(path): logical.get(number) for path, number in schema.names}
     names_in = names_by_id(columns) if schema.mode == "id" else lambda stored: map(physical.get, stored.names)
     whole = [
         scan

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from torch_dataloader_utils._arrow.schema import flat_schema
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_file import field_id, stored_field_id
@@ -165,9 +166,9 @@ def _from_manifest(entry: ManifestEntry, stat: FileStat, request: DataScanReques
 
 
 def _null_counts(entry: ManifestEntry, fields: pa.Schema) -> Int64s:
-    """Return the nulls of each field in a file of one row group, int64 [1, fields]; an impossible count becomes 0."""
+    """Return the nulls in one row group, int64 [1, fields of `flat_schema`]; an impossible count becomes 0."""
     counts = entry.null_value_counts or {}
-    found = np.array([[counts.get(field_id(field), 0) for field in fields]], dtype=np.int64)
+    found = np.array([[counts.get(field_id(field), 0) for field in flat_schema(fields)]], dtype=np.int64)
     return np.where(found <= entry.record_count, found, 0)
 
 
