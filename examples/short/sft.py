@@ -11,7 +11,7 @@ from examples.short.parts import language_model, tokenizer, write
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dataloader_utils import open_loader, pack_tokens
-from torch_dataloader_utils.samples import Chat
+from torch_dataloader_utils.samples import Chat, model_inputs
 
 
 def main(data: str, saved: Path = Path(".demo/short/sft.pt"), most_steps: int = 8) -> None:
@@ -26,8 +26,7 @@ def main(data: str, saved: Path = Path(".demo/short/sft.pt"), most_steps: int = 
         loader.load_state_dict(state["loader"])
     parallel = DistributedDataParallel(model)
     for _, batch in zip(range(most_steps), loader, strict=False):
-        inputs = {"input_ids": batch["tokens"], "position_ids": batch["positions"], "labels": batch["labels"]}
-        loss = parallel(**inputs).loss
+        loss = parallel(**model_inputs(batch)).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -33,6 +33,7 @@ SHOWN_ONLY = {
     ("docs/how-to/iceberg.md", '"type": "glue"'): "a catalog of AWS",
     ("docs/how-to/migrate.md", "from streaming import"): "mosaicml-streaming, which refuses the numpy of the tests",
     ("docs/how-to/pack-tokens.md", "flash_attn_varlen_func"): "a GPU",
+    ("docs/how-to/pack-tokens.md", "branch_sums(likelihoods"): "a model with FlexAttention",
     ("docs/how-to/ray.md", "s3://bucket/texts"): "a bucket and a Ray cluster",
     ("docs/how-to/remote-stores.md", "hf://datasets/owner"): "the Hugging Face Hub",
     ("docs/how-to/tokens.md", "s3://bucket/corpus"): "a bucket",

@@ -263,7 +263,7 @@ def write_kinds(path, groups, kinds="ngtl"):
         "l": pa.StructArray.from_arrays([pa.array(rows), pa.array(rows)], ["x", "y"]),
     }
     table = pa.table({name: columns[name] for name in kinds})
-    options = {"compression": {"g": "gzip"}, "use_dictionary": False, "write_page_checksum": True}
+    options = {"compression": {"g": "brotli"}, "use_dictionary": False, "write_page_checksum": True}
     pq.write_table(table, path, row_group_size=GROUP_ROWS, **options)
 
 

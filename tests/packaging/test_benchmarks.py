@@ -41,6 +41,7 @@ SMALL = {
     "tabular": ["0.02", "1"],
     "token_indexes": ["--tokens", "1000000", "--rounds", "1"],
     "tokens": ["1", "1"],
+    "trainer": ["0.02", "1", "4096"],
     "workers": ["0.02", "1"],
 }
 

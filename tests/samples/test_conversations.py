@@ -8,12 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DataCollatorWithPadding, LlamaConfig, LlamaForCausalLM
 
 from tests.samples.test_packed_loader import load
 from tests.samples.test_text import TEMPLATE, WORDS, hugging_face
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, TransformError
-from torch_dataloader_utils.samples import Chat, Completion, PerToken, pack_tokens
+from torch_dataloader_utils.samples import Chat, Completion, PerToken, Preference, model_inputs, pack_tokens
 
 PLAIN = (
     "{% if tools %}{{ tools[0].name }} {% endif %}{% for m in messages %}<|{{ m.role }}|> {{ m.content }}"
@@ -176,6 +176,12 @@ def test_labels_fit_models_that_shift_and_models_that_do_not(tmp_path):
     assert torch.allclose(*losses)
 
 
+def test_a_collator_of_rows_is_told_that_it_gets_a_batch(tmp_path):
+    collator = DataCollatorWithPadding(spoken())
+    with pytest.raises(TransformError, match="The function gets one batch, a TensorBatch of columns, not a list"):
+        list(load(write(tmp_path, input_ids=[[1, 2], [3]]), None, collate_fn=collator))
+
+
 def test_what_decides_the_labels_decides_the_name():
     tokenizer = spoken()
     made = [
@@ -194,3 +200,92 @@ def test_what_decides_the_labels_decides_the_name():
     for wrong in ({"train_on": "user"}, {"labels": "left"}):
         with pytest.raises(ConfigError, match=r'pass ".*" or "'):
             Chat(tokenizer, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([[{"from": "human", "value": "a"}]], r"message 0 has \['from', 'value'\]. Write such a column"),
+        (["a b c"], "begins with 'a b c' is not the JSON of a list.*pass the tokenizer itself"),
+        (['{"role": "user", "content": "a"}'], "a conversation is a list of messages"),
+        (["[1, 2]"], "message 0 has an int"),
+    ],
+)
+def test_a_column_without_messages_says_what_a_chat_is(tmp_path, column, message):
+    with pytest.raises(TransformError, match=message):
+        rows_of(write(tmp_path, messages=column), Chat(spoken()))
+
+
+def test_json_text_of_messages_is_read_in_completions(tmp_path):
+    folder = write(tmp_path, prompt=[json.dumps(say("a b"))], completion=[json.dumps(say("", "c d")[1:])])
+    assert rows_of(folder, Completion(spoken()), column="prompt") == {0: masked(spoken(TEMPLATE), say("a b", "c d"))}
+    folder = write(tmp_path, prompt=["a"], completion=[json.dumps(say("", "c d")[1:])])
+    with pytest.raises(TransformError, match=r"the prompt is a str and its completion is a list. Let both be texts"):
+        rows_of(folder, Completion(spoken()), column="prompt")
+
+
+def test_a_chat_needs_a_template_before_any_row_is_read():
+    with pytest.raises(ConfigError, match=r"without a chat template: set tokenizer\.chat_template"):
+        Chat(spoken(None))
+
+
+@pytest.mark.parametrize("kind", [Chat, Completion, Preference])
+def test_what_takes_a_row_says_so_when_it_gets_a_batch(tmp_path, kind):
+    columns = {"messages": [say("a", "b")], "prompt": ["a"], "completion": [" b"], "chosen": [" b"], "rejected": [" c"]}
+    with pytest.raises(TransformError, match=rf"{kind.__name__} takes one row, and this is a batch: pass pack="):
+        list(load(write(tmp_path, **columns), None, transform=kind(spoken())))
+
+
+def test_a_batch_becomes_the_arguments_of_a_model(tmp_path):
+    folder = write(tmp_path, messages=TALKS, tokens=[[5, 6, 7], [8, 9], [4], None, [3]])
+    (batch,) = load(folder, pack_tokens("messages", 64, tokenizer=Chat(spoken()), fill="best_fit"))
+    inputs = model_inputs(batch)
+    assert inputs.pop("use_cache") is False
+    assert {name: column.dtype for name, column in inputs.items()} == dict.fromkeys(inputs, torch.int64)
+    assert torch.equal(inputs["labels"], batch["labels"])
+    (inputs,) = load(folder, pack_tokens("tokens", 8), transform=model_inputs)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 3, 0]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 0]]
+    assert inputs["labels"].tolist() == [[-100, 6, 7, -100, 9, -100, -100, -100]]
+
+
+def test_a_model_alone_computes_what_it_computes_of_single_documents(tmp_path):
+    folder = write(tmp_path, messages=TALKS)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), initializer_range=0.5, **sizes)).eval()
+    (batch,) = load(folder, pack_tokens("messages", 40, tokenizer=Chat(spoken()), fill="best_fit"))
+    losses = []
+    for tokens, labels in rows_of(folder, Chat(spoken())).values():
+        logits = model(input_ids=torch.tensor([tokens])).logits[0, :-1]
+        losses += cross_entropy(logits, torch.tensor(labels[1:]), reduction="none")[torch.tensor(labels[1:]) != -100]
+    assert torch.allclose(model(**model_inputs(batch)).loss, torch.stack(losses).mean(), atol=1e-5)
+
+
+@pytest.mark.processes
+def test_arguments_of_a_model_come_from_worker_processes(tmp_path):
+    folder, packing = write(tmp_path, tokens=[[5, 6, 7]]), pack_tokens("tokens", 4)
+    (here,), (there,) = (load(folder, packing, transform=model_inputs, num_workers=count) for count in (0, 1))
+    assert {name: str(part) for name, part in here.items()} == {name: str(part) for name, part in there.items()}
+
+
+@pytest.mark.parametrize(
+    ("packing", "message"),
+    [
+        ({"fields": ["tokens"]}, "needs 'positions'"),
+        ({"fields": ["tokens", "positions"]}, "needs 'labels' or 'loss_mask'"),
+        ({"extra_token": True}, "for models that shift labels"),
+    ],
+)
+def test_a_batch_that_is_not_for_such_a_model_is_refused(tmp_path, packing, message):
+    (batch,) = load(write(tmp_path, tokens=[[5, 6, 7]]), pack_tokens("tokens", 8, **packing))
+    with pytest.raises(ConfigError, match=message):
+        model_inputs(batch)
+
+
+def test_stored_labels_are_not_trained_in_padding(tmp_path):
+    folder = write(tmp_path, tokens=[[5, 6, 7]], labels=[[-100, 6, 7]])
+    (batch,) = load(folder, pack_tokens("tokens", 5), columns=["tokens", "labels"])
+    assert batch["labels"].tolist() == [[-100, 6, 7, -100, -100]]
+    (batch,) = load(folder, pack_tokens("tokens", 5, fields={"tokens": None, "labels": PerToken()}))
+    assert batch["labels"].tolist() == [[-100, 6, 7, 0, 0]]

@@ -249,6 +249,9 @@ def test_what_cannot_be_encoded_is_refused_before_the_first_batch(folder, option
 def test_vocabularies_of_wrong_values_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="has 'a' more than once"):
         Vocabulary(["a", "b", "a"])
+    with pytest.raises(ConfigTypeError, match=r"Vocabulary\.load\(path\) reads a file"):
+        Vocabulary("v.parquet")
+    assert Hash(9) == Hash(buckets=9)
     with pytest.raises(ConfigError, match="has 1 nulls"):
         Vocabulary(["a", None])
     with pytest.raises(ConfigTypeError, match="of type double"):

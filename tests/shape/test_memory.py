@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from torch_dataloader_utils.shape.gather import Gatherer
+from torch_dataloader_utils.shape.gather import gather_rows
 from torch_dataloader_utils.shape.shapers import make_shaper
 
 
@@ -141,7 +141,7 @@ def test_a_few_rows_of_permuted_tensors_are_gathered_without_the_others() -> Non
     images = torch.arange(1000 * 24 * 24).view(1000, 24, 24).permute(0, 2, 1)
     order = torch.tensor([999, 3])
     tracemalloc.start()
-    rows = Gatherer(order).rows([images])
+    rows = gather_rows([images], order)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert rows.tolist() == images[order].tolist()

@@ -120,7 +120,7 @@ def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
         with pytest.raises(CheckpointMismatchError, match=r"has version 4, this library reads versions 2 and 3\. Load"):
             loader.load_state_dict(later)
     for other in ({"version": 4, "model": {}}, {"model": {}}, None):
-        with pytest.raises(CheckpointMismatchError, match="Not a loader state"):
+        with pytest.raises(CheckpointMismatchError, match=r"Not a loader state: (a|an|keys|None) "):
             loader.load_state_dict(other)
     with pytest.raises(CheckpointMismatchError, match=r"Not a loader state, but text\. .*json\.loads"):
         loader.load_state_dict(json.dumps(state))

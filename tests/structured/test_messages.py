@@ -258,6 +258,7 @@ def test_what_is_printed_holds_no_secret(trips):
         ("batch_size", None, "batch_size=None: pass a whole number"),
         ("batch_size", np.array([1, 2]), r"batch_size=array\(\[1, 2\]\): pass a whole number"),
         ("shuffle", "false", "shuffle='false': pass True .*, \"chunks\" .* or False"),  # was taken for True
+        ("shuffle", 1000, "shuffle=1000: pass True or False. shuffle_rows=1000 sets how many rows"),
         ("shuffle", "rows", "shuffle='rows': pass True .permute chunks, and rows in windows."),
         ("drop_last", "no", "drop_last='no': pass True or False"),
         ("drop_last", [], r"drop_last=\[\]: pass True or False"),

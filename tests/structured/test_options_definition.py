@@ -216,6 +216,7 @@ def test_the_stubs_are_made_of_the_definitions(script: ModuleType) -> None:
         ("num_lanes", "lanes=Lanes(num_lanes)"),
         ("lane_rows", "lanes=Lanes(num_lanes, rows=...)"),
         ("decode_threads", "decoding=Decoding(threads=...)"),
+        ("tokenizer", "pack=pack_tokens(column, sequence_length, tokenizer=...)"),
         ("decode_ahead_bytes", "decoding=Decoding(ahead_bytes=...)"),
         ("page_checksums", "decoding=Decoding(page_checksums=...)"),
     ],
@@ -277,7 +278,12 @@ def test_a_sampler_is_answered_with_what_takes_its_place(option: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "told"),
-    [("device", r"batch\.to\(device"), ("num_epochs", "set_epoch"), ("delimiter", "CSV files have commas")],
+    [
+        ("device", r"batch\.to\(device"),
+        ("num_epochs", "set_epoch"),
+        ("limit", "leave the loop early"),
+        ("delimiter", "CSV files have commas"),
+    ],
 )
 def test_an_option_of_another_library_is_answered_with_what_to_do(option: str, told: str) -> None:
     with pytest.raises(ConfigError, match=f"{option}= is no option: .*{told}"):

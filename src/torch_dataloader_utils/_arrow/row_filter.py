@@ -49,7 +49,10 @@ _NAME = re.compile(r"\) FieldRef\.Name\(")
 def check_filters(name: str, filters: Any) -> pc.Expression | None:
     """Return the value if it is None or a pyarrow expression; otherwise raise ConfigTypeError."""
     if filters is not None and not isinstance(filters, ds.Expression):
-        raise ConfigTypeError(f"{name} is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3.")
+        made = "; pyarrow.parquet.filters_to_expression(...) makes one of a list" if isinstance(filters, list) else ""
+        raise ConfigTypeError(
+            f"{name} is {of_type(filters)}: pass a pyarrow expression, such as pc.field('x') > 3{made}."
+        )
     return filters
 
 

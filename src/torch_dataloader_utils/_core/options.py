@@ -1,13 +1,21 @@
 """Everything that a plan depends on besides the data: options that bind a state, and topologies that may change."""
 
+import operator
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Literal
 
-from torch_dataloader_utils._core.arguments import check_flag, check_seed, hold_flags, hold_integers, parse_bytes
+from torch_dataloader_utils._core.arguments import (
+    check_flag,
+    check_seed,
+    hold_flags,
+    hold_integers,
+    is_integer,
+    parse_bytes,
+)
 from torch_dataloader_utils._core.option_values import Lanes, TokenBatches
 from torch_dataloader_utils._core.token_budget import TokenBudget
-from torch_dataloader_utils.errors import ConfigError, plural
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, plural
 
 # Chunks of a window without shuffle=True. States leave this default out, so it never changes.
 DEFAULT_INTERLEAVE = 4
@@ -35,6 +43,10 @@ def check_shuffle(name: str, value: object) -> Shuffle:
                 "False."
             )
         return "chunks"
+    if is_integer(value) and operator.index(value) > 1:
+        raise ConfigTypeError(
+            f"{name}={value!r}: pass True or False. shuffle_rows={value!r} sets how many rows are permuted together."
+        )
     return check_flag(name, value)
 
 

@@ -99,9 +99,9 @@ def check_intact(state: Mapping[str, object]) -> None:
     if isinstance(state, str | bytes):
         raise CheckpointMismatchError("Not a loader state, but text. Pass the dict: json.loads(text).")
     if not isinstance(state, Mapping) or set(state) - _OPTIONAL_KEYS != _KEYS:
-        found = sorted(state, key=str) if isinstance(state, Mapping) else type(state).__name__
+        found = f"keys {sorted(state, key=str)}" if isinstance(state, Mapping) else of_type(state)
         raise CheckpointMismatchError(
-            f"Not a loader state: keys {found}, wanted {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
+            f"Not a loader state: {found}, wanted keys {sorted(_KEYS)}. Pass what state_dict() of a loader returned."
         )
     check_seal(state)
     refuse_misfits(_findings(state))

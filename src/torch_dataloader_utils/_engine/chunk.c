@@ -175,30 +175,46 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
     return take_levels(values, header->level_encoding, definitions);
 }
 
-void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count) {
-    if (bytes == NULL && from % 8 == 0) {
-        memset(bits + from / 8, 255, (size_t)(count / 8));
-        from += count / 8 * 8;
-        count %= 8;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        int64_t at = from + i;
-        uint8_t bit = (uint8_t)(1 << at % 8);
-        bits[at / 8] = (uint8_t)(bytes == NULL || bytes[i] ? bits[at / 8] | bit : bits[at / 8] & ~bit);
-    }
+static void set_bit(uint8_t *bits, int64_t at, bool is_set) {
+    uint8_t bit = (uint8_t)(1 << at % 8);
+    bits[at / 8] = (uint8_t)(is_set ? bits[at / 8] | bit : bits[at / 8] & ~bit);
 }
 
-/* Puts the values of present rows where their rows are; others are 0. `packed` has one value more that may be read. */
+void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count) {
+    int64_t i = 0;
+    for (; i < count && (from + i) % 8 != 0; i++) set_bit(bits, from + i, bytes == NULL || bytes[i]);
+    if (bytes == NULL) {
+        memset(bits + (from + i) / 8, 255, (size_t)((count - i) / 8));
+        i += (count - i) / 8 * 8;
+    } else {
+        for (; i + 8 <= count; i += 8) bits[(from + i) / 8] = pack_byte(word_at(bytes + i));
+    }
+    for (; i < count; i++) set_bit(bits, from + i, bytes == NULL || bytes[i]);
+}
+
+/* Puts the values of present rows where their rows are; others are 0. `from` has one value more that may be read. */
 #define SPREAD(TYPE)                                                                    \
     {                                                                                   \
-        TYPE *to = (TYPE *)out;                                                         \
-        const TYPE *from = (const TYPE *)packed;                                        \
-        for (size_t i = 0, j = 0; i < count; j += present[i], i++)                      \
-            to[i] = (TYPE)(from[j] & (TYPE) - (TYPE)present[i]);                        \
+        TYPE *to = (TYPE *)out, value;                                                  \
+        for (size_t i = 0; i < count;) {                                                \
+            if (i + 8 <= count && word_at(present + i) == EACH_BYTE_1) {                \
+                /* One by one, which becomes moves of vectors: for 64 bytes GCC calls a slow string instruction. */ \
+                for (size_t end = i + 8; i < end; i++, from += sizeof value) {          \
+                    memcpy(&value, from, sizeof value);                                 \
+                    to[i] = value;                                                      \
+                }                                                                       \
+                continue;                                                               \
+            }                                                                           \
+            for (size_t end = i + 8 < count ? i + 8 : count; i < end; i++) {            \
+                memcpy(&value, from, sizeof value);                                     \
+                to[i] = (TYPE)(value & (TYPE) - (TYPE)present[i]);                      \
+                from += present[i] * sizeof value;                                      \
+            }                                                                           \
+        }                                                                               \
         break;                                                                          \
     }
 
-static void spread(const uint8_t *packed, const uint8_t *present, size_t count, int width, uint8_t *out) {
+static void spread(const uint8_t *from, const uint8_t *present, size_t count, int width, uint8_t *out) {
     switch (width) {
         case 1: SPREAD(uint8_t)
         case 2: SPREAD(uint16_t)
@@ -224,7 +240,7 @@ static Reason read_rows(Bytes definitions, Work *work, Items *items) {
     Reason reason = decode_levels(definitions, items->count, 1, present, &all_present);
     if (reason != DECODED || all_present) return reason;
     items->present = present;
-    for (size_t i = items->num_values = 0; i < items->count; i++) items->num_values += present[i];
+    items->num_values = count_ones(present, items->count);
     return DECODED;
 }
 
@@ -253,22 +269,27 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
     if (header->type == DATA_PAGE_V2 && header->nulls != header->count - (int64_t)items.num_values) return DAMAGED;
     if (is_direct) return items.present == NULL ? DECODED : DAMAGED; /* as many values as rows, and nulls among them */
     uint8_t *goal = goal_of(chunk, &items), *decoded = goal;
-    if (goal == NULL || items.present != NULL) {
-        decoded = scratch_of(&work->values, (items.num_values + 1) * width);
-        if (decoded == NULL) return NO_MEMORY;
+    const uint8_t *packed = values.at; /* values without those of nulls, where they lie already */
+    bool lie_there = items.present != NULL && header->encoding == PLAIN && chunk->layout.stored == chunk->layout.width &&
+                     left_of(values) / width > items.num_values;
+    if (!lie_there) {
+        if (goal == NULL || items.present != NULL) {
+            decoded = scratch_of(&work->values, (items.num_values + 1) * width);
+            if (decoded == NULL) return NO_MEMORY;
+        }
+        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary, decoded);
+        if (reason != DECODED) return reason;
+        packed = decoded;
     }
-    reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary, decoded);
-    if (reason != DECODED) return reason;
     int64_t wanted = (int64_t)(items.last - items.first);
     if (items.present != NULL) {
-        memset(decoded + items.num_values * width, 0, width);
-        uint8_t *expanded = goal != NULL ? goal : scratch_of(&work->expanded, items.count * width);
-        if (expanded == NULL) return NO_MEMORY;
-        spread(decoded, items.present, items.count, chunk->layout.width, expanded);
-        decoded = expanded;
+        if (!lie_there) memset(decoded + items.num_values * width, 0, width);
+        decoded = goal != NULL ? goal : scratch_of(&work->expanded, items.count * width);
+        if (decoded == NULL) return NO_MEMORY;
+        spread(packed, items.present, items.count, chunk->layout.width, decoded);
         if (chunk->nulls == 0) set_bits(chunk->validity, chunk->first_bit, NULL, chunk->room);
         set_bits(chunk->validity, chunk->first_bit + items.place, items.present + items.first, wanted);
-        for (size_t i = items.first; i < items.last; i++) chunk->nulls += !items.present[i];
+        chunk->nulls += wanted - (int64_t)count_ones(items.present + items.first, (size_t)wanted);
     }
     if (chunk->layout.stored == 0) {
         set_bits(chunk->values, chunk->first_bit + items.place, decoded + items.first, wanted);

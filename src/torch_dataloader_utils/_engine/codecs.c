@@ -1,14 +1,15 @@
 /* Compression and checksums of pages.
  *
- * Snappy is decompressed here. Zstandard and LZ4 are the system's libraries, looked up when a chunk needs them: where
- * they are missing, such chunks are refused.
+ * Snappy is decompressed here. Zstandard, LZ4 and zlib are the system's libraries, looked up when a chunk needs them:
+ * where they are missing, such chunks are refused.
  *
- * Source: snappy, "format_description.txt"; parquet-format, "Compression" (LZ4_RAW is one LZ4 block).
+ * Source: snappy, "format_description.txt"; parquet-format, "Compression" (LZ4_RAW is one LZ4 block); zlib.h.
  */
 #include "engine.h"
 
 #include <dlfcn.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 static uint32_t little_endian(const uint8_t *at, int bytes) {
@@ -82,6 +83,24 @@ typedef size_t (*ZstdDecompress)(void *, void *, size_t, const void *, size_t);
 typedef unsigned (*ZstdIsError)(size_t);
 typedef int (*Lz4Decompress)(const char *, char *, int, int);
 
+/* z_stream of zlib.h, which is the same in all versions 1. */
+typedef struct {
+    const uint8_t *in;
+    unsigned in_left;
+    unsigned long in_total;
+    uint8_t *out;
+    unsigned out_left;
+    unsigned long out_total;
+    const char *message;
+    void *state, *allocate, *release, *opaque;
+    int data_type;
+    unsigned long adler, reserved;
+} ZlibStream;
+typedef int (*ZlibBegin)(ZlibStream *, int, const char *, int);
+typedef int (*ZlibInflate)(ZlibStream *, int);
+typedef int (*ZlibReset)(ZlibStream *);
+enum { ZLIB_FINISH = 4, ZLIB_END = 1, ZLIB_OR_GZIP = 15 + 32 };
+
 /* A function of a system library, which stays loaded; NULL if it is not there. dlopen finds a loaded one at once. */
 static void *function_of(const char *library, const char *name) {
     void *handle = dlopen(library, RTLD_LAZY | RTLD_LOCAL);
@@ -91,9 +110,11 @@ static void *function_of(const char *library, const char *name) {
 #ifdef __APPLE__
 #define ZSTD_LIBRARY "libzstd.1.dylib"
 #define LZ4_LIBRARY "liblz4.1.dylib"
+#define ZLIB_LIBRARY "libz.1.dylib"
 #else
 #define ZSTD_LIBRARY "libzstd.so.1"
 #define LZ4_LIBRARY "liblz4.so.1"
+#define ZLIB_LIBRARY "libz.so.1"
 #endif
 
 /* The function of this name, looked up unless that was done before. */
@@ -123,15 +144,45 @@ static Reason decompress_lz4(Bytes in, uint8_t *out, size_t size, Codecs *codecs
     return written >= 0 && (size_t)written == size ? DECODED : DAMAGED;
 }
 
+static ZlibStream *make_zlib(void) {
+    ZlibBegin begin = (ZlibBegin)function_of(ZLIB_LIBRARY, "inflateInit2_");
+    ZlibStream *stream = begin == NULL ? NULL : calloc(1, sizeof *stream);
+    if (stream != NULL && begin(stream, ZLIB_OR_GZIP, "1", (int)sizeof *stream) != 0) {
+        free(stream);
+        stream = NULL;
+    }
+    return stream;
+}
+
+/* One stream of gzip or zlib that is as long as the page. */
+static Reason decompress_gzip(Bytes in, uint8_t *out, size_t size, Codecs *codecs) {
+    ZlibInflate inflate = (ZlibInflate)known(&codecs->zlib_inflate, ZLIB_LIBRARY, "inflate");
+    ZlibReset reset = (ZlibReset)known(&codecs->zlib_reset, ZLIB_LIBRARY, "inflateReset");
+    if (inflate == NULL || reset == NULL) return CODEC;
+    if (left_of(in) > UINT_MAX || size > UINT_MAX) return TOO_LARGE;
+    if (codecs->zlib == NULL && (codecs->zlib = make_zlib()) == NULL) return NO_MEMORY;
+    ZlibStream *stream = codecs->zlib;
+    if (reset(stream) != 0) return DAMAGED;
+    stream->in = in.at;
+    stream->in_left = (unsigned)left_of(in);
+    stream->out = out;
+    stream->out_left = (unsigned)size;
+    return inflate(stream, ZLIB_FINISH) == ZLIB_END && stream->out_left == 0 && stream->in_left == 0 ? DECODED : DAMAGED;
+}
+
 void free_codecs(Codecs *codecs) {
     ZstdFree free_context = codecs->zstd == NULL ? NULL : (ZstdFree)function_of(ZSTD_LIBRARY, "ZSTD_freeDCtx");
     if (free_context != NULL) free_context(codecs->zstd);
+    ZlibReset end = codecs->zlib == NULL ? NULL : (ZlibReset)function_of(ZLIB_LIBRARY, "inflateEnd");
+    if (end != NULL) end(codecs->zlib);
+    free(codecs->zlib);
 }
 
 bool has_codec(int codec) {
     switch (codec) {
         case UNCOMPRESSED:
         case SNAPPY: return true;
+        case GZIP: return function_of(ZLIB_LIBRARY, "inflateInit2_") != NULL;
         case ZSTD: return function_of(ZSTD_LIBRARY, "ZSTD_decompress") != NULL;
         case LZ4_RAW: return function_of(LZ4_LIBRARY, "LZ4_decompress_safe") != NULL;
         default: return false;
@@ -145,6 +196,7 @@ Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs
             memcpy(out, in.at, size);
             return DECODED;
         case SNAPPY: return decompress_snappy(in, out, size);
+        case GZIP: return decompress_gzip(in, out, size, codecs);
         case ZSTD: return decompress_zstd(in, out, size, codecs);
         case LZ4_RAW: return decompress_lz4(in, out, size, codecs);
         default: return CODEC;

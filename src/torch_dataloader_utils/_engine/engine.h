@@ -24,10 +24,34 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Numbers are copied as Parquet stores them, little-endian. The package installs without this module."
 #endif
+
+/* Eight bytes of 0 or 1 at a time, as one word; a bitmap has the first byte in its lowest bit. */
+#define EACH_BYTE_1 UINT64_C(0x0101010101010101)
+
+static inline uint64_t word_at(const uint8_t *bytes) {
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+    return word;
+}
+
+static inline uint8_t pack_byte(uint64_t word) { return (uint8_t)(word * UINT64_C(0x0102040810204080) >> 56); }
+
+static inline uint64_t unpack_byte(uint8_t bits) {
+    uint64_t one_each = bits * EACH_BYTE_1 & UINT64_C(0x8040201008040201); /* byte i has bit i alone */
+    return (one_each + 127 * EACH_BYTE_1) >> 7 & EACH_BYTE_1;
+}
+
+static inline size_t count_ones(const uint8_t *bytes, size_t count) {
+    size_t ones = 0, i = 0;
+    for (; i + 8 <= count; i += 8) ones += (size_t)(word_at(bytes + i) * EACH_BYTE_1 >> 56);
+    for (; i < count; i++) ones += bytes[i];
+    return ones;
+}
 
 /* Why a chunk is refused; `reasons` in module.c has their names. */
 typedef enum {
@@ -58,11 +82,11 @@ typedef struct {
 uint8_t *scratch_of(Scratch *scratch, size_t size);
 
 /* codecs.c */
-typedef enum { UNCOMPRESSED = 0, SNAPPY = 1, ZSTD = 6, LZ4_RAW = 7 } Codec;
+typedef enum { UNCOMPRESSED = 0, SNAPPY = 1, GZIP = 2, ZSTD = 6, LZ4_RAW = 7 } Codec;
 
-/* What is looked up or made once a call: functions of the system's libraries, and a context of zstd. NULL: not yet. */
+/* What is looked up or made once a call: functions of the system's libraries, and contexts of zstd and zlib. NULL: not yet. */
 typedef struct {
-    void *zstd_decompress, *zstd_is_error, *zstd, *lz4_decompress;
+    void *zstd_decompress, *zstd_is_error, *zstd, *lz4_decompress, *zlib_inflate, *zlib_reset, *zlib;
 } Codecs;
 
 Reason decompress(int codec, Bytes in, uint8_t *out, size_t size, Codecs *codecs);
@@ -170,13 +194,24 @@ void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 /* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4 or 8. The caller has checked the order. */
 void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
 
-/* Columns, each in `num_parts` parts that have the same rows in all columns. */
+/* Where columns of one width lie: the address of the first, and the bytes from column to column. */
+typedef struct {
+    uint64_t address;
+    int64_t pitch;
+} Side;
+
+/* `count` columns of `width` bytes a row (1, 2, 4 or 8), and room for as many rows as the order has. */
+typedef struct {
+    Side out;
+    int64_t count, width;
+} Run;
+
+/* Runs of columns, each in `num_parts` parts that have the same rows in all columns. */
 typedef struct {
     size_t count, num_parts;
     const int64_t *part_rows;
-    const uint64_t *parts;    /* addresses, all parts of the first column first */
-    const uint64_t *outs;     /* addresses of room for as many rows as the order has */
-    const int64_t *widths;    /* bytes of a row: 1, 2, 4 or 8 */
+    const Side *parts; /* all parts of the first run first */
+    const Run *runs;
 } Columns;
 
 /* The order in 32 bits; false if it has a number that is not below `rows`, which are of 32 bits. */
@@ -185,6 +220,9 @@ bool short_order(const int64_t *order, size_t count, uint64_t rows, uint32_t *sh
 /* Row order[i] of each column becomes its row i, as in `take_rows`. A column's parts are joined first, in
  * `joined`, which all columns share. NULL: its only part is read where it is. */
 void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined);
+
+/* The rows of all parts, one part after the other. */
+void join_columns(const Columns *columns);
 
 /* permute.c: the key of a permutation, as `_core/permute.py` has it. */
 typedef struct {

@@ -29,17 +29,37 @@ bool short_order(const int64_t *order, size_t count, uint64_t rows, uint32_t *sh
     return !all;
 }
 
+/* A column of a run, all parts one after the other. */
+static void join_parts(const Columns *columns, size_t run, int64_t column, uint8_t *to) {
+    const Side *parts = columns->parts + run * columns->num_parts;
+    for (size_t i = 0; i < columns->num_parts; i++) {
+        size_t bytes = (size_t)columns->part_rows[i] * (size_t)columns->runs[run].width;
+        if (bytes > 0) memcpy(to, (const uint8_t *)(uintptr_t)parts[i].address + column * parts[i].pitch, bytes);
+        to += bytes;
+    }
+}
+
+static uint8_t *out_of(const Run *run, int64_t column) {
+    return (uint8_t *)(uintptr_t)run->out.address + column * run->out.pitch;
+}
+
+void join_columns(const Columns *columns) {
+    for (size_t run = 0; run < columns->count; run++)
+        for (int64_t column = 0; column < columns->runs[run].count; column++)
+            join_parts(columns, run, column, out_of(&columns->runs[run], column));
+}
+
 void gather_columns(const Columns *columns, const uint32_t *order, size_t count, uint8_t *joined) {
-    for (size_t column = 0; column < columns->count; column++) {
-        const uint64_t *parts = columns->parts + column * columns->num_parts;
-        size_t width = (size_t)columns->widths[column];
-        const uint8_t *from = joined == NULL ? (const uint8_t *)(uintptr_t)parts[0] : joined;
-        uint8_t *end = joined;
-        for (size_t i = 0; i < columns->num_parts && joined != NULL; i++) {
-            size_t bytes = (size_t)columns->part_rows[i] * width;
-            if (bytes > 0) memcpy(end, (const void *)(uintptr_t)parts[i], bytes);
-            end += bytes;
+    for (size_t i = 0; i < columns->count; i++) {
+        const Run *run = &columns->runs[i];
+        const Side *only = columns->parts + i * columns->num_parts;
+        for (int64_t column = 0; column < run->count; column++) {
+            const uint8_t *from = joined;
+            if (joined != NULL)
+                join_parts(columns, i, column, joined);
+            else
+                from = (const uint8_t *)(uintptr_t)only->address + column * only->pitch;
+            take_rows(from, (size_t)run->width, order, count, out_of(run, column));
         }
-        take_rows(from, width, order, count, (uint8_t *)(uintptr_t)columns->outs[column]);
     }
 }

@@ -227,50 +227,66 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
 }
 
 PyDoc_STRVAR(gather_doc,
-             "gather(parts, part_rows, outs, widths, order, scratch, joins)\n\n"
+             "gather(parts, part_rows, runs, order, scratch, joins)\n\n"
              "Writes rows of columns in another order, without the interpreter's lock.\n\n"
-             "parts: addresses of the parts of each column, uint64 [columns, parts]. part_rows: their rows, the same in all\n"
-             "columns, int64 [parts]. outs: addresses of room for the rows, uint64 [columns]. widths: bytes of a row of each\n"
-             "column: 1, 2, 4, 8, int64 [columns]. order: rows of the parts joined, int64. joins: whether the parts of each column\n"
-             "are joined first; else there is one, which is read where it is. scratch: room for the order, in 32 bits, and if\n"
-             "parts are joined, for those of the widest column 8-byte aligned behind it. What addresses lead to is the caller's to know.");
+             "runs: columns of one width that lie at even distances: where the first goes, bytes from column to column, their\n"
+             "number, bytes of a row: 1, 2, 4, 8; int64 [runs, 4]. parts: where their parts lie: address of the first column,\n"
+             "bytes from column to column, int64 [runs, parts, 2]. part_rows: rows of the parts, the same in all columns, int64\n"
+             "[parts]. order: rows of the parts joined, int64; None: all rows of all parts, one part after the other. joins:\n"
+             "whether the parts of each column are joined first; else there is one, which is read where it is. scratch: room for\n"
+             "the order, in 32 bits, and if parts are joined, for those of the widest column 8-byte aligned behind it. What\n"
+             "addresses lead to is the caller's to know.");
 
 /* How many rows the parts have; -1 if columns, parts and scratch memory do not fit each other. */
-static int64_t rows_to_gather(const Columns *columns, const Py_buffer *parts, size_t count, size_t scratch, bool joins) {
+static int64_t rows_to_gather(const Columns *columns, const Py_buffer *parts, bool is_ordered, size_t count, size_t scratch,
+                              bool joins) {
     uint64_t rows = 0, widest = 0;
     if (columns->num_parts == 0 || (!joins && columns->num_parts > 1)) return -1;
-    size_t num_addresses = (size_t)parts->len / sizeof(uint64_t);
-    if (num_addresses % columns->num_parts != 0 || num_addresses / columns->num_parts != columns->count) return -1;
+    size_t num_sides = (size_t)parts->len / sizeof(Side);
+    if (num_sides % columns->num_parts != 0 || num_sides / columns->num_parts != columns->count) return -1;
     for (size_t i = 0; i < columns->num_parts; rows += (uint64_t)columns->part_rows[i++])
         if (columns->part_rows[i] < 0 || rows + (uint64_t)columns->part_rows[i] > UINT32_MAX) return -1;
     for (size_t i = 0; i < columns->count; i++) {
-        int64_t width = columns->widths[i];
+        int64_t width = columns->runs[i].width;
         if (width != 1 && width != 2 && width != 4 && width != 8) return -1;
         widest = (uint64_t)width > widest ? (uint64_t)width : widest;
     }
+    if (!is_ordered) return (int64_t)rows;
     if (scratch / sizeof(uint64_t) < (count + 1) / 2) return -1;
     return !joins || rows * widest <= scratch - (count + 1) / 2 * sizeof(uint64_t) ? (int64_t)rows : -1;
 }
 
 static PyObject *gather(PyObject *module, PyObject *arguments) {
     (void)module;
-    Py_buffer parts, part_rows, outs, widths, order, scratch;
+    Py_buffer parts, part_rows, runs, order = {0}, scratch;
+    PyObject *order_or_none;
     int joins;
-    if (!PyArg_ParseTuple(arguments, "y*y*y*y*y*w*p", &parts, &part_rows, &outs, &widths, &order, &scratch, &joins)) return NULL;
-    size_t size = sizeof(int64_t), count = (size_t)order.len / size;
-    Columns columns = {(size_t)outs.len / size, (size_t)part_rows.len / size, part_rows.buf, parts.buf, outs.buf, widths.buf};
-    Py_buffer *buffers[] = {&parts, &part_rows, &outs, &widths, &order, &scratch};
-    bool fits_all = widths.len == outs.len, is_there = true;
-    for (size_t i = 0; i < 6; i++) fits_all = fits_all && (buffers[i]->len == 0 || (uintptr_t)buffers[i]->buf % size == 0);
-    int64_t rows = fits_all ? rows_to_gather(&columns, &parts, count, (size_t)scratch.len, joins) : -1;
-    if (rows >= 0) {
-        Py_BEGIN_ALLOW_THREADS
-        uint8_t *joined = joins ? (uint8_t *)scratch.buf + (count + 1) / 2 * sizeof(uint64_t) : NULL;
-        is_there = short_order(order.buf, count, (uint64_t)rows, scratch.buf);
-        if (is_there) gather_columns(&columns, scratch.buf, count, joined);
-        Py_END_ALLOW_THREADS
+    if (!PyArg_ParseTuple(arguments, "y*y*y*Ow*p", &parts, &part_rows, &runs, &order_or_none, &scratch, &joins)) return NULL;
+    bool is_ordered = order_or_none != Py_None, is_there = true;
+    bool fits_all = !is_ordered || PyObject_GetBuffer(order_or_none, &order, PyBUF_SIMPLE) == 0;
+    int64_t rows = -1;
+    if (fits_all) {
+        size_t size = sizeof(int64_t), count = (size_t)order.len / size;
+        Columns columns = {(size_t)runs.len / sizeof(Run), (size_t)part_rows.len / size, part_rows.buf, parts.buf, runs.buf};
+        const Py_buffer *buffers[] = {&parts, &part_rows, &runs, &order, &scratch};
+        for (size_t i = 0; i < 5; i++) fits_all = fits_all && (buffers[i]->len == 0 || (uintptr_t)buffers[i]->buf % size == 0);
+        if (fits_all) rows = rows_to_gather(&columns, &parts, is_ordered, count, (size_t)scratch.len, joins);
+        if (rows >= 0) {
+            Py_BEGIN_ALLOW_THREADS
+            uint8_t *joined = joins ? (uint8_t *)scratch.buf + (count + 1) / 2 * sizeof(uint64_t) : NULL;
+            if (!is_ordered)
+                join_columns(&columns);
+            else if ((is_there = short_order(order.buf, count, (uint64_t)rows, scratch.buf)))
+                gather_columns(&columns, scratch.buf, count, joined);
+            Py_END_ALLOW_THREADS
+        }
+        if (is_ordered) PyBuffer_Release(&order);
     }
-    for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    PyBuffer_Release(&parts);
+    PyBuffer_Release(&part_rows);
+    PyBuffer_Release(&runs);
+    PyBuffer_Release(&scratch);
+    if (PyErr_Occurred()) return NULL;
     if (rows < 0) return PyErr_Format(PyExc_ValueError, "columns, parts and rows do not fit each other");
     if (!is_there)
         return PyErr_Format(PyExc_IndexError, "rows were requested that do not exist: there are %lld rows", (long long)rows);

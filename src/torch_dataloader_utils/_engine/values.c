@@ -187,6 +187,16 @@ static Reason decode_dictionary(Bytes in, size_t count, int width, const Diction
     return DECODED;
 }
 
+/* `count` bits as bytes of 0 or 1. */
+static void unpack_bits(const uint8_t *packed, size_t count, uint8_t *out) {
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint64_t word = unpack_byte(packed[i / 8]);
+        memcpy(out + i, &word, sizeof word);
+    }
+    for (; i < count; i++) out[i] = packed[i / 8] >> i % 8 & 1;
+}
+
 /* Numbers of one bit (most: 1) or two, none of them larger than `most`, as bytes. */
 static Reason decode_bits(Bytes in, size_t count, int most, uint8_t *out) {
     Runs runs = {.in = in, .bits = most > 1 ? 2 : 1};
@@ -197,7 +207,7 @@ static Reason decode_bits(Bytes in, size_t count, int most, uint8_t *out) {
             if (runs.repeated > (uint32_t)most) return DAMAGED;
             memset(out, (int)runs.repeated, wanted);
         } else if (runs.bits == 1) {
-            for (size_t i = 0; i < wanted; i++) out[i] = runs.packed[i / 8] >> i % 8 & 1;
+            unpack_bits(runs.packed, wanted, out);
         } else {
             uint8_t largest = 0;
             for (size_t i = 0; i < wanted; i++) out[i] = runs.packed[i / 4] >> i % 4 * 2 & 3;
@@ -222,10 +232,26 @@ Reason decode_levels(Bytes in, size_t count, int most, uint8_t *levels, bool *ar
     return DECODED;
 }
 
+/* The first WIDTH bytes of every `stored` bytes. */
+#define NARROW(WIDTH)                                                                          \
+    {                                                                                          \
+        for (size_t i = 0; i < count; i++) memcpy(out + i * WIDTH, in + i * stored, WIDTH);    \
+        break;                                                                                 \
+    }
+
+static void narrow(const uint8_t *in, size_t stored, int width, size_t count, uint8_t *out) {
+    switch (width) {
+        case 1: NARROW(1)
+        case 2: NARROW(2)
+        case 4: NARROW(4)
+        default: NARROW(8)
+    }
+}
+
 static Reason decode_plain(Bytes in, size_t count, Layout layout, uint8_t *out) {
     if (layout.stored == 0) {
         if (left_of(in) < (count + 7) / 8) return DAMAGED;
-        for (size_t i = 0; i < count; i++) out[i] = in.at[i / 8] >> i % 8 & 1;
+        unpack_bits(in.at, count, out);
         return DECODED;
     }
     if (left_of(in) / (size_t)layout.stored < count) return DAMAGED;
@@ -233,17 +259,57 @@ static Reason decode_plain(Bytes in, size_t count, Layout layout, uint8_t *out) 
         memcpy(out, in.at, count * (size_t)layout.width);
         return DECODED;
     }
-    for (size_t i = 0; i < count; i++)
-        memcpy(out + i * (size_t)layout.width, in.at + i * (size_t)layout.stored, (size_t)layout.width);
+    narrow(in.at, (size_t)layout.stored, layout.width, count, out);
     return DECODED;
 }
+
+#if defined(__SSE2__)
+/* 16 numbers of 4 bytes: `out` gets 4 at a time, `in` has a byte of each, the next byte `pitch` bytes later. */
+static inline void join_4_streams(const uint8_t *in, size_t pitch, __m128i *out) {
+    __m128i bytes[4];
+    for (size_t k = 0; k < 4; k++) bytes[k] = _mm_loadu_si128((const __m128i *)(in + k * pitch));
+    __m128i low01 = _mm_unpacklo_epi8(bytes[0], bytes[1]), high01 = _mm_unpackhi_epi8(bytes[0], bytes[1]);
+    __m128i low23 = _mm_unpacklo_epi8(bytes[2], bytes[3]), high23 = _mm_unpackhi_epi8(bytes[2], bytes[3]);
+    out[0] = _mm_unpacklo_epi16(low01, low23);
+    out[1] = _mm_unpackhi_epi16(low01, low23);
+    out[2] = _mm_unpacklo_epi16(high01, high23);
+    out[3] = _mm_unpackhi_epi16(high01, high23);
+}
+
+/* The first numbers of 4 or 8 bytes, 16 at a time; returns how many. */
+static size_t join_streams(const uint8_t *in, size_t count, size_t width, uint8_t *out) {
+    size_t i = 0;
+    for (; width == 4 && i + 16 <= count; i += 16) {
+        __m128i joined[4];
+        join_4_streams(in + i, count, joined);
+        for (size_t k = 0; k < 4; k++) _mm_storeu_si128((__m128i *)(out + 4 * i) + k, joined[k]);
+    }
+    for (; width == 8 && i + 16 <= count; i += 16) {
+        __m128i low[4], high[4];
+        join_4_streams(in + i, count, low);
+        join_4_streams(in + 4 * count + i, count, high);
+        for (size_t k = 0; k < 4; k++) {
+            __m128i *to = (__m128i *)(out + 8 * i) + 2 * k;
+            _mm_storeu_si128(to, _mm_unpacklo_epi32(low[k], high[k]));
+            _mm_storeu_si128(to + 1, _mm_unpackhi_epi32(low[k], high[k]));
+        }
+    }
+    return i;
+}
+#else
+static size_t join_streams(const uint8_t *in, size_t count, size_t width, uint8_t *out) {
+    (void)in, (void)count, (void)width, (void)out;
+    return 0;
+}
+#endif
 
 static Reason decode_byte_streams(Bytes in, size_t count, Layout layout, uint8_t *out) {
     if (layout.stored == 0) return ENCODING;
     size_t stored = (size_t)layout.stored, width = (size_t)layout.width;
     if (left_of(in) % stored != 0 || left_of(in) / stored != count) return DAMAGED;
+    size_t done = join_streams(in.at, count, width, out);
     for (size_t k = 0; k < width; k++)
-        for (size_t i = 0; i < count; i++) out[i * width + k] = in.at[k * count + i];
+        for (size_t i = done; i < count; i++) out[i * width + k] = in.at[k * count + i];
     return DECODED;
 }
 

@@ -11,12 +11,15 @@ class Recent(Generic[Key, Value]):
     """The last few values by key; drops the oldest when there are more than `most`.
 
     Thread-safe without a lock, which a fork might copy while it is held: each step is one atomic operation of a dict.
-    At worst two threads compute the same value.
+    At worst two threads compute the same value. Pickles without its values.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._entries: dict[Key, Value] = {}
+
+    def __reduce__(self) -> "tuple[type[Recent[Key, Value]], tuple[int]]":
+        return type(self), (self._most,)
 
     def find(self, key: Key) -> Value | None:
         """Return the value of a key, or None."""

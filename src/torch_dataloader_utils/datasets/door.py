@@ -155,6 +155,10 @@ _GROUPED = {
     "decode_threads": "decoding=Decoding(threads=...)",
     "num_threads": "decoding=Decoding(threads=...)",
     "decode_ahead_bytes": "decoding=Decoding(ahead_bytes=...)",
+    **dict.fromkeys(
+        ("tokenizer", "tokenizer_name", "sequence_length", "seq_length", "max_length", "max_seq_length", "packing"),
+        "pack=pack_tokens(column, sequence_length, tokenizer=...)",
+    ),
     "page_checksums": "decoding=Decoding(page_checksums=...)",
 }
 # Names of other libraries for our options, where they are too different to be recognised as similar.
@@ -182,6 +186,7 @@ _TEXT_OPTION = (
 )
 _DEVICE = "{}= is no option: batches are made in host memory. In the loop, write batch.to(device, non_blocking=True)."
 _EPOCHS = "{}= is no option: a pass over the loader is one epoch. Call loader.set_epoch(epoch) before each pass."
+_LIMIT = "{}= is no option: leave the loop early, or pass filters= or holdout= for a part of the rows."
 _DELIMITER = "{}= is no option: CSV files have commas. Write the files again, with commas or as Parquet."
 _ADVICE = {
     "sampler": _SAMPLER,
@@ -191,6 +196,7 @@ _ADVICE = {
     "device": _DEVICE,
     "epochs": _EPOCHS,
     "num_epochs": _EPOCHS,
+    **dict.fromkeys(("limit", "max_rows", "num_samples", "take"), _LIMIT),
     "delimiter": _DELIMITER,
     "sep": _DELIMITER,
 }

@@ -102,7 +102,7 @@ def repeated_names(names: Sequence[str]) -> frozenset[str]:
 
 def check_unique(task: RowGroupTask, repeated: frozenset[str], columns: Sequence[str]) -> None:
     """Raise SchemaError if the file's schema repeats the name of a column."""
-    twice = [name for name in columns if name in repeated]
+    twice = [name for name in columns if name in repeated] if repeated else []
     if twice:
         raise SchemaError(
             f"{task.where} has more than one column named {', '.join(twice)}; it is not clear which one is meant. "

@@ -9,16 +9,19 @@ a pure function of its row groups and the options. Not for: balancing samples of
 """
 
 from torch_dataloader_utils.samples.attention import (
+    branch_block_mask,
     document_block_mask,
     document_ids,
     flash_attn_arguments,
     flat_cu_seqlens,
     longest_document,
+    model_inputs,
     position_ids,
     thd_cu_seqlens,
 )
 from torch_dataloader_utils.samples.conversations import Chat, Completion
 from torch_dataloader_utils.samples.layout import DocumentPieces, fill_best_fit, fill_greedily
+from torch_dataloader_utils.samples.preferences import Preference, branch_sums
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking, pack_tokens
 from torch_dataloader_utils.samples.tokenizers import TokenizerFile
 
@@ -28,8 +31,11 @@ __all__ = [
     "DocumentPieces",
     "PerDocument",
     "PerToken",
+    "Preference",
     "TokenPacking",
     "TokenizerFile",
+    "branch_block_mask",
+    "branch_sums",
     "document_block_mask",
     "document_ids",
     "fill_best_fit",
@@ -37,6 +43,7 @@ __all__ = [
     "flash_attn_arguments",
     "flat_cu_seqlens",
     "longest_document",
+    "model_inputs",
     "pack_tokens",
     "position_ids",
     "thd_cu_seqlens",

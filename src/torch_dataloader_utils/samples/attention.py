@@ -1,16 +1,20 @@
-"""Makes the arguments and masks of attention kernels from the document boundaries of packed samples.
+"""Makes the arguments of models, and the arguments and masks of attention kernels, from packed samples.
 
 `cu_seqlens` is the field of a batch of B samples, and L is `sequence_length`. All functions treat the padding at the
 end of a sample as one more document, and compute on the device of the batch. Only `longest_document` (and so
 `flash_attn_arguments`) waits for the device.
 """
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils.errors import ConfigError
+from torch_dataloader_utils.samples.text import BRANCHES, LABELS, NOT_TRAINED
 from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -62,6 +66,41 @@ def position_ids(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
     return places - begins.cummax(1).values
 
 
+def model_inputs(batch: Mapping[str, Any]) -> TensorBatch:
+    """Return the arguments of a causal language model of Hugging Face, made from a batch of packed samples.
+
+    There are input_ids, position_ids and labels, int64 [B, L], and use_cache=False. A model that is called with
+    positions, without a mask and without a cache, keeps documents apart; with a cache, which is its default outside of
+    a Trainer, documents would attend to the documents before. Pass the function as `transform=` to a Trainer's loader,
+    or call `model(**model_inputs(batch))`. Labels are the field `labels`, which has to be aligned, as `Chat` and
+    `Completion` make it. Without this field, every token is a label that `loss_mask` lets predict:
+
+        tokens 5 6 7 8, loss_mask True False True False      labels -100 6 -100 8
+
+    batch: Batch of packed samples with tokens, positions, and labels or loss_mask.
+
+    Raises:
+        ConfigError: a field is missing, or the fields are not for a model that shifts labels.
+    """
+    if missing := [name for name in ("tokens", "positions") if name not in batch]:
+        raise ConfigError(
+            f"model_inputs needs {missing[0]!r} of a packed batch, and this one has {list(batch)}: pass "
+            "pack=pack_tokens(...), with this name in fields= if fields are named."
+        )
+    tokens, positions, labels = batch["tokens"].long(), batch["positions"].long(), batch.get("labels")
+    if tokens.shape != positions.shape or BRANCHES in batch:
+        raise ConfigError(
+            "model_inputs is for models that shift labels, as all of Hugging Face do. Leave extra_token out; for the "
+            "pairs of Preference, see branch_sums."
+        )
+    if labels is None:
+        if "loss_mask" not in batch:
+            raise ConfigError(f"model_inputs needs 'labels' or 'loss_mask', and the batch has {list(batch)}.")
+        is_label = torch.nn.functional.pad(batch["loss_mask"][:, :-1], (1, 0))
+        labels = tokens.where(is_label, NOT_TRAINED)
+    return TensorBatch({"input_ids": tokens, "position_ids": positions, LABELS: labels.long(), "use_cache": False})
+
+
 def flash_attn_arguments(cu_seqlens: Ragged, sequence_length: int) -> dict[str, Any]:
     """Return the arguments of FlashAttention's `flash_attn_varlen_func` beside q, k and v [B * L, heads, width].
 
@@ -83,8 +122,6 @@ def document_block_mask(
 
     causal: Whether tokens attend only to earlier tokens and to themselves.
     """
-    from torch.nn.attention.flex_attention import BlockMask  # slow to import, and few need it
-
     ids = document_ids(cu_seqlens, sequence_length)
 
     def attends(sample: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -102,13 +139,46 @@ def document_block_mask(
         number = torch.arange(len(starts), device=ids.device)
         shares = shares & (number <= number[:, None])
         is_full = is_full & (number < number[:, None]) if block_size > 1 else is_full & shares
-    return BlockMask.from_kv_blocks(
-        *_numbered(shares & ~is_full),
-        *_numbered(is_full),
-        BLOCK_SIZE=block_size,
-        mask_mod=attends,
-        seq_lengths=(sequence_length, sequence_length),
-    )
+    return _block_mask(shares, is_full, attends, sequence_length, block_size)
+
+
+def branch_block_mask(
+    cu_seqlens: Ragged, branches: Tensor, sequence_length: int, *, block_size: int = 128
+) -> "BlockMask":
+    """Return the mask of `flex_attention` for packed pairs of `Preference`, for q, k, v [B, heads, L, width].
+
+    Tokens attend to earlier tokens of their prompt and of their own branch, and to themselves. Equal to the result of
+    `create_block_mask` for this rule, but computed from the branches of each block instead of L x L tokens.
+
+    branches: Field `branches` of the batch, int32 [B, L].
+    """
+    # Branches of all documents, which ascend. The prompt of document d is 3 * d.
+    own = document_ids(cu_seqlens, sequence_length) * 3 + branches
+
+    def attends(sample: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        mine, other = own[sample, query], own[sample, key]
+        return ((other == mine) | (other == mine - mine % 3)) & (key <= query)
+
+    starts = torch.arange(0, sequence_length, block_size, device=own.device)
+    ends = (starts + block_size - 1).clamp(max=sequence_length - 1)
+    first, last = own[:, starts], own[:, ends]
+    # Keys of each block: [B, blocks, block_size]. The last block repeats its last key.
+    places = (starts[:, None] + torch.arange(block_size, device=own.device)).clamp(max=sequence_length - 1)
+    keys, final = own[:, places], last[:, :, None]
+    has_prompt = (keys == final - final % 3).any(2)
+    has_one_branch = ((keys == final) | (keys == final - final % 3)).all(2)
+    query_first, query_last = first[:, :, None], last[:, :, None]
+    key_last = last[:, None, :]
+    # Between a block and a later block only the last document of the one and the first of the other can be the same.
+    shares = (key_last == query_first) | ((key_last // 3 == query_first // 3) & has_prompt[:, None, :])
+    is_seen = (key_last % 3 == 0) | ((query_first == query_last) & (query_last == key_last))
+    is_full = (first[:, None, :] // 3 == query_last // 3) & is_seen & has_one_branch[:, None, :]
+    number = torch.arange(len(starts), device=own.device)
+    is_earlier, is_same = number < number[:, None], number == number[:, None]
+    is_whole = starts + block_size <= sequence_length
+    shares = (shares & is_earlier) | is_same
+    is_full = is_full & is_whole[:, None] & is_whole & (is_earlier if block_size > 1 else shares)
+    return _block_mask(shares, is_full, attends, sequence_length, block_size)
 
 
 def thd_cu_seqlens(cu_seqlens: Ragged, document_tokens: Ragged, sequence_length: int) -> tuple[Tensor, Tensor]:
@@ -144,6 +214,21 @@ def _begins(cu_seqlens: Ragged, sequence_length: int) -> Tensor:
     begins = ends.new_zeros((len(cu_seqlens), width), dtype=torch.int32)
     begins.view(-1)[ends + _samples(cu_seqlens) * width] = 1
     return begins[:, :-1]
+
+
+def _block_mask(
+    shares: Tensor, is_full: Tensor, attends: Callable[..., Tensor], sequence_length: int, block_size: int
+) -> "BlockMask":
+    """Return the mask of these blocks of queries and keys, bool [B, blocks, blocks]; full blocks need no `attends`."""
+    from torch.nn.attention.flex_attention import BlockMask  # slow to import, and few need it
+
+    return BlockMask.from_kv_blocks(
+        *_numbered(shares & ~is_full),
+        *_numbered(is_full),
+        BLOCK_SIZE=block_size,
+        mask_mod=attends,
+        seq_lengths=(sequence_length, sequence_length),
+    )
 
 
 def _numbered(blocks: Tensor) -> tuple[Tensor, Tensor]:

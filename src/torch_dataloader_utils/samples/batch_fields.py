@@ -9,7 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils._arrow.documents import is_integer_list, plain_type
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.samples.text import output_column, output_type
+from torch_dataloader_utils.samples.text import PADS, output_column, output_type
 from torch_dataloader_utils.samples.token_packing import (
     PerDocument,
     PerToken,
@@ -102,7 +102,8 @@ def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPa
         column = column_of(name, source)
         arrow = _column_type(schema, column)
     if not isinstance(source, PerToken | PerDocument):
-        source = PerToken() if is_list(arrow) else PerDocument()
+        # Padding with 0 would train a model to say token 0.
+        source = PerToken(pad=PADS.get(name, 0)) if is_list(arrow) else PerDocument()
     if isinstance(source, PerDocument):
         return PackedField(name=name, source=PerDocument(column=column), data_type=pa.list_(arrow))
     item = arrow.value_type if is_list(arrow) else arrow
@@ -120,7 +121,8 @@ def _column_field(schema: pa.Schema, name: str, source: Source, packing: TokenPa
     for what, value in (("pad", source.pad), ("eod", eod)):
         if not _holds(item, value):
             raise ConfigError(
-                f"pack_tokens: {what}={value!r} of PerToken does not fit the {item} of column {column!r}."
+                f"pack_tokens: {what}={value!r} of PerToken does not fit the {item} of column {column!r}. "
+                f"Choose another value: fields={{{name!r}: PerToken(pad=..., column={column!r})}}."
             )
     item = pa.bool8() if pa.types.is_boolean(item) else item
     source = PerToken(pad=source.pad, eod=eod, column=column)

@@ -1,12 +1,14 @@
 """Makes tokens and labels of whole rows: chats (with tools) and completions of prompts."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch_dataloader_utils._core.arguments import check_choice, check_column_name
-from torch_dataloader_utils.errors import ConfigTypeError, of_type
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.samples.text import (
     LABELS,
     MASKS,
@@ -18,6 +20,13 @@ from torch_dataloader_utils.samples.text import (
     tokenizer_digest,
 )
 from torch_dataloader_utils.samples.tokenizers import digest_bytes
+from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.samples.preferences import Preference
+
+# A list of objects; whether it has messages is for the chat template to say.
+_JSON_MESSAGES = re.compile(r'\s*\[\s*\{.*"role"', re.DOTALL)
 
 TrainOn = Literal["assistant", "all", "last"]
 Labels = Literal["aligned", "shifted"]
@@ -62,7 +71,12 @@ class Chat:
         check_column_name("Chat.tools", self.tools)
         check_choice("train_on", self.train_on, get_args(TrainOn))
         given = (self.messages, self.tools, sorted(self.template_kwargs.items()), self.train_on)
-        _hold_tokenizer(self, given)
+        hold_tokenizer(self, given)
+        if getattr(self.tokenizer, "chat_template", "of its own") is None:
+            raise ConfigError(
+                "Chat has a tokenizer without a chat template: set tokenizer.chat_template, or load the tokenizer of a "
+                "model for chats. Texts need no template: pass the tokenizer itself to pack_tokens, or Completion(...)."
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -78,11 +92,14 @@ class Chat:
         """Return tokens and labels of one row; none for a conversation that is null or empty.
 
         Raises:
-            ValueError: the template renders the messages before an answer in another way than in the whole.
+            ValueError: the template renders the messages before an answer in another way than in the whole, or the
+                column does not hold messages.
         """
-        messages, tools = _parsed(row[self.messages]), None if self.tools is None else _parsed(row[self.tools])
+        check_row(self, row)
+        messages, tools = parsed(row[self.messages]), None if self.tools is None else parsed(row[self.tools])
         if not messages:
             return {TOKENS: [], LABELS: []}
+        _check_messages(messages)
         options = {**self.template_kwargs, "tools": tools or None}
         if self.train_on != "all" and has_marks(self.tokenizer):
             rendered = render(self.tokenizer, messages, **{**options, "return_assistant_tokens_mask": True})
@@ -104,9 +121,9 @@ class Chat:
 class Completion:
     """Tokens and labels of prompts and completions, to pass as `pack_tokens(tokenizer=...)`. Prompts are not trained.
 
-    Both are texts, or both are lists of messages, which the chat template renders together. The tokenizer's end of
-    sequence is added to a text. A row is refused if the tokens of the prompt are not the first tokens of the whole, as
-    with many prompts that end in a space.
+    Both are texts, or both are lists of messages (or their JSON text), which the chat template renders together. The
+    tokenizer's end of sequence is added to a text. A row is refused if the tokens of the prompt are not the first
+    tokens of the whole, as with many prompts that end in a space.
 
     Args:
         tokenizer: Hugging Face tokenizer.
@@ -129,7 +146,7 @@ class Completion:
     def __post_init__(self) -> None:
         check_column_name("Completion.prompt", self.prompt)
         check_column_name("Completion.completion", self.completion)
-        _hold_tokenizer(self, (self.prompt, self.completion))
+        hold_tokenizer(self, (self.prompt, self.completion))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -147,35 +164,66 @@ class Completion:
         Raises:
             ValueError: the tokens of the prompt are not the first tokens of the whole.
         """
+        check_row(self, row)
         prompt, completion = row[self.prompt], row[self.completion]
         if prompt is None or completion is None:
             return {TOKENS: [], LABELS: []}
-        if isinstance(prompt, str):
-            end = getattr(self.tokenizer, "eos_token", None) or ""
-            completion = completion if completion.endswith(end) else completion + end
-            before = self.tokenizer(prompt, verbose=False)[TOKENS]
-            tokens = list(self.tokenizer(prompt + completion, verbose=False)[TOKENS])
-            advice = "Let the prompt end where a token ends: move a last space to the completion"
-        else:
-            messages = [*_parsed(prompt), *_parsed(completion)]
-            tokens = list(render(self.tokenizer, messages)[TOKENS])
-            before = render(self.tokenizer, _parsed(prompt), add_generation_prompt=True)[TOKENS]
-            advice = "Pass a chat template that renders a prompt alike with and without its completion"
-        span = _after(before, tokens, len(tokens), _refused("the prompt", advice))
-        return {TOKENS: tokens, LABELS: _label(tokens, [span], self.labels)}
+        tokens, count = continue_prompt(self.tokenizer, prompt, completion)
+        return {TOKENS: tokens, LABELS: _label(tokens, [(count, len(tokens))], self.labels)}
 
 
-def _hold_tokenizer(made: "Chat | Completion", given: Sequence[Any]) -> None:
+def continue_prompt(
+    tokenizer: Any, prompt: Any, completion: Any, options: Mapping[str, Any] | None = None
+) -> tuple[list[int], int]:
+    """Return the tokens of a prompt with its completion, and the number of tokens of the prompt.
+
+    Both are texts, or both are lists of messages or their JSON text. options: Arguments of the chat template.
+
+    Raises:
+        ValueError: the tokens of the prompt are not the first tokens of the whole, or one part is a text and the other
+            is a list of messages.
+    """
+    prompt, completion = as_messages(prompt), as_messages(completion)
+    if isinstance(prompt, str) != isinstance(completion, str):
+        raise ValueError(
+            f"the prompt is {of_type(prompt)} and its completion is {of_type(completion)}. Let both be texts, or both "
+            "be lists of messages"
+        )
+    if isinstance(prompt, str):
+        end = getattr(tokenizer, "eos_token", None) or ""
+        completion = completion if completion.endswith(end) else completion + end
+        before = tokenizer(prompt, verbose=False)[TOKENS]
+        tokens = list(tokenizer(prompt + completion, verbose=False)[TOKENS])
+        advice = "Let the prompt end where a token ends: move a last space to the completion"
+    else:
+        given = options or {}
+        tokens = list(render(tokenizer, [*prompt, *completion], **given)[TOKENS])
+        before = render(tokenizer, prompt, **{**given, "add_generation_prompt": True})[TOKENS]
+        advice = "Pass a chat template that renders a prompt alike with and without its completion"
+    return tokens, _after(before, tokens, len(tokens), _refused("the prompt", advice))[0]
+
+
+def as_messages(part: Any) -> Any:
+    """Return a text as it is, and a list of messages, or the JSON text of one, as a list without Arrow's nulls."""
+    if isinstance(part, str) and _JSON_MESSAGES.match(part):
+        with suppress(ValueError):
+            part = json.loads(part)
+    return part if isinstance(part, str) else _without_nulls(part)
+
+
+def hold_tokenizer(made: "Chat | Completion | Preference", given: Sequence[Any]) -> None:
     """Keep an own copy of the tokenizer, and the fingerprint of all that decides tokens and labels."""
     if not hasattr(made.tokenizer, "apply_chat_template"):
         raise ConfigTypeError(
             f"{type(made).__name__} has tokenizer={of_type(made.tokenizer)}: pass a Hugging Face tokenizer, such as "
             'AutoTokenizer.from_pretrained("...").'
         )
-    check_choice("labels", made.labels, get_args(Labels))
+    labels = getattr(made, "labels", None)
+    if labels is not None:
+        check_choice("labels", labels, get_args(Labels))
     digest = tokenizer_digest(made.tokenizer)
     object.__setattr__(made, "tokenizer", own_copy(made.tokenizer))
-    parts = json.dumps([type(made).__name__, digest, given, made.labels], default=str)
+    parts = json.dumps([type(made).__name__, digest, given, labels], default=str)
     object.__setattr__(made, "fingerprint", digest_bytes(parts.encode()))
 
 
@@ -225,9 +273,45 @@ def _label(tokens: list[int], spans: Sequence[tuple[int, int]], labels: Labels) 
     return aligned if labels == "aligned" else [*aligned[1:], NOT_TRAINED]
 
 
-def _parsed(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     """Return a list of messages or tools: parsed from JSON text, or without the nulls that Arrow adds to structs."""
-    return json.loads(value) if isinstance(value, str) else _without_nulls(value)
+    if not isinstance(value, str):
+        return _without_nulls(value)
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(
+            f"a text that begins with {value[:20]!r} is not the JSON of a list ({error}). For plain text pass the "
+            "tokenizer itself to pack_tokens, or Completion(...)"
+        ) from error
+
+
+def _check_messages(messages: Any) -> None:
+    """Raise ValueError unless these are messages; a template may render other values as nothing."""
+    each = messages if isinstance(messages, list) else [messages]
+    wrong = next((number for number, message in enumerate(each) if not _is_message(message)), None)
+    if wrong is not None or each is not messages:
+        found = list(each[wrong or 0]) if isinstance(each[wrong or 0], dict) else of_type(each[wrong or 0])
+        raise ValueError(
+            f"a conversation is a list of messages with the keys 'role' and 'content', and message {wrong or 0} has "
+            f"{found}. Write such a column, or pass a function with the attribute `columns` that renames the keys and "
+            "calls Chat"
+        )
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and "role" in message
+
+
+def check_row(made: "Chat | Completion | Preference", row: Mapping[str, Any]) -> None:
+    """Raise TypeError if a loader calls `made` with a batch, as its `transform` or `collate_fn`."""
+    if isinstance(row, TensorBatch):
+        name = type(made).__name__
+        batches = "" if not hasattr(made, "batch") else f", or transform={name}(...).batch for padded batches"
+        raise TypeError(
+            f"{name} takes one row, and this is a batch: pass pack=pack_tokens({made.columns[0]!r}, sequence_length, "
+            f"tokenizer={name}(...)){batches}"
+        )
 
 
 def _without_nulls(value: Any) -> Any:

@@ -40,6 +40,18 @@ LABELS = "labels"
 NOT_TRAINED = -100
 """Label of a token without loss: the value that cross entropy of torch ignores."""
 
+POSITIONS = "positions"
+"""Name of the list of positions, which replaces the field that packing makes."""
+
+BRANCHES = "branches"
+"""Name of the list of branches of a pair: 0 in the prompt, 1 in the chosen answer, REJECTED in the rejected one."""
+
+REJECTED = 2
+"""Branch of rejected answers, and of padding, so that branches ascend in a document."""
+
+PADS = {LABELS: NOT_TRAINED, BRANCHES: REJECTED}
+"""Values of lists for padding, where the value is not 0."""
+
 MASKS = "assistant_masks"
 """Name of the list of masks of the assistant's words; the templates of Hugging Face use this name."""
 
@@ -57,6 +69,7 @@ class NamedTokenizer:
     call: Function of the values that are not null and the names of outputs wanted beside the tokens.
     columns: Columns of which the values are rows; empty for a tokenizer of the values of one column.
     outputs: Names of lists that the tokenizer always gives beside the tokens.
+    needs_whole: Whether tokens of a row are of no use without its other tokens.
     name: Name that states are bound to; None if the tokenizer has no name.
     version: Name under which counts are kept, see `tokenizer_version`.
     keeps_tokens: Whether the version changes whenever the tokens change, so that tokens may be kept too.
@@ -68,6 +81,7 @@ class NamedTokenizer:
     columns: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     keeps_tokens: bool = False
+    needs_whole: bool = False
 
     @classmethod
     def of(cls, tokenizer: Any, outputs: Sequence[str] = ()) -> "NamedTokenizer":
@@ -104,6 +118,7 @@ class NamedTokenizer:
             outputs=_names(tokenizer, "outputs"),
             # The digest of a module says nothing about what it imports.
             keeps_tokens=getattr(tokenizer, "fingerprint", None) is not None,
+            needs_whole=bool(getattr(tokenizer, "needs_whole", False)),
         )
 
 

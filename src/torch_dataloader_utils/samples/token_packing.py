@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch_dataloader_utils._core.arguments import check_choice, check_column_name, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.samples.text import LABELS, NOT_TRAINED, NamedTokenizer
+from torch_dataloader_utils.samples.text import PADS, NamedTokenizer
 
 Fill = Literal["greedy", "best_fit"]
 OverLong = Literal["cut", "truncate", "drop", "error"]
@@ -154,12 +154,18 @@ class TokenPacking:
         if tokenizer.columns and self.column not in tokenizer.columns:
             raise ConfigError(
                 f"column={self.column!r} is not read by the tokenizer, which makes samples of "
-                f"{list(tokenizer.columns)}: pass one of these names."
+                f"{list(tokenizer.columns)}: pass one of these names. If the data has other columns, name "
+                "them where the tokenizer is made."
+            )
+        if tokenizer.needs_whole and (self.fill != "best_fit" or self.over_long not in ("drop", "error")):
+            raise ConfigError(
+                f'fill="{self.fill}" with over_long="{self.over_long}" cuts rows, but a part of a pair is of no use: '
+                'pass fill="best_fit" and over_long="drop" or "error".'
             )
         named = [*FIELDS, *tokenizer.outputs] if self.fields == FIELDS else self.sources
         sources = dict(self.sources)
         for name in (name for name in tokenizer.outputs if name in named and sources.get(name) is None):
-            sources[name] = PerToken(output=name, pad=NOT_TRAINED if name == LABELS else 0)
+            sources[name] = PerToken(output=name, pad=PADS.get(name, 0))
         if sources != self.sources:
             object.__setattr__(self, "fields", sources)
 

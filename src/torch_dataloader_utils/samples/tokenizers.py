@@ -129,7 +129,7 @@ def _load(path: str) -> Any:
     except Exception as error:  # from_file raises nothing narrower
         raise ConfigError(
             f"{redact(path)} is not a tokenizer.json of the tokenizers package: {error}. Pass the path of a file that "
-            "Tokenizer.save wrote, on this machine."
+            'Tokenizer.save wrote, on this machine, or a tokenizer: AutoTokenizer.from_pretrained("...").'
         ) from error
     # The file may hold settings that cut documents, or pad them to the longest document.
     tokenizer.no_truncation()

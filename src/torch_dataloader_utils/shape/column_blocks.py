@@ -6,29 +6,36 @@ ndarrays (`ArrayOutput`).
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Protocol, assert_never
+from functools import partial
+from itertools import chain, pairwise
+from operator import itemgetter
+from typing import Any, Protocol, TypeVar, assert_never
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from torch_dataloader_utils.shape.arrow_types import Numbers, NumpyType
-from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, concat_columns, gather_columns
-from torch_dataloader_utils.shape.gather import Gatherer
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, Single, Singles, place_parts
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
+
+T = TypeVar("T")
+
+Places = tuple[int, ...] | None
+"""Number of each entry of a batch among the entries of a block's columns; None if the order is the same."""
 
 
 class Output(Protocol):
     """Form of the batches that a block gives: tensors or ndarrays."""
 
-    def values(self, columns: Sequence[Column]) -> Iterable[object]:
-        """Return all rows of every column."""
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
+        """Return all rows of every entry, in the order of `places`."""
         ...
 
-    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[object]]:
-        """Return for every column its parts of `batch_rows` rows; the last part may be shorter."""
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
+        """Yield the entries of each batch of `batch_rows` rows; the last batch may be shorter."""
         ...
 
     def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:
@@ -40,42 +47,61 @@ class Output(Protocol):
 class TensorOutput:
     """Output as `TensorBatch`es of tensors, `Ragged`s and Python lists."""
 
-    def values(self, columns: Sequence[Column]) -> Iterable[object]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """See Output."""
-        return (column.value() for column in columns)
+        values = [column.values() if isinstance(column, Singles) else (column.value(),) for column in columns]
+        return _in_order(chain.from_iterable(values), places)
 
-    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[object]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """See Output."""
-        return [column.split(batch_rows) for column in columns]
+        for parts in zip(*(_entries(column, batch_rows) for column in columns), strict=True):
+            yield _in_order(chain.from_iterable(parts), places)
 
     def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> TensorBatch:
         """See Output."""
         return TensorBatch(columns, num_rows=num_rows)
 
 
+def _entries(column: Column, batch_rows: int) -> Iterator[Sequence[Any]]:
+    return column.split(batch_rows) if isinstance(column, Singles) else zip(column.split(batch_rows))
+
+
+def _in_order(entries: Iterable[T], places: Places) -> Iterable[T]:
+    return entries if places is None else itemgetter(*places)(tuple(entries))
+
+
+def apart(columns: Sequence[Column], places: Places) -> list[Single]:
+    """Return a column for each entry of a batch, in the order of `places`."""
+    singles = (map(Rows, column.values()) if isinstance(column, Singles) else (column,) for column in columns)
+    return list(_in_order(chain.from_iterable(singles), places))
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayOutput:
     """Output as plain dicts of ndarrays; ragged columns are lists of ndarrays, objects are Python lists.
 
-    dtypes: dtype of each column (datetime64, ...); object for Python objects.
+    dtypes: dtype of each entry (datetime64, ...); object for Python objects.
     """
 
     dtypes: tuple[NumpyType, ...]
 
-    def values(self, columns: Sequence[Column]) -> Iterable[object]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """See Output."""
-        return (_value(column, dtype) for column, dtype in zip(columns, self.dtypes, strict=True))
+        return map(_value, apart(columns, places), self.dtypes)
 
-    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[object]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """See Output."""
-        return [_parts(column, dtype, batch_rows) for column, dtype in zip(columns, self.dtypes, strict=True)]
+        parts = [
+            _parts(column, dtype, batch_rows) for column, dtype in zip(apart(columns, places), self.dtypes, strict=True)
+        ]
+        return zip(*parts, strict=True)
 
     def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:  # noqa: ARG002
         """See Output. A dict without columns does not know its row count."""
         return dict(columns)
 
 
-def _value(column: Column, dtype: NumpyType) -> object:
+def _value(column: Single, dtype: NumpyType) -> object:
     match column:
         case Rows() | Matrix():
             return _typed(column.value(), dtype)
@@ -87,7 +113,7 @@ def _value(column: Column, dtype: NumpyType) -> object:
             assert_never(unreachable)
 
 
-def _parts(column: Column, dtype: NumpyType, batch_rows: int) -> Iterable[object]:
+def _parts(column: Single, dtype: NumpyType, batch_rows: int) -> Iterable[object]:
     match column:
         case Rows() | Matrix():
             return _split(_typed(column.value(), dtype), batch_rows)
@@ -121,17 +147,30 @@ def _list_of_arrays(rows: Ragged, dtype: NumpyType) -> list[Numbers]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnBlock:
-    """Block of rows as columns that were converted once; every batch is made of views of the columns."""
+    """Block of rows as columns that were converted once; every batch is made of views of the columns.
+
+    names: names of a batch's entries. columns: columns of `stored_rows` rows; the block has `num_rows` of these rows,
+    from row `first` on. places: where an entry is among the entries of `columns`.
+    """
 
     names: tuple[str, ...]
     columns: tuple[Column, ...]
-    num_rows: int
+    stored_rows: int
     output: Output
+    num_rows: int
+    first: int = 0
+    places: Places = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the rows in memory."""
-        return sum(column.num_bytes for column in self.columns)
+        return sum(column.num_bytes for column in self.own_columns())
+
+    def own_columns(self) -> Sequence[Column]:
+        """Return the columns with the rows of the block alone."""
+        if self.num_rows == self.stored_rows:
+            return self.columns
+        return [column.slice(self.first, self.first + self.num_rows) for column in self.columns]
 
     def slice(self, start: int, stop: int) -> "ColumnBlock":
         """Return rows [start, stop), a view; rows past the end are left out, as in a Python slice."""
@@ -139,17 +178,25 @@ class ColumnBlock:
         start = min(start, stop)
         if stop - start == self.num_rows:
             return self
-        columns = tuple(column.slice(start, stop) for column in self.columns)
-        return ColumnBlock(names=self.names, columns=columns, num_rows=stop - start, output=self.output)
+        return ColumnBlock(
+            names=self.names,
+            columns=self.columns,
+            stored_rows=self.stored_rows,
+            output=self.output,
+            num_rows=stop - start,
+            first=self.first + start,
+            places=self.places,
+        )
 
     def to_batch(self) -> Any:
         """Return all rows as one batch."""
-        return self.output.batch(zip(self.names, self.output.values(self.columns), strict=True), self.num_rows)
+        values = self.output.values(self.own_columns(), self.places)
+        return self.output.batch(zip(self.names, values, strict=True), self.num_rows)
 
     def split(self, batch_rows: int) -> Iterator[Any]:
         """Yield batches of `batch_rows` rows; the last batch may be shorter. A block without rows gives no batch.
 
-        Every column is cut once for all batches, so a batch costs little more than its views: about 20 us for 51
+        Every column is cut once for several batches, so a batch costs little more than its views: about 20 us for 51
         columns and any `batch_rows`.
         """
         output, names = self.output, self.names
@@ -157,26 +204,51 @@ class ColumnBlock:
             for start in range(0, self.num_rows, batch_rows):
                 yield output.batch((), min(batch_rows, self.num_rows - start))
             return
-        for parts in zip(*output.split(self.columns, batch_rows), strict=True):
-            yield output.batch(zip(names, parts, strict=True), 0)
+        for entries in output.split(self.own_columns(), self.places, batch_rows):
+            yield output.batch(zip(names, entries, strict=True), 0)
 
 
-def concat_blocks(blocks: Sequence[ColumnBlock]) -> ColumnBlock:
-    """Return the rows of all blocks, one after the other. A single block is returned as it is."""
+def place_blocks(blocks: Sequence[ColumnBlock], order: Tensor | None = None) -> ColumnBlock:
+    """Return all rows, one block after the other; or row order[i] of these as row i. order: int64 [rows].
+
+    Without an order, a single block is returned as it is, not copied.
+    """
     first = blocks[0]
-    if len(blocks) == 1:
+    if order is None and len(blocks) == 1:
         return first
-    num_rows = sum(block.num_rows for block in blocks)
-    columns = concat_columns(list(zip(*(block.columns for block in blocks), strict=True)), num_rows)
-    return ColumnBlock(names=first.names, columns=columns, num_rows=num_rows, output=first.output)
+    number: dict[int, int] = {}
+    stored: list[ColumnBlock] = []
+    spans = []
+    for block in blocks:
+        part = number.setdefault(id(block.columns), len(stored))
+        if part == len(stored):
+            stored.append(block)
+        spans.append((part, block.first, block.num_rows))
+    parts, places = [block.columns for block in stored], first.places
+    if len({(block.places, *map(_kind, block.columns)) for block in stored}) > 1:  # decoded in different ways
+        parts, places = [tuple(apart(block.columns, block.places)) for block in stored], None
+    columns = place_parts(
+        list(zip(*parts, strict=True)), np.array(spans, np.int64), order, partial(_name_of, first.names, places)
+    )
+    num_rows = sum(block.num_rows for block in blocks) if order is None else len(order)
+    return ColumnBlock(
+        names=first.names,
+        columns=tuple(columns),
+        stored_rows=num_rows,
+        output=first.output,
+        num_rows=num_rows,
+        places=places,
+    )
 
 
-def gather_blocks(blocks: Sequence[ColumnBlock], order: Tensor) -> ColumnBlock:
-    """Return row order[i] of the blocks' concatenation, for all i. order: int64 [rows]."""
-    first = blocks[0]
-    parts = list(zip(*(block.columns for block in blocks), strict=True))
-    columns = gather_columns(first.names, parts, Gatherer(order))
-    return ColumnBlock(names=first.names, columns=columns, num_rows=len(order), output=first.output)
+def _name_of(names: Sequence[str], places: Places, entry: int) -> str:
+    return names[entry if places is None else places.index(entry)]
+
+
+def _kind(column: Column) -> tuple[type, int, torch.dtype | None]:
+    return (
+        (Singles, len(column.columns), column.columns.dtype) if isinstance(column, Singles) else (type(column), 1, None)
+    )
 
 
 def split_rows(batch: Any, num_rows: int) -> list[Any]:
@@ -200,7 +272,7 @@ def _dicts(batch: Mapping[str, object]) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in values]
 
 
-def _values(column: Any) -> Iterable[Any]:
+def _values(column: Any) -> Iterable[object]:
     match column:
         case Tensor():
             return column.unbind()

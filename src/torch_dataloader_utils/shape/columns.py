@@ -2,13 +2,14 @@
 
     Rows      numbers of one shape      a tensor [rows, ...]
     Matrix    stacked columns           a tensor [columns, rows]: one column after the other in memory
+    Singles   columns of one number     a tensor [columns, rows] too; in a batch each column is an entry of its own
     Lists     ragged numbers            values [total, ...] and offsets [rows + 1]
     Objects   everything else           an Arrow array, Python objects only on the way out
 
 `split` gives the columns of torch batches, and `column_blocks.ArrayOutput` gives the columns of numpy batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,17 +19,22 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._arrow.batches import array_for_take, no_take
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.shape.arrow_types import python_objects
 from torch_dataloader_utils.shape.gather import (
-    Gatherer,
+    check_order,
     gather_cpu_lists,
+    gather_rows,
     is_flat,
     join,
     join_lists,
+    place_columns,
     split_batches,
+    split_columns,
 )
 from torch_dataloader_utils.shape.ragged import Ragged
-from torch_dataloader_utils.shape.reused_memory import new_columns, new_tensor
+from torch_dataloader_utils.shape.reused_memory import new_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,9 +66,9 @@ class Rows:
         return cls(join([part.values for part in parts]))
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """Return the rows of the concatenation in the gatherer's order."""
-        return cls(gatherer.rows([part.values for part in parts]))
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Return the rows of the concatenation in this order."""
+        return cls(gather_rows([part.values for part in parts], order))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,10 +98,33 @@ class Matrix:
         """Return an iterator over views of `batch_rows` rows."""
         return split_batches(self.columns.t(), batch_rows)
 
-    @classmethod
-    def concat(cls, parts: Sequence[Self]) -> Self:
-        """Return all rows, one part after the other, column-major."""
-        return cls(join([part.columns for part in parts], dim=1))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Singles:
+    """Columns of one number a row and of one type: `columns` has shape [columns, rows], rows dense.
+
+    Few objects for many columns: Python's garbage collector looks at every tensor that a block holds, and begins anew
+    after so many new ones.
+    """
+
+    columns: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows."""
+        return self.columns.nbytes
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Return rows [start, stop), a view."""
+        return type(self)(self.columns[:, start:stop])
+
+    def values(self) -> Sequence[Tensor]:
+        """Return all rows of each column."""
+        return self.columns.unbind()
+
+    def split(self, batch_rows: int) -> Iterator[Sequence[Tensor]]:
+        """Return an iterator over views of `batch_rows` rows of each column."""
+        return split_columns(self.columns, batch_rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,10 +167,10 @@ class Lists:
         return cls(*join_lists([part.values for part in parts], [part.offsets for part in parts]))
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """Return the rows of the concatenation in the gatherer's order."""
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Return the rows of the concatenation in this order."""
         joined = cls.concat(parts)
-        return cls(*gather_cpu_lists(joined.values, joined.offsets, gatherer.order))
+        return cls(*gather_cpu_lists(joined.values, joined.offsets, order))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,87 +208,86 @@ class Objects:
         return cls(pa.chunked_array(chunks, parts[0].rows.type), parts[0].null)
 
     @classmethod
-    def gather(cls, parts: Sequence[Self], gatherer: Gatherer) -> Self:
-        """Return the rows of the concatenation in the gatherer's order."""
+    def gather(cls, parts: Sequence[Self], order: Tensor) -> Self:
+        """Return the rows of the concatenation in this order."""
         joined = cls.concat(parts)
         chunks = list(map(array_for_take, joined.rows.chunks))
         rows = pa.chunked_array(chunks, joined.rows.type)
-        return cls(rows.take(pa.array(gatherer.order.numpy())), joined.null)
+        return cls(rows.take(pa.array(order.numpy())), joined.null)
 
 
-Column = Rows | Matrix | Lists | Objects
-
-# From this many rows on, so many columns share one piece of memory. Each shorter column has its own memory, so that
-# keeping one column keeps no other column, unless several columns fit into a page.
-_ROWS_TOGETHER = 4096
-_COLUMNS_TOGETHER = 16
-_PAGE_BYTES = 4096
+Single = Rows | Matrix | Lists | Objects
+Column = Single | Singles
 
 
-def gather_columns(names: Sequence[str], columns: Sequence[Sequence[Any]], gatherer: Gatherer) -> tuple[Column, ...]:
-    """Gather every column in the gatherer's order. Plain numbers and stacks are gathered by one call.
+def place_parts(
+    columns: Sequence[Sequence[Any]], spans: Int64s, order: Tensor | None, name_of: Callable[[int], str]
+) -> list[Column]:
+    """Return rows of every column in new memory: the rows of the spans, one span after the other, or in this order.
 
-    columns: parts of each column.
+    Plain numbers and stacks are placed by one call; numbers of one type share one piece of memory.
+
+    columns: parts of each column. spans: see `place_columns`. name_of: name of an entry by its number, for messages.
 
     Raises:
         UnsupportedFeatureError: Arrow cannot take rows of a column's type.
     """
-    num_rows = len(gatherer.order)
-    flat, others = _flat_by_dtype(columns)
-    gathered: dict[int, Column] = {}
-    sources: list[Sequence[Tensor]] = []
-    outs: list[Tensor] = []
-    for dtype, indices in flat.items():
-        in_page = _PAGE_BYTES // max(1, num_rows * dtype.itemsize)
-        at_once = _COLUMNS_TOGETHER if num_rows >= _ROWS_TOGETHER else max(1, in_page)
-        rooms = [out for _, room in new_columns(len(indices), num_rows, dtype, at_once) for out in room.unbind()]
-        gathered.update(zip(indices, map(Rows, rooms), strict=True))
-        sources += ([part.values for part in columns[index]] for index in indices)
-        outs += rooms
-    for index in others:
-        parts = columns[index]
-        if isinstance(parts[0], Matrix):
-            gathered[index] = matrix = Matrix(new_tensor((len(parts[0].columns), num_rows), parts[0].columns.dtype))
-            sources += zip(*(part.columns.unbind() for part in parts), strict=True)
-            outs += matrix.columns.unbind()
+    num_rows = int(spans[:, 2].sum()) if order is None else len(order)
+    placed: dict[int, Column] = {}
+    runs: dict[int, Sequence[Tensor]] = {}
+    rows_of: dict[torch.dtype, list[int]] = {}
+    others: dict[int, str] = {}
+    entry = 0
+    for index, parts in enumerate(columns):
+        first = parts[0]
+        if isinstance(first, Matrix | Singles):
+            runs[index] = [part.columns for part in parts]
+            placed[index] = type(first)(new_tensor((len(first.columns), num_rows), first.columns.dtype))
+        elif isinstance(first, Rows) and is_flat(first.values):
+            runs[index] = [part.values for part in parts]
+            rows_of.setdefault(first.values.dtype, []).append(index)
         else:
-            gathered[index] = _gather(names[index], parts, gatherer)
-    if outs:
-        gatherer.columns(sources, outs)
-    return tuple(gathered[index] for index in range(len(columns)))
+            others[index] = name_of(entry)
+        entry += len(first.columns) if isinstance(first, Singles) else 1
+    for dtype, indices in rows_of.items():
+        placed.update(zip(indices, map(Rows, new_tensor((len(indices), num_rows), dtype).unbind()), strict=True))
+    if runs:
+        place_columns(list(runs.values()), [_room(placed[index]) for index in runs], order, spans)
+    if others:
+        pieces, rows = _in_pieces(spans, order)
+        for index, name in others.items():
+            parts = [columns[index][part].slice(start, stop) for part, start, stop in pieces]
+            placed[index] = type(parts[0]).concat(parts) if rows is None else _gather(name, parts, rows)
+    return [placed[index] for index in range(len(columns))]
 
 
-def _gather(name: str, parts: Sequence[Any], gatherer: Gatherer) -> Column:
+def _in_pieces(spans: Int64s, order: Tensor | None) -> tuple[list[tuple[int, int, int]], Tensor | None]:
+    """Return a piece for each part, (part, start, stop) from its first to its last row, and the order of their rows.
+
+    The order is None if the spans are the pieces, and come as they are.
+    """
+    number, first, count = spans.T
+    parts, of_span = np.unique(number, return_inverse=True)
+    if len(parts) == len(spans):
+        return [(part, start, start + rows) for part, start, rows in spans.tolist()], order
+    start, stop = np.full(len(parts), np.iinfo(np.int64).max), np.zeros(len(parts), np.int64)
+    np.minimum.at(start, of_span, first)
+    np.maximum.at(stop, of_span, first + count)
+    before = np.cumsum(stop - start) - (stop - start)
+    rows = torch.from_numpy(ranges(first - start[of_span] + before[of_span], count))
+    if order is not None:
+        check_order(order, len(rows))
+        rows = rows[order]
+    return list(zip(parts.tolist(), start.tolist(), stop.tolist(), strict=True)), rows
+
+
+def _room(column: Column) -> Tensor:
+    return column.values if isinstance(column, Rows) else column.columns  # type: ignore[union-attr]
+
+
+def _gather(name: str, parts: Sequence[Any], order: Tensor) -> Column:
     try:
-        gathered: Column = type(parts[0]).gather(parts, gatherer)
+        gathered: Column = type(parts[0]).gather(parts, order)
     except pa.ArrowNotImplementedError as error:
         raise no_take(name, error) from error
     return gathered
-
-
-def concat_columns(columns: Sequence[Sequence[Any]], num_rows: int) -> tuple[Column, ...]:
-    """Join the parts of every column. Columns of plain numbers are joined several at a time.
-
-    columns: parts of each column, two or more. num_rows: number of rows of all parts together.
-    """
-    flat, others = _flat_by_dtype(columns)
-    if num_rows < _ROWS_TOGETHER:
-        flat, others = {}, range(len(columns))
-    joined: dict[int, Column] = {index: type(columns[index][0]).concat(columns[index]) for index in others}
-    for dtype, indices in flat.items():
-        for start, matrix in new_columns(len(indices), num_rows, dtype, _COLUMNS_TOGETHER):
-            for index, out in zip(indices[start : start + _COLUMNS_TOGETHER], matrix, strict=True):
-                joined[index] = Rows(join([part.values for part in columns[index]], out=out))
-    return tuple(joined[index] for index in range(len(columns)))
-
-
-def _flat_by_dtype(columns: Sequence[Sequence[object]]) -> tuple[dict[torch.dtype, list[int]], Sequence[int]]:
-    """Return the indices of columns with one number a row, by dtype, and the indices of all other columns."""
-    flat: dict[torch.dtype, list[int]] = {}
-    others = []
-    for index, parts in enumerate(columns):
-        if isinstance(parts[0], Rows) and is_flat(parts[0].values):
-            flat.setdefault(parts[0].values.dtype, []).append(index)
-        else:
-            others.append(index)
-    return flat, others

@@ -9,7 +9,7 @@ format work with the numbers as if the files stored numbers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -49,6 +49,7 @@ class Hash:
     """
 
     buckets: int
+    _: KW_ONLY
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -166,7 +167,8 @@ class Vocabulary:
         twice = counted.filter(pc.greater(counted.field("counts"), 1))
         if len(twice):
             raise ConfigError(
-                f"The vocabulary has {twice[0]['values'].as_py()!r} more than once: name each value once."
+                f"The vocabulary has {twice[0]['values'].as_py()!r} more than once: name each value once. `tdu "
+                "vocabulary` counts the values of a column."
             )
 
 
@@ -285,7 +287,10 @@ def vocabulary_values(values: object, what: str) -> pa.Array:
     # Arrow would take the letters of a text, a set in an order that changes with the process, and the keys of a mapping
     # without its values.
     if isinstance(values, str | bytes | set | frozenset | Mapping):
-        raise ConfigTypeError(f"values is {of_type(values)}: pass a list of texts, or of integers, in a fixed order.")
+        advice = "; Vocabulary.load(path) reads a file" if isinstance(values, str) else ""
+        raise ConfigTypeError(
+            f"values is {of_type(values)}: pass a list of texts, or of integers, in a fixed order{advice}."
+        )
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -4,10 +4,11 @@ CPU tensors only, by compiled code, numpy or Arrow, because torch would start th
 any device.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from torch_dataloader_utils import _engine
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.shape.pickling import signed, unsigned
 from torch_dataloader_utils.shape.reused_memory import new_tensor
@@ -26,7 +28,7 @@ _MOST_SHORT = (1 << 32) - 1
 
 
 def is_flat(tensor: Tensor) -> bool:
-    """Return whether a column holds one number of at most 8 bytes a row, as `Gatherer.columns` takes it."""
+    """Return whether a column holds one number of at most 8 bytes a row, as `place_columns` takes it."""
     return tensor.dim() == 1 and tensor.dtype.itemsize <= 8
 
 
@@ -51,89 +53,120 @@ def join_lists(values: Sequence[Tensor], offsets: Sequence[Tensor]) -> tuple[Ten
     return join(values), torch.from_numpy(np.concatenate([offsets[0][:1].numpy(), *shifted]))
 
 
-class Gatherer:
-    """Gatherer of columns of several blocks by one order: int64 [rows].
+def gather_rows(parts: Sequence[Tensor], order: Tensor) -> Tensor:
+    """Return row order[i] of the parts' concatenation for all i, shape [len(order), ...].
 
-    A column is given as its parts, one part a block. The parts are first joined in a scratch array, and the rows are
-    then read from this array in the order. One scratch array serves all columns. The join is sequential
-    and leaves the column in a core's cache for the random reads: this is 2 to 3 times as fast as writing rows from each
-    part to their places, and 1.6 times as fast as reading rows from a single part. A single part is read without a copy
-    only if few of its rows are wanted.
-
-    Raises, when it gathers:
+    Raises:
         IndexError: an entry of the order is negative or past the last row.
     """
-
-    def __init__(self, order: Tensor) -> None:
-        self.order = order
-        self._scratch: dict[int, Tensor] = {}
-
-    def rows(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return row order[i] of the parts' concatenation for all i, shape [len(order), ...]."""
-        rows = join(parts)
-        self._check(len(rows))
-        gathered = new_tensor((len(self.order), *rows.shape[1:]), rows.dtype)
-        if rows.is_contiguous():
-            np.take(rows.numpy(), self.order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
-        else:  # a tensor with a permutation: `take` would copy all rows first
-            gathered.numpy()[:] = rows.numpy()[self.order.numpy()]
-        return gathered
-
-    def columns(self, columns: Sequence[Sequence[Tensor]], outs: Sequence[Tensor]) -> None:
-        """Gather columns, each given as its parts, into `outs`, [len(order)] each. See `is_flat`.
-
-        With compiled code by one call (51 columns of 65,536 rows: 6.5 ms), else one column after the other (9.9 ms).
-        """
-        part_rows = list(map(len, columns[0]))
-        num_rows = sum(part_rows)
-        is_joined = len(part_rows) > 1 or len(self.order) >= part_rows[0] // 2
-        if _engine.IS_BUILT and num_rows <= _MOST_SHORT:
-            self._by_one_call(columns, outs, part_rows, is_joined=is_joined)
-            return
-        self._check(num_rows)
-        for parts, out in zip(columns, outs, strict=True):
-            column = join(parts, out=self._room(num_rows, out.dtype)) if is_joined else parts[0]
-            np.take(column.numpy(), self.order.numpy(), out=out.numpy(), mode="clip")
-
-    def _by_one_call(
-        self, columns: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], part_rows: list[int], *, is_joined: bool
-    ) -> None:
-        held = [part.contiguous() for parts in columns for part in parts]  # until the call ends: it gets addresses
-        dtypes = [out.dtype for out in outs]
-        are_alike = (
-            [part.numel() for part in held] == part_rows * len(outs)
-            and [part.dtype for part in held] == [dtype for dtype in dtypes for _ in part_rows]
-            and {out.numel() for out in outs} == {len(self.order)}
-        )
-        if not are_alike:
-            raise InternalError("Columns that are gathered together differ. Please report this with their types.")
-        widths = [dtype.itemsize for dtype in dtypes]
-        num_bytes = 4 * len(self.order) + 8 + sum(part_rows) * max(widths) * is_joined
-        _engine.gather(
-            _addresses(held),
-            np.array(part_rows, np.int64),
-            _addresses(outs),
-            np.array(widths, np.int64),
-            self.order.numpy(),
-            new_tensor((num_bytes,), torch.uint8).numpy(),
-            is_joined,
-        )
-
-    def _check(self, num_rows: int) -> None:
-        rows = self.order.numpy()
-        if rows.min(initial=0) < 0 or rows.max(initial=-1) >= num_rows:
-            raise IndexError(f"rows were requested that do not exist: there are {num_rows} rows")
-
-    def _room(self, rows: int, dtype: torch.dtype) -> Tensor:
-        """Return scratch memory for a column, the same for all columns of one width."""
-        scratch = self._scratch.get(dtype.itemsize)
-        if scratch is None or len(scratch) < rows:
-            scratch = self._scratch[dtype.itemsize] = new_tensor((rows,), dtype)
-        return scratch[:rows].view(dtype)
+    rows = join(parts)
+    check_order(order, len(rows))
+    gathered = new_tensor((len(order), *rows.shape[1:]), rows.dtype)
+    if rows.is_contiguous():
+        np.take(rows.numpy(), order.numpy(), axis=0, out=gathered.numpy(), mode="clip")
+    else:  # a tensor with a permutation: `take` would copy all rows first
+        gathered.numpy()[:] = rows.numpy()[order.numpy()]
+    return gathered
 
 
-def _addresses(tensors: Iterable[Tensor]) -> npt.NDArray[np.uint64]:
-    return np.array([tensor.data_ptr() for tensor in tensors], np.uint64)
+def place_columns(
+    runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], order: Tensor | None = None, spans: Int64s | None = None
+) -> None:
+    """Write the rows of columns to `outs`: all rows, one part after the other, or row order[i] of these as row i.
+
+    runs: Parts of each run of columns, one part a block. A part is one column, [rows], or columns that lie at even
+    distances, [columns, rows]. See `is_flat`. outs: Room for each run, [..., rows], rows dense. order: int64 [rows].
+    spans: Rows of the parts to take in place of all rows: (part, first row, number of rows) each, int64 [spans, 3].
+
+    A column is first joined in a scratch array, and the rows are then read from this array in the order. One scratch
+    array serves all columns. The join is sequential and leaves the column in a core's cache for the random reads: this
+    is 2 to 3 times as fast as writing rows from each part to their places, and 1.6 times as fast as reading rows from
+    a single part. A single part is read without a copy only if few of its rows are wanted.
+
+    With compiled code this is one call without the interpreter's lock (51 columns of 65,536 rows: 4 ms), else one call
+    a column (9.9 ms).
+
+    Raises:
+        IndexError: an entry of the order is negative or past the last row.
+    """
+    part_rows = np.array([part.shape[-1] for part in runs[0]], np.int64)
+    if spans is None:
+        spans = np.stack([np.arange(len(part_rows)), np.zeros_like(part_rows), part_rows], axis=1)
+    num_rows = int(spans[:, 2].sum())
+    _check_alike(runs, outs, part_rows, spans, num_rows if order is None else len(order))
+    is_joined = order is None or len(spans) > 1 or len(order) >= num_rows // 2
+    if _engine.IS_BUILT and num_rows <= _MOST_SHORT:
+        _place_by_one_call(runs, outs, order, spans, is_joined=is_joined)
+        return
+    if order is not None:
+        check_order(order, num_rows)
+    taken = spans.tolist()
+    for parts, out in zip(runs, outs, strict=True):
+        for *column, place in zip(*map(_as_arrays, parts), _as_arrays(out), strict=True):
+            rows = [column[part][first : first + count] for part, first, count in taken]
+            if order is None:
+                np.concatenate(rows, out=place)
+            else:
+                np.take(np.concatenate(rows) if is_joined else rows[0], order.numpy(), out=place, mode="clip")
+
+
+def _check_alike(
+    runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], part_rows: Int64s, spans: Int64s, out_rows: int
+) -> None:
+    number, first, count = spans.T
+    are_alike = bool(((first >= 0) & (count >= 0) & (first + count <= part_rows[number])).all())
+    for parts, out in zip(runs, outs, strict=True):
+        *columns, rows = out.shape
+        shapes = [(*columns, each) for each in part_rows.tolist()]
+        are_alike = are_alike and rows == out_rows and [part.shape for part in parts] == shapes
+        are_alike = are_alike and {part.dtype for part in parts} == {out.dtype}
+    if not are_alike:
+        raise InternalError("Columns that are gathered together differ. Please report this with their types.")
+
+
+def _place_by_one_call(
+    runs: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], order: Tensor | None, spans: Int64s, *, is_joined: bool
+) -> None:
+    held = [[_dense(part) for part in parts] for parts in runs]  # until the call ends: it gets addresses
+    widths = [out.dtype.itemsize for out in outs]
+    number, first, count = spans.T
+    sides = np.take(np.array([[_side(part) for part in parts] for parts in held], np.int64), number, axis=1)
+    sides[..., 0] += np.multiply.outer(widths, first)
+    num_bytes = 0 if order is None else 4 * len(order) + 8 + int(count.sum()) * max(widths) * is_joined
+    _engine.gather(
+        sides,
+        np.ascontiguousarray(count),
+        np.array(
+            [(*_side(out), out.shape[:-1].numel(), width) for out, width in zip(outs, widths, strict=True)], np.int64
+        ),
+        None if order is None else order.numpy(),
+        new_tensor((num_bytes,), torch.uint8).numpy(),
+        is_joined,
+    )
+
+
+def _side(columns: Tensor) -> tuple[int, int]:
+    """Return the address of the first column, and the bytes from column to column."""
+    return columns.data_ptr(), columns.stride(0) * columns.itemsize if columns.dim() > 1 else 0
+
+
+def _dense(part: Tensor) -> Tensor:
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _as_arrays(columns: Tensor) -> npt.NDArray[Any]:
+    """Return the columns as integers of the same bytes, [columns, rows]: numpy lacks some types."""
+    return (columns if columns.dim() > 1 else columns[None]).view(_INTEGERS[columns.itemsize]).numpy()
+
+
+def check_order(order: Tensor, num_rows: int) -> None:
+    """Raise IndexError if an entry of the order is negative or past the last row."""
+    rows = order.numpy()
+    if rows.min(initial=0) < 0 or rows.max(initial=-1) >= num_rows:
+        raise IndexError(f"rows were requested that do not exist: there are {num_rows} rows")
 
 
 def gather_lists(values: Tensor, offsets: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,6 +217,25 @@ def split_batches(values: Tensor, batch_rows: int) -> Iterator[Tensor]:
     return chain.from_iterable(
         map(torch.unsafe_split_with_sizes, torch.unsafe_split_with_sizes(values, group_rows), groups)
     )
+
+
+def split_columns(columns: Tensor, batch_rows: int) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the columns of each batch of `batch_rows` rows; the last batch may be shorter. columns: [columns, rows].
+
+    One call makes the views of several batches: it cuts the memory of all columns as if it were one column, with what
+    lies between the batches of one column and the next as a view that is not used.
+    """
+    count, rows = columns.shape
+    pitch = columns.stride(0) if count > 1 else rows
+    firsts = range(0, rows, batch_rows * _AT_ONCE)
+    for group, first in zip(_equal_groups(rows, batch_rows)[0], firsts, strict=True):
+        stop = first + sum(group)
+        gap = pitch - (stop - first)
+        cuts = [*group, gap] if gap else group
+        span = columns.as_strided(((count - 1) * pitch + stop - first,), (1,), columns.storage_offset() + first)
+        views = torch.unsafe_split_with_sizes(span, (cuts * count)[: -1 if gap else None])
+        for number in range(len(group)):
+            yield views[number :: len(cuts)]
 
 
 def in_groups(rows: Sequence[int]) -> list[Sequence[int]]:

@@ -26,16 +26,3 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if num_bytes >= SMALLEST_BYTES:
         return torch.from_numpy(RECYCLED.take(num_bytes))[:num_bytes].view(dtype).view(tuple(shape))
     return torch.frombuffer(pa.allocate_buffer(num_bytes), dtype=dtype).view(tuple(shape))
-
-
-def new_columns(count: int, num_rows: int, dtype: torch.dtype, at_once: int) -> list[tuple[int, Tensor]]:
-    """Return room for `count` columns, in sets of `at_once` columns (the last set may be smaller).
-
-    Returns (number of the first column, uninitialised [columns, num_rows]) for each set. A set has its own memory, so
-    a column that is kept keeps the memory of its set. Shared memory is one piece for all sets, because each piece that
-    is sent takes time.
-    """
-    if RECYCLED.is_shared:
-        whole = new_tensor((count, num_rows), dtype)
-        return [(start, whole[start : start + at_once]) for start in range(0, count, at_once)]
-    return [(start, new_tensor((min(at_once, count - start), num_rows), dtype)) for start in range(0, count, at_once)]

@@ -1,7 +1,7 @@
 """Make the shaper of an output format: `make_shaper` checks the options of nulls and stacks."""
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, assert_never, get_args
@@ -16,6 +16,7 @@ from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, SchemaError
 from torch_dataloader_utils.shape.arrow_blocks import ArrowShaper
@@ -31,11 +32,11 @@ from torch_dataloader_utils.shape.column_blocks import (
     ArrayOutput,
     ColumnBlock,
     Output,
+    Places,
     TensorOutput,
-    concat_blocks,
-    gather_blocks,
+    place_blocks,
 )
-from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
+from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, Singles
 from torch_dataloader_utils.shape.convert import StackBuilder, convert_column, number_dtype
 from torch_dataloader_utils.shape.one_buffer import pitch_bytes
 from torch_dataloader_utils.shape.raw_numbers import plain
@@ -49,6 +50,9 @@ from torch_dataloader_utils.shape.specs import (
     stack_specs,
 )
 from torch_dataloader_utils.shape.structs import NestedOutput, nested_paths
+
+# Row groups differ in the columns that have no nulls, and files in their columns.
+_MOST_PLANS = 16
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 
@@ -111,7 +115,9 @@ class ColumnShaper:
     names: tuple[str, ...]
     output: Output
     least_copied_bytes: int | None = None
-    _plans: "list[NumberPlan]" = field(default_factory=list, init=False, repr=False, compare=False)  # the last one
+    _plans: "Recent[int, NumberPlan]" = field(
+        default_factory=lambda: Recent(_MOST_PLANS), init=False, repr=False, compare=False
+    )
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """See Shaper."""
@@ -131,42 +137,75 @@ class ColumnShaper:
         coming = iter(parts)
         first = next(coming)
         builders = [StackBuilder(stack, first.num_rows) for stack in self.stacks]
-        least = self.least_copied_bytes
-        copies = None if least is None else ColumnCopies(self.columns, first.num_rows, least)
+        plan = self._plan(first) if isinstance(first, NumberBatch) else None
+        runs = [] if plan is None else plan.put(first, builders)
+        if plan is not None and plan.is_complete:
+            deque(coming, maxlen=0)  # rows are checked when the iterator ends
+            return self._block(first.num_rows, builders, runs, plan.places)
         waiting = {spec.name: spec for spec in self.columns}
-        places: dict[str, tuple[StackBuilder, int]] = {}
+        stacked: dict[str, tuple[StackBuilder, int]] = {}
         for stack, builder in zip(self.stacks, builders, strict=True):
             waiting |= {spec.name: spec for spec in stack.columns}
-            places |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
-        alone: dict[str, tuple[Any, ...]] = {}
+            stacked |= {spec.name: (builder, place) for place, spec in enumerate(stack.columns)}
+        for name in () if plan is None else plan.taken:
+            del waiting[name]
+        least = self.least_copied_bytes
+        copies = None if least is None else ColumnCopies(self.columns, first.num_rows, least, in_place=runs)
+        alone: dict[str, tuple[Column, ...]] = {}
         for part in itertools.chain([first], coming):
-            if isinstance(part, NumberBatch):
-                for name in self._plan(part).put(part, builders, alone, copies):
-                    del waiting[name]
             for name, spec, array in _waited_for(part, waiting):
-                if name in places:
-                    builder, place = places[name]
+                if name in stacked:
+                    builder, place = stacked[name]
                     builder.put(place, _of_schema(spec, array))
                     continue
                 columns = convert_column(spec, _of_schema(spec, array))
                 alone[name] = columns if copies is None else tuple(map(copies.copy, columns))
         if waiting:
-            came = ", ".join((*alone, *(name for name in places if name not in waiting))) or "no columns"
+            came = ", ".join((*alone, *(name for name in stacked if name not in waiting))) or "no columns"
             raise SchemaError(f"a record batch lacks column {next(iter(waiting))!r}; it has {came}")
-        stacked = (builder.columns() for builder in builders)
-        all_columns = itertools.chain(*stacked, *(alone[spec.name] for spec in self.columns))
-        return ColumnBlock(names=self.names, columns=tuple(all_columns), num_rows=first.num_rows, output=self.output)
+        others = itertools.chain.from_iterable(alone[spec.name] for spec in self.columns if spec.name in alone)
+        places = None if plan is None else self._places(plan.names, alone)
+        return self._block(first.num_rows, builders, [*runs, *others], places)
+
+    def _block(
+        self, num_rows: int, builders: Sequence[StackBuilder], columns: Sequence[Column], places: Places
+    ) -> ColumnBlock:
+        """Return the block of stacks and other columns, in this order."""
+        return ColumnBlock(
+            names=self.names,
+            columns=(*itertools.chain.from_iterable(builder.columns() for builder in builders), *columns),
+            stored_rows=num_rows,
+            output=self.output,
+            num_rows=num_rows,
+            places=places,
+        )
+
+    def _places(self, in_runs: Sequence[str], alone: Mapping[str, Sequence[Column]]) -> Places:
+        """Return the places of a batch's entries if a block has stacks, then runs, then columns that lie alone."""
+        following = sum(1 + stack.has_mask for stack in self.stacks)
+        places = list(range(following))
+        in_run = {name: number for number, name in enumerate(in_runs, following)}
+        following += len(in_runs)
+        for spec in self.columns:
+            count = len(alone.get(spec.name, ()))
+            places += range(following, following + count) if count else [in_run[spec.name]]
+            following += count
+        return None if places == sorted(places) else tuple(places)
 
     def _plan(self, part: NumberBatch) -> "NumberPlan":
-        plan = self._plans[0] if self._plans else None
+        plan = self._plans.find(id(part.schema))
         if plan is None or plan.schema is not part.schema:
             plan = NumberPlan.of(part, self.columns, self.stacks)
-            self._plans[:] = [plan]
+            names = [spec.name for stack in self.stacks for spec in stack.columns]
+            names += [spec.name for spec in self.columns]
+            if plan.taken.issuperset(names):
+                plan = plan._replace(is_complete=True, places=self._places(plan.names, {}))
+            self._plans.keep(id(part.schema), plan)
         return plan
 
     def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
         """Return the rows of all blocks, one after the other. A single block is returned as it is, not copied."""
-        return concat_blocks(blocks)
+        return place_blocks(blocks)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ColumnBlock:
         """Return the block with row order[i] of the blocks' concatenation as row i, in new memory.
@@ -174,20 +213,25 @@ class ColumnShaper:
         Raises:
             IndexError: an entry of `order` is negative or past the last row.
         """
-        return gather_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
+        return place_blocks(blocks, torch.from_numpy(np.require(order, np.int64, ["C", "W"])))
 
 
 class NumberPlan(NamedTuple):
     """Columns of a NumberBatch that a shaper takes where they lie, without an Arrow array.
 
     schema: Schema of the batches that the plan is for. stacks: Number, run, and first and last row in the run's matrix,
-    for each stack that lies there whole. columns: Name, run and row of each other column. taken: Names of all columns.
+    for each stack that lies there whole. runs: Run, and first and last row in its matrix, of neighbours among the other
+    columns. names: Names of the columns of `runs`. taken: Names of all columns.
+    is_complete: Whether these are all columns of a block. places: Places of a batch's entries then.
     """
 
     schema: pa.Schema
     stacks: Sequence[tuple[int, int, int, int]]
-    columns: Sequence[tuple[str, int, int]]
+    runs: Sequence[tuple[int, int, int]]
+    names: tuple[str, ...]
     taken: frozenset[str]
+    is_complete: bool = False
+    places: Places = None
 
     @classmethod
     def of(cls, part: NumberBatch, columns: Sequence[ColumnSpec], stacks: Sequence[StackSpec]) -> "NumberPlan":
@@ -209,26 +253,30 @@ class NumberPlan(NamedTuple):
             run, first = found[0]
             if run >= 0 and found == [(run, first + index) for index in range(len(found))]:
                 whole.append((number, run, first, first + len(found)))
-        alone = [(spec.name, *place_of(spec)) for spec in columns if not isinstance(spec.nulls, Mask)]
-        alone = [each for each in alone if each[1] >= 0]
+        alone = sorted((*place_of(spec), spec.name) for spec in columns if not isinstance(spec.nulls, Mask))
+        runs: list[tuple[int, int, int]] = []
+        names = []
+        for run, row, name in alone:
+            if run < 0:
+                continue
+            names.append(name)
+            if runs and (run, row) == (runs[-1][0], runs[-1][2]):
+                runs[-1] = run, runs[-1][1], row + 1
+            else:
+                runs.append((run, row, row + 1))
         taken = {spec.name for number, *_ in whole for spec in stacks[number].columns}
-        return cls(part.schema, whole, alone, frozenset(taken.union(name for name, *_ in alone)))
+        return cls(part.schema, whole, runs, tuple(names), frozenset(taken.union(names)))
 
-    def put(
-        self,
-        part: NumberBatch,
-        builders: Sequence[StackBuilder],
-        alone: dict[str, tuple[Any, ...]],
-        copies: "ColumnCopies | None",
-    ) -> frozenset[str]:
-        """Put the columns into `builders` and `alone`, with copies if they are wanted, and return their names."""
-        matrices = part.matrices()
+    def put(self, part: NumberBatch, builders: Sequence[StackBuilder]) -> list[Singles | Rows]:
+        """Put stacks into `builders`. Return the runs of other columns."""
+        matrices = list(map(torch.from_numpy, part.matrices()))
         for number, run, first, stop in self.stacks:
-            builders[number].put_whole(torch.from_numpy(matrices[run][first:stop]))
-        for name, run, row in self.columns:
-            column = Rows(torch.from_numpy(matrices[run][row]))
-            alone[name] = (column if copies is None else copies.copy(column),)
-        return self.taken
+            builders[number].put_whole(matrices[run][first:stop])
+        runs: list[Singles | Rows] = []
+        for run, first, stop in self.runs:
+            matrix = matrices[run] if stop - first == len(matrices[run]) else matrices[run][first:stop]
+            runs.append(Singles(matrix) if stop - first > 1 else Rows(matrix[0]))
+        return runs
 
 
 def _waited_for(part: Any, waiting: dict[str, ColumnSpec]) -> Iterator[tuple[str, ColumnSpec, pa.Array]]:
@@ -281,11 +329,17 @@ class ColumnCopies:
     `least_bytes`. Any other column is copied if it takes `least_bytes` alone. Smaller columns are not copied.
     """
 
-    def __init__(self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int) -> None:
+    def __init__(
+        self, specs: Sequence[ColumnSpec], num_rows: int, least_bytes: int, *, in_place: Sequence[Singles | Rows] = ()
+    ) -> None:
+        """in_place: Columns of `specs` that were decoded into recycled memory already."""
         self._num_rows = num_rows
         self._least_bytes = least_bytes
         self._counts = Counter(number_dtype(spec) for spec in specs if _is_single(spec))
         self._counts[torch.bool] += sum(_has_single_mask(spec) for spec in specs)
+        for column in in_place:
+            numbers = column.columns if isinstance(column, Singles) else column.values[None]
+            self._counts[numbers.dtype] -= len(numbers)
         self._places: dict[torch.dtype, list[Tensor]] | None = None
         self._recycled = range(0)  # addresses
 
@@ -303,7 +357,7 @@ class ColumnCopies:
             case Lists(values=values, offsets=offsets):
                 is_copied = self._is_large(values) and not self._is_recycled(values)
                 return Lists(_copied(values), _copied(offsets)) if is_copied else column
-            case Matrix() | Objects():
+            case Matrix() | Singles() | Objects():
                 return column
         assert_never(column)
 

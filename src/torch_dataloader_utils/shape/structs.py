@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.arrow_types import is_ragged
-from torch_dataloader_utils.shape.column_blocks import Output
+from torch_dataloader_utils.shape.column_blocks import Output, Places
 from torch_dataloader_utils.shape.columns import Column
 from torch_dataloader_utils.shape.dtypes import number_element
 from torch_dataloader_utils.shape.raw_numbers import split_items, validity
@@ -113,13 +113,13 @@ class NestedOutput:
     output: Output
     paths: tuple[FieldPath, ...]
 
-    def values(self, columns: Sequence[Column]) -> Iterable[Any]:
+    def values(self, columns: Sequence[Column], places: Places) -> Iterable[object]:
         """See Output."""
-        return self.output.values(columns)
+        return self.output.values(columns, places)
 
-    def split(self, columns: Sequence[Column], batch_rows: int) -> Sequence[Iterable[Any]]:
+    def split(self, columns: Sequence[Column], places: Places, batch_rows: int) -> Iterator[Iterable[object]]:
         """See Output."""
-        return self.output.split(columns, batch_rows)
+        return self.output.split(columns, places, batch_rows)
 
     def batch(self, columns: Iterable[tuple[str, object]], num_rows: int) -> dict[str, Any]:
         """See Output."""

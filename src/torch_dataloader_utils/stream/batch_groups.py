@@ -10,15 +10,12 @@ a batch spans two blocks or a block is small:
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import GroupRows
-from torch_dataloader_utils._core.units import ranges
 
 
 class BlockSlice(NamedTuple):
@@ -64,6 +61,11 @@ def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
     return [each.rows() for each in merged]
 
 
+def put_together(slices: Iterable[BlockSlice], shaper: Shaper) -> Block:
+    """Return the rows of all slices (at least one), in order. Rows of one slice, or of one block, are not copied."""
+    return shaper.concat(in_few_blocks(slices))
+
+
 # Sending another part costs as much as copying this many bytes, so smaller blocks are put together.
 LEAST_PART_BYTES = 256 << 10
 
@@ -94,14 +96,14 @@ def group_parts(slices: Sequence[BlockSlice], rows: tuple[int, ...], shaper: Sha
             start, stop = each.start + borders[first] - begin, each.start + borders[last] - begin
             waiting += _part_of(each, each.start, start)
             if waiting:
-                yield GroupPart(_put_together(waiting, shaper), rows[done:first])
+                yield GroupPart(put_together(waiting, shaper).to_batch(), rows[done:first])
             yield GroupPart(each.block.slice(start, stop).to_batch(), rows[first:last])
             done, waiting = last, _part_of(each, stop, each.stop)
         else:
             waiting.append(each)
         begin = end
     if waiting:
-        yield GroupPart(_put_together(waiting, shaper), rows[done:])
+        yield GroupPart(put_together(waiting, shaper).to_batch(), rows[done:])
 
 
 def _is_large(whole: BlockSlice, rows: int) -> bool:
@@ -110,41 +112,3 @@ def _is_large(whole: BlockSlice, rows: int) -> bool:
 
 def _part_of(whole: BlockSlice, start: int, stop: int) -> list[BlockSlice]:
     return [BlockSlice(whole.block, start, stop)] if stop > start else []
-
-
-def _put_together(slices: Sequence[BlockSlice], shaper: Shaper) -> Any:
-    return shaper.concat([each.rows() for each in slices]).to_batch()
-
-
-@dataclass(slots=True)
-class RowCollector:
-    """Rows of consecutive batches, collected as slices of blocks and then put together as one block."""
-
-    num_rows: int = 0
-    _slices: list[BlockSlice] = field(default_factory=list)
-    _number: dict[int, int] = field(default_factory=dict)
-    _spans: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def add(self, slices: Iterable[BlockSlice]) -> None:
-        """Add the next rows. Rows of one block must be added in block order, without gaps."""
-        for each in slices:
-            block, start, stop = each
-            number = self._number.setdefault(id(block), len(self._slices))
-            if number == len(self._slices):
-                self._slices.append(each)
-            else:
-                self._slices[number] = self._slices[number]._replace(stop=stop)
-            self._spans.append((number, start, stop - start))
-            self.num_rows += stop - start
-
-    def block(self, shaper: Shaper) -> Block:
-        """Return all rows as one block. At least one row must have been added."""
-        if len(self._slices) == 1:
-            return self._slices[0].rows()
-        number, start, rows = np.array(self._spans, dtype=np.int64).T
-        blocks = [each.rows() for each in self._slices]
-        if (np.diff(number) >= 0).all():
-            return shaper.concat(blocks)
-        ends = np.cumsum([block.num_rows for block in blocks])
-        shift = np.array([end - each.stop for end, each in zip(ends, self._slices, strict=True)])
-        return shaper.gather(blocks, ranges(start + shift[number], rows))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import repeat
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -271,6 +271,8 @@ class LaneReader:
         self._source = self._unit_rows()
         self._current: Block | None = None
         self._offset = 0
+        self._cut: Iterator[Any] | None = None  # the batches of `_cut_rows` rows from `_offset` on
+        self._cut_rows = 0
         self._ends: list[tuple[int, int]] = [(0, 0)]
         self._next = 0
         self.cursor = (0, 0)
@@ -283,7 +285,7 @@ class LaneReader:
         """Drop all rows now: reference cycles would keep them until the garbage collector runs."""
         self._source.close()
         self._windows.close()
-        self._current = None
+        self._current = self._cut = None
 
     @property
     def where(self) -> str:
@@ -292,22 +294,29 @@ class LaneReader:
 
     def take(self, rows: int) -> Iterator[BlockSlice]:
         """Yield the next `rows` rows, as one slice or several; fewer rows only at the end of the lane."""
+        self._cut = None
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
             self.advance(count)
             rows -= count
             yield BlockSlice(block, start, start + count)
 
-    def whole_batches(self, batch_rows: int, most: int) -> Iterator[object]:
-        """Return an iterator over at most `most` batches that lie whole in the current block, as views: the fast path.
+    def whole_batch(self, rows: int, *, cuts_ahead: bool) -> Any:
+        """Return the next `rows` rows as one batch of views; None if they do not lie whole in one block.
 
-        Call `advance(batch_rows)` for each batch that is taken. Take all batches before the next rows of this lane.
+        cuts_ahead: true if the lane's next batches have as many rows: the block is cut for several of them at once.
         """
-        block = self._block_with_rows(batch_rows)
-        if block is None:
-            return iter(())
-        count = min((block.num_rows - self._offset) // batch_rows, most)
-        return block.slice(self._offset, self._offset + count * batch_rows).split(batch_rows) if count else iter(())
+        block = self._block_with_rows(rows)
+        if block is None or block.num_rows - self._offset < rows:
+            return None
+        start = self._offset
+        self.advance(rows)
+        if not cuts_ahead:
+            return block.slice(start, start + rows).to_batch()
+        if self._cut is None or self._cut_rows != rows:
+            whole = (block.num_rows - start) // rows * rows
+            self._cut, self._cut_rows = block.slice(start, start + whole).split(rows), rows
+        return next(self._cut)
 
     def advance(self, rows: int) -> None:
         """Record that the next `rows` rows of the current block were taken."""
@@ -317,7 +326,7 @@ class LaneReader:
     def _block_with_rows(self, batch_rows: int) -> Block | None:
         """Return the current block, or the next block if all its rows are taken; None at the end of the lane."""
         while self._current is None or self._offset == self._current.num_rows:
-            self._current, self._offset = None, 0  # release the block before waiting for the next block
+            self._current, self._cut, self._offset = None, None, 0  # released before waiting for the next block
             taken = next(self._source, None)
             if taken is None:
                 return None

@@ -113,5 +113,6 @@ def refuse_number(loader: object, index: object) -> NoReturn:
         )
     raise ConfigTypeError(
         f"{type(loader).__name__}[{index!r}]: its batches come in an order of their own and have no numbers. Iterate "
-        "the loader, without a DataLoader around it. A RowDataset gives rows by number."
+        "the loader, without a DataLoader around it; to a Trainer, return it from get_train_dataloader. A RowDataset "
+        "gives rows by number."
     )

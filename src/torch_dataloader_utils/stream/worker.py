@@ -11,16 +11,15 @@ from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import (
     Batching,
     BatchParts,
-    RotatingLanes,
+    ListedBatches,
     SingleLane,
-    UntilExhausted,
     WorkerInput,
     rows_of_parts,
 )
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
-from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, RowCollector, group_parts
+from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, group_parts, put_together
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
 from torch_dataloader_utils.stream.origins import Origins, noting_origins
@@ -55,16 +54,6 @@ class Assembler:
         """True if batches have rows of several lanes."""
         return bool(self.batching.num_batches) and len(self.batching.parts(0)) > 1
 
-    def batch(self, parts: BatchParts) -> Block:
-        """Return the rows of one batch.
-
-        Raises:
-            InternalError: a lane has fewer rows than were planned.
-        """
-        collector = RowCollector()
-        self._collect(parts, collector)
-        return collector.block(self.shaper)
-
     def slices(self, parts: BatchParts) -> list[BlockSlice]:
         """Return the rows of these parts as slices of their blocks, without a copy.
 
@@ -87,21 +76,21 @@ class Assembler:
         """
         first, at_once, count = 0, length, self.batching.num_batches or 0
         while first < count:
-            collector = RowCollector()
+            slices: list[BlockSlice] = []
             numbers = range(first, min(first + at_once, count))
-            batches = [self._collect(self.batching.parts(number), collector) for number in numbers]
-            block = collector.block(self.shaper)
+            batches = [self._collect(self.batching.parts(number), slices) for number in numbers]
+            block = put_together(slices, self.shaper)
+            del slices
             yield block, batches
             first += len(batches)
             if self.mixes:
                 most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
                 at_once = max(length, min(2 * at_once, most) // length * length)
 
-    def _collect(self, parts: BatchParts, collector: RowCollector) -> CollectedBatch:
-        before = collector.num_rows
-        collector.add(self.slices(parts))
+    def _collect(self, parts: BatchParts, slices: list[BlockSlice]) -> CollectedBatch:
+        slices += self.slices(parts)
         where = self.lanes[parts[-1][0]].where if self.says_where else ""
-        return CollectedBatch(rows=collector.num_rows - before, where=where)
+        return CollectedBatch(rows=rows_of_parts(parts), where=where)
 
 
 Function = Callable[[Any], Any]
@@ -227,59 +216,29 @@ class WorkerStream:
                 lane.close()
 
     def _made(self) -> Iterator[Made]:
-        """Return an iterator over all batches before functions of the user, made in the way that fits the batching."""
-        batching = self._batching
-        match batching:
-            case SingleLane():
-                return self._of_one_lane(batching)
-            case UntilExhausted():
-                return self._until_exhausted(self._lanes[0], batching.batch_rows)
-            case _ if self._assembler.mixes:
-                return self._of_mixed_lanes()
-            case RotatingLanes():
-                return self._of_rotating_lanes(batching)
-            case _:
-                return map(self._put_together, map(batching.parts, range(batching.num_batches or 0)))
+        """Return an iterator over all batches before functions of the user."""
+        return self._of_mixed_lanes() if self._assembler.mixes else self._of_lanes()
 
-    def _of_one_lane(self, batching: SingleLane) -> Iterator[Made]:
-        """Yield the batches of a single lane: views of a block for all batches that lie whole in it."""
-        lane, rows = self._lanes[0], batching.batch_rows
-        regular = batching.num_batches - len(batching.tail_rows)
-        done = 0
-        while done < regular:
-            before = done
-            for batch in lane.whole_batches(rows, regular - done):
-                lane.advance(rows)
-                done += 1
-                yield batch, rows, lane
-            if done == before:  # the present block holds no whole batch
-                done += 1
-                yield self._put_together(((0, rows),))
-        for rows in batching.tail_rows:
-            yield self._put_together(((0, rows),))
+    def _of_lanes(self) -> Iterator[Made]:
+        """Yield batches that have rows of one lane each: views of a block where the rows lie whole in it.
 
-    def _of_rotating_lanes(self, batching: RotatingLanes) -> Iterator[Made]:
-        """Yield batches of one micro-batch each. A block is split at once, and its batches wait until they are due."""
-        at_hand: dict[int, Iterator[Any]] = {}
-        for number in range(batching.num_batches):
-            ((index, rows),) = batching.parts(number)
+        The last batch of a lane without row counts may be shorter.
+        """
+        cuts_ahead = not isinstance(self._batching, ListedBatches)
+        is_counted = self.num_batches is not None
+        for number in itertools.count() if self.num_batches is None else range(self.num_batches):
+            parts = self._batching.parts(number)
+            ((index, rows),) = parts
             lane = self._lanes[index]
-            batch = next(at_hand.get(index, iter(())), None)
-            if batch is None:
-                at_hand[index] = lane.whole_batches(rows, batching.num_batches)
-                batch = next(at_hand[index], None)
-            if batch is None:  # the present block holds no whole batch
-                yield self._put_together(((index, rows),))
-                continue
-            lane.advance(rows)
+            batch = lane.whole_batch(rows, cuts_ahead=cuts_ahead)
+            if batch is None:  # the present block has fewer rows
+                slices = self._assembler.slices(parts) if is_counted else list(lane.take(rows))
+                if not slices:
+                    return
+                block = put_together(slices, self._pipeline.shaper)
+                batch, rows = block.to_batch(), block.num_rows
+                del slices, block
             yield batch, rows, lane
-
-    def _until_exhausted(self, lane: LaneReader, batch_rows: int) -> Iterator[Made]:
-        """Yield the batches of a lane without row counts. The last batch may be shorter."""
-        while slices := list(lane.take(batch_rows)):
-            collector = RowCollector()
-            collector.add(slices)
-            yield collector.block(self._pipeline.shaper).to_batch(), collector.num_rows, lane
 
     def _of_mixed_lanes(self) -> Iterator[Made]:
         """Yield batches with rows of several lanes: put many batches together at once, and cut them apart again."""
@@ -293,11 +252,6 @@ class WorkerStream:
                 batch = next(whole) if is_whole else block.slice(start, stop).to_batch()
                 yield batch, collected.rows, collected
 
-    def _put_together(self, parts: BatchParts) -> Made:
-        """Return a batch of rows from several blocks."""
-        block = self._assembler.batch(parts)
-        return block.to_batch(), block.num_rows, self._lanes[parts[-1][0]]
-
     def _transformed(self, batch: Any, where: str) -> Any:
         with self._watch(where), during(self.counters.main, "transform_ns"):
             return self._call_functions(batch, where)
@@ -309,8 +263,9 @@ class WorkerStream:
             except LoaderError:
                 raise
             except (Exception, GeneratorExit) as error:  # of the user's code; GeneratorExit would end the pass early
+                advice = _hint(function, error, batch)
                 raise TransformError(
-                    f"{function_name(function)} raised {_text(error)}.{_hint(error, batch)} The batch ends in {where}."
+                    f"{function_name(function)} raised {_text(error)}.{advice} The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
@@ -324,10 +279,12 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _hint(error: BaseException, batch: Any) -> str:
+def _hint(function: Callable[..., Any], error: BaseException, batch: Any) -> str:
     """Return advice for functions made for torch's own loader: they ask for sample 0, or iterate over samples."""
+    module = getattr(function, "__module__", None) or type(function).__module__
+    is_collator = module.partition(".")[0] in ("transformers", "trl")
     asks_for_0 = isinstance(error, KeyError) and (error.args == (0,) or "no column 0;" in str(error))
-    if asks_for_0 or (isinstance(error, TypeError) and "string indices must be" in str(error)):
+    if is_collator or asks_for_0 or (isinstance(error, TypeError) and "string indices must be" in str(error)):
         return f" The function gets one batch, {of_type(batch)} of columns, not a list of samples."
     return ""
 

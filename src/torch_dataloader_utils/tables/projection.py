@@ -73,11 +73,22 @@ class Projection:
     holdout: Holdout | None
     known: frozenset[str] | None
     _schemas: Recent[tuple[str, ...], pa.Schema] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
+    _of_parts: Recent[int, tuple[pa.Schema, pa.Schema]] = field(
+        default_factory=lambda: Recent(_MOST_SCHEMAS), init=False
+    )
 
     @property
     def chooses_by_value(self) -> bool:
         """Whether values of columns say which rows are delivered."""
         return self.row_filter is not None or (self.holdout is not None and self.holdout.by is not None)
+
+    def fields_of(self, part: pa.Schema) -> pa.Schema:
+        """Return the schema of the stored columns that a part has. Row groups of one kind come with one object."""
+        known = self._of_parts.find(id(part))
+        if known is None or known[0] is not part:
+            known = part, self.fields(part.names)
+            self._of_parts.keep(id(part), known)
+        return known[1]
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """Return the schema of these stored columns."""

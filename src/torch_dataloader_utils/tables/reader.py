@@ -98,7 +98,7 @@ class Reader:
         stored, rows = self.projection.stored, groups.rows.tolist()
         others = pa.schema([field for field in stored if field.name in groups.others])
         here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
-        parts = list(self._conformed(tasks[0], [numbers], here))
+        parts = list(self._conformed(tasks[0], numbers, here))
         if others:
             found = [conform(source.task, _decode(source, others, ALL_ROWS), others) for source in groups.sources]
             if [columns.num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
@@ -106,7 +106,7 @@ class Reader:
             parts.append(one_after_other([[columns] for columns in found]))
         if self.projection.made:
             of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
-            parts.append(_with_made(of_tasks, self.projection, rows_only(numbers.num_rows)))
+            parts.append(_with_made(of_tasks, self.projection, rows_only(sum(rows))))
         if self.projection.holdout is not None:
             mask, rows = _of_part(tasks, rows, self.projection.holdout)
             parts = [_live(part, mask) for part in parts]
@@ -203,12 +203,13 @@ class Reader:
         self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         """Yield the parts (at least one) in the types of `schema`, and one more part with the missing columns."""
-        missing, num_rows = set(schema.names), 0
+        found, num_rows = [], 0
         for part in parts:
-            num_rows, names = part.num_rows, part.schema.names
-            missing.difference_update(names)
-            yield conform(task, part, self.projection.fields(names))
-        if missing:
+            num_rows = part.num_rows
+            found.append(part.schema)
+            yield conform(task, part, self.projection.fields_of(part.schema))
+        if sum(map(len, found)) < len(schema):
+            missing = set(schema.names).difference(*(each.names for each in found))
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
     def _source(self, task: RowGroupTask, known: frozenset[str] | None = None) -> TaskSource:

@@ -87,38 +87,90 @@ static void check_checksum(void) {
     free(bytes);
 }
 
-/* Gathers columns of random widths, of up to 3 parts, and ends the process if a row is not the row that the order names. */
+/* Sets bits of a bitmap that is as long as it must be; ends the process if another bit is not what it was or should be. */
+static void check_bits(void) {
+    size_t count = below(below(4) ? 40 : 3000), from = below(70), size = (from + count + 7) / 8;
+    uint8_t *bytes = malloc(count + 1), *bits = malloc(size + 1), *before = malloc(size + 1);
+    bool are_all = !below(4), are_many = below(2);
+    for (size_t i = 0; i < count; i++) bytes[i] = are_many ? below(50) != 0 : (uint8_t)below(2);
+    for (size_t i = 0; i < size; i++) before[i] = bits[i] = (uint8_t)next_number();
+    set_bits(bits, (int64_t)from, are_all ? NULL : bytes, (int64_t)count);
+    size_t ones = 0;
+    for (size_t i = 0; i < 8 * size; i++) {
+        bool is_meant = i >= from && i < from + count;
+        uint8_t wanted = !is_meant ? before[i / 8] >> i % 8 & 1 : are_all ? 1 : bytes[i - from];
+        if ((bits[i / 8] >> i % 8 & 1) != wanted) abort();
+    }
+    for (size_t i = 0; i < count; i++) ones += bytes[i];
+    if (count_ones(bytes, count) != ones) abort();
+    for (size_t i = 0; i < 256; i++)
+        if (pack_byte(unpack_byte((uint8_t)i)) != i) abort();
+    free(bytes);
+    free(bits);
+    free(before);
+}
+
+/* Decodes plain and split numbers of random widths; ends the process if a byte is another one. */
+static void check_widths(void) {
+    size_t count = below(100), width = (size_t)1 << below(4), stored = width;
+    if (stored < 4) stored = below(2) ? 4 : 8;
+    uint8_t *in = malloc(count * stored + 1), *out = malloc(count * width + 1);
+    for (size_t i = 0; i < count * stored; i++) in[i] = (uint8_t)next_number();
+    Layout layout = {(int)stored, (int)width, true};
+    for (int is_split = 0; is_split < 2; is_split++) {
+        Bytes bytes = {in, in + count * stored};
+        if (decode_values(is_split ? BYTE_STREAM_SPLIT : PLAIN, bytes, count, layout, NULL, out) != DECODED) abort();
+        for (size_t i = 0; i < count; i++)
+            for (size_t k = 0; k < width; k++)
+                if (out[i * width + k] != in[is_split ? k * count + i : i * stored + k]) abort();
+    }
+    free(in);
+    free(out);
+}
+
+/* Joins or gathers runs of columns of random widths, of up to 3 parts; ends the process if a row is not the one it should be. */
 static void check_gather(void) {
-    enum { COLUMNS = 3, PARTS = 3 };
-    size_t num_parts = 1 + below(PARTS), count = below(50), total = 0, start = 0;
-    int64_t part_rows[PARTS], widths[COLUMNS], *order = malloc((count + 1) * sizeof *order);
-    uint32_t *shorter = malloc(count * sizeof *shorter + 1);
-    uint64_t parts[COLUMNS * PARTS], outs[COLUMNS];
+    enum { RUNS = 3, PARTS = 3 };
+    size_t num_parts = 1 + below(PARTS), total = 0;
+    bool is_ordered = below(4) != 0;
+    int64_t part_rows[PARTS];
     for (size_t i = 0; i < num_parts; i++) total += (size_t)(part_rows[i] = (int64_t)below(20));
-    for (size_t i = 0; i < count; i++) order[i] = total == 0 || !below(500) ? -1 : (int64_t)below(total);
-    for (size_t column = 0; column < COLUMNS; column++) {
-        widths[column] = 1 << below(4);
-        outs[column] = (uint64_t)(uintptr_t)malloc(count * (size_t)widths[column] + 1);
+    size_t count = is_ordered ? below(50) : total;
+    int64_t *order = malloc((count + 1) * sizeof *order);
+    uint32_t *shorter = malloc(count * sizeof *shorter + 1);
+    for (size_t i = 0; i < count; i++)
+        order[i] = !is_ordered ? (int64_t)i : total == 0 || !below(500) ? -1 : (int64_t)below(total);
+    Side parts[RUNS * PARTS];
+    Run runs[RUNS];
+    for (size_t run = 0; run < RUNS; run++) {
+        int64_t width = 1 << below(4), columns = (int64_t)below(4);
         for (size_t i = 0; i < num_parts; i++) {
-            size_t bytes = (size_t)(part_rows[i] * widths[column]);
-            uint8_t *part = malloc(bytes + 1);
-            for (size_t at = 0; at < bytes; at++) part[at] = (uint8_t)next_number();
-            parts[column * num_parts + i] = (uint64_t)(uintptr_t)part;
+            int64_t pitch = (part_rows[i] + (int64_t)below(3)) * width;
+            uint8_t *part = malloc((size_t)(columns * pitch) + 1);
+            for (int64_t at = 0; at < columns * pitch; at++) part[at] = (uint8_t)next_number();
+            parts[run * num_parts + i] = (Side){(uint64_t)(uintptr_t)part, pitch};
         }
+        int64_t pitch = ((int64_t)count + (int64_t)below(3)) * width;
+        runs[run] = (Run){{(uint64_t)(uintptr_t)malloc((size_t)(columns * pitch) + 1), pitch}, columns, width};
     }
     uint8_t *joined = num_parts > 1 || below(2) ? malloc(total * 8 + 1) : NULL;
-    Columns columns = {COLUMNS, num_parts, part_rows, parts, outs, widths};
+    Columns columns = {RUNS, num_parts, part_rows, parts, runs};
     bool is_there = short_order(order, count, total, shorter);
-    if (is_there) gather_columns(&columns, shorter, count, joined);
-    for (size_t column = 0; column < COLUMNS && is_there; column++)
-        for (size_t i = 0; i < count; i++) {
-            size_t width = (size_t)widths[column], row = (size_t)order[i], part = 0;
-            for (start = 0; row >= start + (size_t)part_rows[part]; part++) start += (size_t)part_rows[part];
-            const uint8_t *from = (const uint8_t *)(uintptr_t)parts[column * num_parts + part] + (row - start) * width;
-            if (memcmp((const uint8_t *)(uintptr_t)outs[column] + i * width, from, width) != 0) abort();
-        }
-    for (size_t i = 0; i < COLUMNS * num_parts; i++) free((void *)(uintptr_t)parts[i]);
-    for (size_t i = 0; i < COLUMNS; i++) free((void *)(uintptr_t)outs[i]);
+    if (is_there && is_ordered) gather_columns(&columns, shorter, count, joined);
+    if (!is_ordered) join_columns(&columns);
+    for (size_t run = 0; run < RUNS && is_there; run++)
+        for (int64_t column = 0; column < runs[run].count; column++)
+            for (size_t i = 0; i < count; i++) {
+                size_t width = (size_t)runs[run].width, row = (size_t)order[i], part = 0, start = 0;
+                for (; row >= start + (size_t)part_rows[part]; part++) start += (size_t)part_rows[part];
+                Side from = parts[run * num_parts + part], to = runs[run].out;
+                if (memcmp((const uint8_t *)(uintptr_t)to.address + column * to.pitch + (int64_t)(i * width),
+                           (const uint8_t *)(uintptr_t)from.address + column * from.pitch + (int64_t)((row - start) * width),
+                           width) != 0)
+                    abort();
+            }
+    for (size_t i = 0; i < RUNS * num_parts; i++) free((void *)(uintptr_t)parts[i].address);
+    for (size_t i = 0; i < RUNS; i++) free((void *)(uintptr_t)runs[i].out.address);
     free(joined);
     free(shorter);
     free(order);
@@ -154,6 +206,8 @@ int main(int count, char **arguments) {
         if (!below(64)) check_order();
         if (!below(64)) check_checksum();
         if (!below(64)) check_gather();
+        if (!below(64)) check_bits();
+        if (!below(64)) check_widths();
         if (fields[0] == FOOTER) {
             uint8_t *exact = malloc(length == 0 ? 1 : length);
             memcpy(exact, copy, length);

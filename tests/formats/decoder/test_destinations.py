@@ -1,5 +1,6 @@
 """Numbers stay where they were decoded to, and memory of a batch that is held is never written to again."""
 
+import gc
 from itertools import pairwise
 
 import numpy as np
@@ -132,3 +133,24 @@ def test_what_lies_in_recycled_memory_is_not_copied_again():
     assert RECYCLED.span_of(block["2"].data_ptr())
     assert RECYCLED.span_of(block["2"].data_ptr()) != RECYCLED.span_of(address)
     assert address + len(memory) not in RECYCLED.span_of(address)
+
+
+def _tensors_of(table, **options):
+    """Return how many tensors the garbage collector sees more in the middle of an epoch, without a batch's own."""
+    loader, _ = StructuredDataset.create_dataloader(str(table), batch_size=ROWS, num_workers=0, nulls="fill", **options)
+    batches = iter(loader)
+    gc.collect()
+    before = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+    columns = len(next(batches))
+    found = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+    batches.close()
+    return found - before - columns
+
+
+def test_row_groups_and_windows_hold_a_few_tensors_however_many_columns_they_have(tmp_path):
+    columns = {f"f{i}": np.arange(4 * ROWS, dtype=np.float32) for i in range(90)}
+    columns["i"] = np.arange(4 * ROWS)
+    columns["maybe"] = pa.array(columns["i"], mask=columns["i"] % 5 == 0)
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=ROWS)
+    assert _tensors_of(tmp_path) < 40
+    assert _tensors_of(tmp_path, shuffle=True, shuffle_rows=ROWS) < 40

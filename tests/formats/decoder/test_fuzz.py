@@ -22,7 +22,7 @@ JSON = b"""{"a": 1, "b": {"c": [1.5e-3, null, true, "2024-01-01T12:30:00+01:00"]
 {"a":9223372036854775808,"z":"2024-02-29 00:00:00Z", "":[[],{}]}
 
 {"a": -0, "text": "one that is longer than sixteen bytes \\" \\u00e9"}"""
-CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "ZSTD": 6, "LZ4": 7}
+CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "ZSTD": 6, "LZ4": 7}
 STORED = {"BOOLEAN": 0, "INT32": 4, "FLOAT": 4}
 ITEMS = "l.list.element"
 ENCODINGS = {
@@ -60,7 +60,7 @@ def seeds() -> bytes:
     found, rng = [], np.random.default_rng(1)
     choices = (
         [False, True],
-        ["none", "snappy", "zstd", "lz4"],
+        ["none", "snappy", "gzip", "zstd", "lz4"],
         ["1.0", "2.0"],
         [200, 100_000],
         [False, True],

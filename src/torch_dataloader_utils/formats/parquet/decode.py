@@ -22,7 +22,7 @@ from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.formats.checks import check_all_decoded, check_decoded_size, check_stored_rows, check_unique
-from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, parquet_footer
+from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, WantedColumns, parquet_footer
 from torch_dataloader_utils.formats.parquet.numbers import read_numbers
 from torch_dataloader_utils.formats.parquet.trailer import chunk_start
 from torch_dataloader_utils.formats.statistics import counts_contradict
@@ -99,23 +99,24 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
     group = footer.row_group(task)
     # The plan may be from another footer (a stale _metadata file), and rows after the last needed row are not read.
     check_stored_rows(task, group.num_rows)
-    columns = [name for name in schema.names if name in footer.columns.leaves]
+    wanted = footer.columns.wanted(schema)
+    columns: Sequence[str] = wanted.names
     check_unique(task, footer.columns.repeated, columns)
     start, stop = needed.of(group.num_rows)
-    _check_budget(source, footer, columns, stop - start)
+    _check_budget(source, footer, wanted, stop - start)
     num_rows = None
-    numbers = footer.columns.number_table(columns if source.is_compiled else ())
-    _count_others(source, footer, columns, len(numbers.columns))
+    numbers = wanted.numbers if source.is_compiled else footer.columns.number_table(())
+    _count_others(source, footer, wanted.num_leaves, len(numbers.columns))
     chunks = footer.chunks_of(numbers, task.file_size) if numbers.columns else None
     if chunks is not None:
         decoded = read_numbers(source, chunks, group.num_rows, GroupRows(start, stop))
-        if decoded is not None:
-            yield decoded
-            num_rows = stop
-            found = set(decoded.schema.names)
-            columns = [name for name in columns if name not in found]
-        if not columns:
+        yield from decoded
+        if sum(batch.num_columns for batch in decoded) == len(columns):
             return
+        if decoded:
+            num_rows = stop
+            found = {name for batch in decoded for name in batch.schema.names}
+            columns = [name for name in columns if name not in found]
     with source.open(lambda: _spans(source, footer, columns)) as file:
         stored = StoredRows(groups=(task.ordinal,), rows=group.num_rows, needed=GroupRows(start, stop))
         int96_unit = _WIDE_UNIT if _is_wide(source, footer, schema, columns) else None
@@ -127,10 +128,9 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
         check_stored_rows(task, num_rows)
 
 
-def _count_others(source: TaskSource, footer: Footer, columns: Sequence[str], num_numbers: int) -> None:
+def _count_others(source: TaskSource, footer: Footer, num_leaves: int, num_numbers: int) -> None:
     """Count the chunks that the compiled decoder is not asked for. The decoder counts chunks of numbers itself."""
     foreign = "type" if _engine.IS_BUILT else "not_built"
-    num_leaves = sum(len(footer.columns.leaves[name]) for name in columns)
     count_chunks(foreign if source.is_compiled else "turned_off", num_leaves - num_numbers)
     if num_numbers and footer.numbers is None:
         count_chunks("damaged", num_numbers)
@@ -249,14 +249,14 @@ def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows)
     return contiguous(batches), min(stop, end)
 
 
-def _check_budget(source: TaskSource, footer: Footer, columns: Sequence[str], rows: int) -> None:
+def _check_budget(source: TaskSource, footer: Footer, wanted: WantedColumns, rows: int) -> None:
     group, budget = footer.metadata.row_group(source.task.ordinal), source.max_row_group_bytes
     if group.num_rows < 0:
         raise CorruptFileError(f"{source.task.where}: the footer says {group.num_rows} rows. Write the file again.")
     # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
-    check_decoded_size(source.task, rows * sum(footer.columns.row_bits[name] for name in columns) // 8, budget)
+    check_decoded_size(source.task, rows * wanted.row_bits // 8, budget)
     if group.total_byte_size > budget:
-        leaves = footer.columns.leaves_of(columns)
+        leaves = footer.columns.leaves_of(wanted.names)
         check_decoded_size(source.task, sum(group.column(leaf).total_uncompressed_size for leaf in leaves), budget)
 
 

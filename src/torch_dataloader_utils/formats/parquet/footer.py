@@ -5,7 +5,7 @@ Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +33,20 @@ from torch_dataloader_utils.formats.task_source import TaskSource
 _MOST_KNOWN = 16
 
 
+class WantedColumns(NamedTuple):
+    """Columns of a schema that a file has, with what reading a row group has to know of them, computed once.
+
+    names: Names of the columns. numbers: The columns that the compiled decoder reads. row_bits: Bits of a decoded row.
+    num_leaves: Number of their leaf columns.
+    """
+
+    schema: pa.Schema
+    names: list[str]
+    numbers: NumberTable
+    row_bits: int
+    num_leaves: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileColumns:
     """Columns of a file.
@@ -52,6 +66,7 @@ class FileColumns:
     int96: frozenset[str]
     numbers: dict[str, NumberColumn]
     _tables: Recent[tuple[str, ...], NumberTable] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
+    _wanted: Recent[int, WantedColumns] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
 
     @classmethod
     def of(cls, metadata: pq.FileMetaData, schema: pa.Schema) -> Self:
@@ -74,6 +89,17 @@ class FileColumns:
         return self._tables.get(
             tuple(names), lambda key: NumberTable.of(self.numbers[name] for name in key if name in self.numbers)
         )
+
+    def wanted(self, schema: pa.Schema) -> WantedColumns:
+        """Return the columns of a schema that the file has. A reader asks with one object for all row groups."""
+        known = self._wanted.find(id(schema))
+        if known is None or known.schema is not schema:
+            names = [name for name in schema.names if name in self.leaves]
+            row_bits = sum(self.row_bits[name] for name in names)
+            num_leaves = sum(len(self.leaves[name]) for name in names)
+            known = WantedColumns(schema, names, self.number_table(names), row_bits, num_leaves)
+            self._wanted.keep(id(schema), known)
+        return known
 
     def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:
         """Return the leaf columns of these columns, each once, in the file's order."""

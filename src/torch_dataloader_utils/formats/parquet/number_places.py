@@ -1,7 +1,7 @@
 """Places of decoded columns in one piece of memory, and the record batch over this memory."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ class NumberTable(NamedTuple):
 
     schema: Fields of the columns. leaves: Numbers of the leaf columns, int64 [columns]. layouts: See
     `NumberColumn.layout`, int64 [columns, 6]. are_lists: bool [columns]. fixed_sizes: Length of fixed-size lists, by
-    column. flat_places: Places by number of rows, see `Places.flat`.
+    column. dtypes: Type of the values of each column; None for lists and bits, which have no place in a NumberBatch.
+    flat_places: Places by number of rows, see `Places.flat`. schemas: Schemas of some of the columns, see `some`.
     """
 
     columns: Sequence[NumberColumn]
@@ -34,7 +35,9 @@ class NumberTable(NamedTuple):
     layouts: Int64s
     are_lists: npt.NDArray[np.bool_]
     fixed_sizes: dict[int, int]
+    dtypes: Sequence[np.dtype[Any] | None]
     flat_places: "Recent[int, Places]"
+    schemas: Recent[bytes, pa.Schema]
 
     @classmethod
     def of(cls, columns: Iterable[NumberColumn]) -> Self:
@@ -47,15 +50,34 @@ class NumberTable(NamedTuple):
             layouts=np.array([column.layout for column in columns], np.int64).reshape(len(columns), 6),
             are_lists=np.array([column.is_list for column in columns], np.bool_),
             fixed_sizes={index: column.fixed_size for index, column in enumerate(columns) if column.fixed_size},
+            dtypes=list(map(_dtype, columns)),
             flat_places=Recent(_MOST_PLACES),
+            schemas=Recent(_MOST_PLACES),
         )
+
+    def some(self, are_chosen: npt.NDArray[np.bool_]) -> pa.Schema:
+        """Return the fields of the chosen columns: the same object for the same columns."""
+        if are_chosen.all():
+            return self.schema
+        chosen = np.flatnonzero(are_chosen).tolist()
+        return self.schemas.get(
+            are_chosen.tobytes(), lambda _: pa.schema([self.columns[index].field for index in chosen])
+        )
+
+
+def _dtype(column: NumberColumn) -> np.dtype[Any] | None:
+    if column.is_list or not column.stored:
+        return None
+    data_type = column.field.type
+    kind = "f" if pa.types.is_floating(data_type) else "u" if pa.types.is_unsigned_integer(data_type) else "i"
+    return np.dtype(f"{kind}{column.width}")
 
 
 class Places(NamedTuple):
     """Places of columns in one piece of memory: values one column after the other, everything else behind all values.
 
     numbers: Places as the decoder takes them, int64 [columns, 9]. lengths: Bytes of values, their validity, offsets,
-    and validity of lists, int64 [columns, 4]. runs: See `NumberBatch`; None with lists or bits among the columns.
+    and validity of lists, int64 [columns, 4]. runs: See `NumberBatch`, of all columns but lists and bits.
     """
 
     table: NumberTable
@@ -63,7 +85,7 @@ class Places(NamedTuple):
     lengths: Int64s
     num_rows: int
     num_bytes: int
-    runs: Sequence[NumberRun] | None
+    runs: Sequence[NumberRun]
 
     @classmethod
     def flat(cls, table: NumberTable, num_rows: int) -> "Places":
@@ -101,8 +123,7 @@ class Places(NamedTuple):
         others = starts[len(room) :].reshape(-1, 3)
         others[~are_lists, 1] = -1
         numbers = np.column_stack([layouts[:, :5], starts[: len(room)], others])
-        is_plain = not are_lists.any() and (layouts[:, 0] > 0).all()
-        runs = _runs(table, numbers[:, 5].tolist(), aligned[:, 0].tolist()) if is_plain else None
+        runs = _runs(table, np.array([each is not None for each in table.dtypes], np.bool_), starts, aligned[:, 0])
         return cls(table, numbers, lengths, num_rows, int(sizes.sum()), runs)
 
     def checked(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> Sequence[str]:
@@ -120,14 +141,22 @@ class Places(NamedTuple):
                 checked[index] = "type"
         return checked
 
-    def batch(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> pa.RecordBatch | NumberBatch | None:
-        """Return the decoded columns, over the memory that the decoder wrote; None if no column was decoded.
+    def batches(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> Iterator[pa.RecordBatch | NumberBatch]:
+        """Yield the decoded columns, over the memory that the decoder wrote: plain numbers without nulls, then others.
 
         results: Nulls and null lists, int64 [columns, 2]. reasons: Reason why each column was refused; "" for a decoded
         column.
         """
-        if self.runs is not None and not any(reasons) and not results.any():
-            return NumberBatch(self.table.schema, self.num_rows, self.runs, memory)
+        facts = zip(self.table.dtypes, results[:, 0].tolist(), reasons, strict=True)
+        are_plain = [dtype is not None and not nulls and not reason for dtype, nulls, reason in facts]
+        chosen = np.array(are_plain, np.bool_)
+        if chosen.any():
+            are_all = len(self.runs) and chosen.sum() == sum(run.num_columns for run in self.runs)
+            pitches = -(-self.lengths[:, 0] // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            runs = self.runs if are_all else _runs(self.table, chosen, self.numbers[:, 5], pitches)
+            yield NumberBatch(self.table.some(chosen), self.num_rows, runs, memory)
+        if chosen.all():
+            return
         buffer, arrays, fields = pa.py_buffer(memory), [], []
         rows = zip(
             self.table.columns,
@@ -135,27 +164,33 @@ class Places(NamedTuple):
             self.lengths.tolist(),
             results.tolist(),
             reasons,
+            are_plain,
             strict=True,
         )
-        for column, starts, lengths, nulls, reason in rows:
-            if not reason:
+        for column, starts, lengths, nulls, reason, is_plain in rows:
+            if not reason and not is_plain:
                 count = len(starts) if column.is_list else 2
                 content = list(map(buffer.slice, starts[:count], lengths))
                 arrays.append(_array(column, content, self.num_rows, *nulls))
                 fields.append(column.field)
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)) if arrays else None
+        if arrays:
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _runs(table: NumberTable, starts: list[int], pitches: list[int]) -> list[NumberRun]:
+def _runs(table: NumberTable, are_chosen: npt.NDArray[np.bool_], starts: Int64s, pitches: Int64s) -> list[NumberRun]:
+    """Return runs of the chosen columns; their numbers count the chosen columns alone."""
     runs: list[NumberRun] = []
-    for index, (column, start, pitch) in enumerate(zip(table.columns, starts, pitches, strict=True)):
-        data_type = column.field.type
-        kind = "f" if pa.types.is_floating(data_type) else "u" if pa.types.is_unsigned_integer(data_type) else "i"
-        dtype = np.dtype(f"{kind}{column.width}")
-        if runs and runs[-1].dtype == dtype:
+    chosen = np.flatnonzero(are_chosen)
+    before = -2
+    for number, (index, start, pitch) in enumerate(
+        zip(chosen.tolist(), starts[chosen].tolist(), pitches[chosen].tolist(), strict=True)
+    ):
+        dtype = table.dtypes[index]
+        if runs and runs[-1].dtype == dtype and before == index - 1:
             runs[-1] = runs[-1]._replace(num_columns=runs[-1].num_columns + 1)
         else:
-            runs.append(NumberRun(index, 1, dtype, start, pitch))
+            runs.append(NumberRun(number, 1, cast("np.dtype[Any]", dtype), start, pitch))
+        before = index
     return runs
 
 

@@ -129,8 +129,8 @@ class FileChunks(NamedTuple):
 
 def read_numbers(
     source: TaskSource, chunks: FileChunks, group_rows: int, rows: GroupRows
-) -> pa.RecordBatch | NumberBatch | None:
-    """Return rows of a row group of `group_rows` rows, with the columns that the decoder reads; None without any.
+) -> list[pa.RecordBatch | NumberBatch]:
+    """Return rows of a row group of `group_rows` rows, with the columns that the decoder reads; see `Places.batches`.
 
     Raises:
         FileChangedError, StoreError: the bytes of the chunks are not the planned bytes.
@@ -140,13 +140,13 @@ def read_numbers(
     taken = chunks.of_group(source.task.ordinal, source.max_row_group_bytes)
     count = len(taken.numbers)
     if not count:
-        return None
+        return []
     places = Places.of_rows(taken.table, taken.values, num_rows)
     results = np.empty((count, 2), np.int64)
     with _pages(source, taken, places.num_bytes) as pages:
         if pages is None:
             count_chunks("damaged", count)
-            return None
+            return []
         memory = RECYCLED.take(places.num_bytes)
         refused = _engine.decode(
             pages.buffer,
@@ -164,7 +164,7 @@ def read_numbers(
         _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
     for reason, number in Counter(reasons).items():
         count_chunks(reason or "compiled", number)
-    return places.batch(memory, results, reasons)
+    return list(places.batches(memory, results, reasons))
 
 
 class _Pages(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils import _engine
+from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._observe.counters import count_chunks
@@ -86,8 +87,10 @@ class NumberGroups(NamedTuple):
             return None
         return cls(sources, numbers, others, rows, codecs, starts, lengths)
 
-    def decode(self) -> pa.RecordBatch | None:
-        """Return all rows of these columns; None if the decoder refuses a chunk, or if the rows have too many bytes.
+    def decode(self) -> list[pa.RecordBatch | NumberBatch] | None:
+        """Return all rows of these columns, see `Places.batches`.
+
+        None if the decoder refuses a chunk, or if the rows have too many bytes.
 
         Raises:
             RowCountError, FileChangedError, StoreError: a row group is not as planned.
@@ -118,7 +121,7 @@ class NumberGroups(NamedTuple):
         if any(reasons):
             return None
         count_chunks("compiled", self.codecs.size)
-        return places.batch(memory, results, reasons)
+        return list(places.batches(memory, results, reasons))
 
     def _pages(self) -> tuple[memoryview, Int64s]:
         """Return the bytes of all row groups, and the start of each chunk in the bytes, int64 [groups, columns]."""

@@ -9,7 +9,7 @@ from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.stream import worker as assemble
-from torch_dataloader_utils.stream.batch_groups import BlockSlice, RowCollector
+from torch_dataloader_utils.stream.batch_groups import BlockSlice, put_together
 
 
 class Listed:
@@ -27,23 +27,18 @@ class Listed:
 
 
 class ListShaper:
-    """Joins and gathers them; says in `used` what it did."""
+    """Joins them; says in `joined` how many."""
 
     def __init__(self):
-        self.used = []
+        self.joined = []
 
     def concat(self, blocks):
-        self.used.append("concat")
+        self.joined.append(len(blocks))
         return Listed([row for block in blocks for row in block.rows])
-
-    def gather(self, blocks, order):
-        self.used.append("gather")
-        rows = [row for block in blocks for row in block.rows]
-        return Listed([rows[place] for place in order])
 
 
 @given(st.data())
-def test_collected_rows_are_those_of_the_slices_in_their_order(data):
+def test_rows_put_together_are_those_of_the_slices_in_their_order(data):
     """Lanes of one block after the other, taken from in any order."""
     lanes = [
         [Listed([(lane, block, row) for row in range(size)]) for block, size in enumerate(sizes)]
@@ -51,35 +46,29 @@ def test_collected_rows_are_those_of_the_slices_in_their_order(data):
             data.draw(st.lists(st.lists(st.integers(1, 9), min_size=1), min_size=1, max_size=4))
         )
     ]
-    collector, expected, left = RowCollector(), [], [list(enumerate(lane)) for lane in lanes]
+    slices, expected, left = [], [], [list(enumerate(lane)) for lane in lanes]
     taken = [0] * len(lanes)
     for lane in data.draw(st.lists(st.integers(0, len(lanes) - 1), min_size=1, max_size=20)):
         if not left[lane]:
             continue
         block = left[lane][0][1]
         stop = data.draw(st.integers(taken[lane] + 1, block.num_rows))
-        collector.add([BlockSlice(block, taken[lane], stop)])
+        slices.append(BlockSlice(block, taken[lane], stop))
         expected += block.rows[taken[lane] : stop]
         taken[lane] = stop
         if stop == block.num_rows:
             left[lane].pop(0)
             taken[lane] = 0
     if expected:
-        shaper = ListShaper()
-        assert collector.block(shaper).rows == expected
-        assert collector.num_rows == len(expected)
-        assert shaper.used in ([], ["concat"], ["gather"])
+        assert put_together(slices, ListShaper()).rows == expected
 
 
-def test_rows_of_one_block_and_of_blocks_in_turn_are_not_gathered():
+def test_slices_that_follow_each_other_in_a_block_are_one():
     first, second, shaper = Listed([*range(6)]), Listed([*range(6, 9)]), ListShaper()
-    collector = RowCollector()
-    collector.add([BlockSlice(first, 1, 3), BlockSlice(first, 3, 6)])
-    assert collector.block(shaper).rows == [1, 2, 3, 4, 5]
-    assert shaper.used == []
-    collector.add([BlockSlice(second, 0, 2)])
-    assert collector.block(shaper).rows == [1, 2, 3, 4, 5, 6, 7]
-    assert shaper.used == ["concat"]
+    slices = [BlockSlice(first, 1, 3), BlockSlice(first, 3, 6)]
+    assert put_together(slices, shaper).rows == [1, 2, 3, 4, 5]
+    assert put_together([*slices, BlockSlice(second, 0, 2)], shaper).rows == [1, 2, 3, 4, 5, 6, 7]
+    assert shaper.joined == [1, 2]
 
 
 LANES = {"shuffle": True, "split_rows": 30, "lanes": Lanes(12, rows=2), "batch_size": 12}
