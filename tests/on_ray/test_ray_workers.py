@@ -24,6 +24,7 @@ from torch_dataloader_utils import (
     TokenBatches,
     pack_tokens,
 )
+from torch_dataloader_utils.cli.job_audit import audit_job
 from torch_dataloader_utils.errors import ConfigTypeError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import ray_workers as transport
 from torch_dataloader_utils.stream.transport.ray_pool import ActorPool, _kill_all
@@ -101,6 +102,14 @@ OPTIONS = {
     "not counted": {"filters": pc.field("row") > 99, "count_rows": False},
     "by length": {"shuffle": True, "shuffle_rows": 60, "token_batches": TokenBatches("name", max_tokens=70)},
 }
+
+
+def test_origins_come_with_the_batches_of_actors(shared_actors, folder, tmp_path):
+    for _ in loader_of(folder, workers=ray_workers(3), shuffle=True, shuffle_rows=60, audit=tmp_path / "audits"):
+        pass
+    audit = audit_job(tmp_path / "audits")
+    assert audit.is_exact
+    assert audit.epochs[0].once == ROWS
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))

@@ -22,6 +22,7 @@ def main():
         split_rows=50,
         num_workers=num_workers,
         num_ranks="auto",
+        audit=folder / "audits",
     )
     checkpoint = folder / "checkpoint.json"
     if checkpoint.exists():

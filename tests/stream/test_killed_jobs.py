@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.stream.tables import write_table
+from torch_dataloader_utils.cli.job_audit import audit_job
 
 pytestmark = pytest.mark.processes
 
@@ -86,6 +87,9 @@ def test_the_union_over_kills_and_restarts_is_the_table(tmp_path, topologies):
         assert len(json.dumps(checkpoint["state"])) < 1000
         rows += received(tmp_path, run, checkpoint["step"] if not is_last else 10**9)
     assert Counter(rows) == Counter(range(total))
+    audit = audit_job(tmp_path / "audits")
+    assert audit.is_exact, audit
+    assert [(epoch.state, epoch.once) for epoch in audit.epochs] == [("complete", total)]
 
 
 def wait_for(paths, job):

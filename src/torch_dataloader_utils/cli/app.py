@@ -124,6 +124,7 @@ COMMANDS = {
     "bench": "Measure throughput on your data, and recommend settings.",
     "head": "Show the first batches as a table.",
     "vocabulary": "Count the values of a column, and save them as a vocabulary.",
+    "audit": "Compare the rows that a job gave with its data, from the records of audit=.",
     "state": "Show a saved state: the epoch, the rows done and the rows left.",
     "cache": "Show, check or remove a cache on this host's disk.",
     "tokens": "Build, merge and count token corpora in the .bin/.idx format.",

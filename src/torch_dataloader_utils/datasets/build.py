@@ -150,6 +150,11 @@ def build_stages(found: Found, options: TableOptions, ranks: Ranks) -> Stages:
     # 2. Rows: a reader and a shaper. Rows that a filter leaves are counted here, so that the plan knows how many.
     rows = build_rows(found.inventory, options, access, share)
 
+    if options.audit is not None and not rows.inventory.rows_are_known:
+        raise ConfigError(
+            "audit= needs known row counts: without them, nothing says which rows are missing. Leave count_rows out."
+        )
+
     # 3. Planner. It needs the lengths of all rows if tokens limit batches.
     budget = plan_options.token_budget(topology.batch_size)
     lengths = None
@@ -176,6 +181,7 @@ def build_stages(found: Found, options: TableOptions, ranks: Ranks) -> Stages:
         peers=ranks.peers,
         compared={} if ranks.peers is None else compared_options(options, ranks.num_ranks),
         row_tokens=0 if options.pack is None else options.pack.sequence_length,
+        audit=options.audit,
         foresight=_foresight(options, access),
     )
 
@@ -197,6 +203,7 @@ def _pipeline(rows: "TableRows", options: TableOptions) -> Pipeline:
         codec=TensorBatchCodec() if options.output_format == "torch" else None,
         functions=options.functions,
         row_bytes=_row_bytes(rows.delivered),
+        notes_origins=options.audit is not None,
     )
 
 

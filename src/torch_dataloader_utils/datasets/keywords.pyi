@@ -41,6 +41,7 @@ class TableKeywords(TypedDict, total=False):
     host_shares: int | None
     broadcast_inventory: bool | None
     workers: RayWorkers | None
+    audit: str | None
     check_ranks: bool
 
 class LoaderKeywords(TypedDict, total=False):

@@ -38,6 +38,7 @@ from torch_dataloader_utils._core.option_values import (
     check_token_batches,
 )
 from torch_dataloader_utils._core.options import PlanOptions, RankSharding, Shuffle, Topology, check_shuffle
+from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.skipping import OnError, check_on_error
 from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._runtime.threads import available_cpus
@@ -92,6 +93,13 @@ def _refresh(name: str, value: Any) -> Any:
     if value != "epoch":
         raise ConfigError(f'{name}={value!r} is unknown; use "epoch" or None.')
     return value
+
+
+def _folder(name: str, value: Any) -> str:
+    folder = check_path(name, value)
+    if "://" in folder:
+        raise ConfigError(f"{name}={folder!r} is a URL; files that grow need a local or mounted folder.")
+    return folder
 
 
 def _mesh(name: str, value: Any) -> Any:
@@ -333,6 +341,14 @@ class TableOptions(ScanOptions):
         "RayWorkers(num) runs the workers of a loader in actors of a Ray cluster instead; the batches are equal to "
         "the batches of num_workers=num. None: on this host.",
         partial(check_instance, kind=RayWorkers, wanted="RayWorkers(num), or None"),
+        tier="rare",
+        is_of_rank=True,
+    )
+    audit: str | None = option(
+        None,
+        "Local folder, shared by all ranks, in which every process records the rows that its batches have; `tdu audit` "
+        "compares the records of a job with the data. Needs known row counts.",
+        _folder,
         tier="rare",
         is_of_rank=True,
     )

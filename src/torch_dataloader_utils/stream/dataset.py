@@ -12,6 +12,7 @@ from torch_dataloader_utils._core.arguments import check_epoch
 from torch_dataloader_utils._core.option_values import RayWorkers
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Position
+from torch_dataloader_utils._observe.audit_file import AuditRecorder
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils._runtime.user_warning import warn_user
@@ -53,6 +54,7 @@ class Stages:
     compared: options that must be equal on all peers, as texts.
     row_tokens: tokens of each row, if rows are packed samples; else 0.
     foresight: receives the reads of each pass and of the next epochs; None without a host cache.
+    audit: folder for the record of the rows that batches have; None for no record.
     """
 
     planner: "Planner"
@@ -69,6 +71,7 @@ class Stages:
     compared: Mapping[str, str] = field(default_factory=dict)
     row_tokens: int = 0
     foresight: "Foresight | None" = None
+    audit: str | None = None
 
 
 class TableDataset(IterableDataset[BatchT]):
@@ -84,6 +87,7 @@ class TableDataset(IterableDataset[BatchT]):
         super().__init__()
         stages.topology.check_rank(stages.rank)
         self.stages = stages
+        self.recorder = None if stages.audit is None else AuditRecorder(stages.audit)
         self.progress = Progress(self.planner.identity, self.topology, self.rank)
         if stages.foresight is not None:
             weakref.finalize(self, stages.foresight.end)
@@ -173,6 +177,8 @@ class TableDataset(IterableDataset[BatchT]):
         if not 0 <= index < num_shards:
             raise ConfigError(f"shard {index} of {num_shards} does not exist: index must be in [0, num_shards).")
         planner, topology, rank = self.planner, self.topology, self.rank
+        if contiguous and self.recorder is not None:
+            raise ConfigError("audit= records whole epochs, and a contiguous shard is a part. Leave audit out.")
         if contiguous:
             planner = planner.span(num_shards, index)
         elif planner.assigns_every_row_once:

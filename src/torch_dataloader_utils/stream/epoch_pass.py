@@ -3,16 +3,17 @@
     plan      the position, the plan from this position on, and the input of each worker         PassPlan
     stream    a WorkerStream in this process, or worker processes                                BatchSource
     batch     take the next batch; pin it and move it to the trainer's device, if requested
-    count     count the batch before it is given, because a state counts the batches given to the trainer
+    count     count the batch before it is given, because a state counts the batches given to the trainer; record its
+              rows, if the loader is audited
     give      give the batch, after metrics, callbacks, Accelerate and the comparison with other ranks
 
 A loader with threads, a loader with worker processes and a data set in a foreign DataLoader run the same pass.
 `PassSetup` has the differences.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position
 from torch_dataloader_utils._core.program import WorkerInput, rows_of_batches
+from torch_dataloader_utils._observe.audit_file import BatchOrigin, PassRecord
 from torch_dataloader_utils._observe.callbacks import EpochRun
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.ranks.compare import PassComparison
@@ -27,6 +29,7 @@ from torch_dataloader_utils.ranks.resolve import running_ranks
 from torch_dataloader_utils.stream.progress import Pass
 from torch_dataloader_utils.stream.trainer_hooks import Placement
 from torch_dataloader_utils.stream.transport.torch_workers import pinned
+from torch_dataloader_utils.stream.transport.worker_transport import Delivered
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 if TYPE_CHECKING:
@@ -89,7 +92,8 @@ class BatchSource(Protocol):
     """Source of the batches of one pass.
 
     batches: batches as they arrive. num_batches: number of batches; None if row counts are not known.
-    worker, cursor: worker and cursor of the last batch. The cursor is valid only if num_batches is None.
+    worker, cursor, origin: worker, cursor and origin of the last batch. The cursor is valid only if num_batches is
+    None, the origin only if origins are noted; ask for the origin once.
     """
 
     batches: Generator[Any]
@@ -98,6 +102,9 @@ class BatchSource(Protocol):
 
     @property
     def cursor(self) -> Cursor: ...
+
+    @property
+    def origin(self) -> BatchOrigin | None: ...
 
 
 class ThreadSource:
@@ -114,19 +121,25 @@ class ThreadSource:
         """See BatchSource."""
         return self._stream.cursor
 
+    @property
+    def origin(self) -> BatchOrigin | None:
+        """See BatchSource."""
+        return None if self._stream.origins is None else self._stream.origins.take()
+
 
 class RemoteSource:
     """Source of the batches of worker processes or actors, in the order in which batches are given."""
 
-    def __init__(self, delivered: Generator[tuple[int, Cursor, Any]], num_batches: int | None) -> None:
+    def __init__(self, delivered: Generator[Delivered], num_batches: int | None) -> None:
         self.batches = self._unpacked(delivered)
         self.num_batches = num_batches
         self.worker = 0
         self.cursor = (0, 0)
+        self.origin: BatchOrigin | None = None
 
-    def _unpacked(self, delivered: Generator[tuple[int, Cursor, Any]]) -> Generator[Any]:
+    def _unpacked(self, delivered: Generator[Delivered]) -> Generator[Any]:
         with closing(delivered):
-            for self.worker, self.cursor, batch in delivered:
+            for self.worker, self.cursor, self.origin, batch in delivered:
                 yield batch
 
 
@@ -170,6 +183,7 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
         if placement is None
         else placement.following(repeats_at_end=planned.padding_rows > 0) as followed,
         setup.meter.watching(_described(dataset, planned, setup)) as watch,
+        _recording(dataset, planned, setup) as record,
     ):
         # Stream.
         source = setup.open_source(planned)
@@ -191,6 +205,8 @@ def epoch_pass(dataset: "TableDataset[BatchT]", set_up: Callable[[], PassSetup])
                         batch = placement.place(batch)
                 # Count.
                 number += 1
+                if record is not None and (origin := source.origin) is not None:
+                    record.given(source.worker, origin, in_order=setup.in_order)
                 if count is None:
                     this_pass.count_with_cursor(source.worker, source.cursor)
                 elif setup.in_order:
@@ -240,3 +256,33 @@ def _comparing(
         return passes.comparing(record, None, None)
     log = "; ".join(f"{each.topology}, {each.steps} steps" for each in position.segments) or "none"
     return passes.comparing({**record, "epoch": str(position.epoch), "log": log}, position, planned.num_batches)
+
+
+@contextmanager
+def _recording(dataset: "TableDataset", planned: PassPlan, setup: PassSetup) -> Iterator[PassRecord | None]:
+    """Return a context that records the rows of the pass, if the data set is audited."""
+    recorder, position, plan = dataset.recorder, planned.position, planned.plan
+    if recorder is None or planned.num_batches is None:
+        yield None
+        return
+    done = position.segment.steps_of(dataset.rank)
+    header = {
+        "fingerprint": dataset.planner.identity.fingerprint,
+        "order": asdict(dataset.planner.identity.options),
+        "epoch": position.epoch,
+        "rank": dataset.rank,
+        "worker": setup.worker,
+        "is_blended": dataset.keeps_data,
+        "topology": asdict(plan.topology),
+        "history": [{"topology": asdict(each.topology), "steps": each.steps} for each in position.history],
+        "first_step": done,
+        "num_steps": done + planned.num_batches,
+        "dropped_rows": plan.dropped_rows,
+        "repeated_rows": plan.repeated_rows,
+    }
+    step_by = 1 if setup.worker is None else plan.topology.num_workers
+    record = recorder.begin(dataset.planner.inventory, header, step_by=step_by, first_worker=planned.first_worker)
+    try:
+        yield record
+    finally:
+        record.end()

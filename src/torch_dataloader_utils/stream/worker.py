@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
@@ -22,6 +22,7 @@ from torch_dataloader_utils.errors import InternalError, LoaderError, TransformE
 from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, group_parts, put_together
 from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
+from torch_dataloader_utils.stream.origins import Origins, noting_origins
 
 # If lanes mix: largest number of batches that are gathered at once, and of their bytes, about as much as a window. One
 # batch at a time is slow, because slicing 64 lanes of 51 columns takes 6 ms for any number of rows.
@@ -102,6 +103,7 @@ class Pipeline:
     codec: codec that writes batches into shared slabs; None: batches are pickled through a queue.
     functions: transform and collate function of the user, applied to each batch one after the other.
     row_bytes: bytes of a row in columns of fixed width.
+    notes_origins: true if streams note which rows their batches have, see `Origins`.
     """
 
     reader: RowGroupReader
@@ -109,6 +111,7 @@ class Pipeline:
     codec: SlabCodec | None = None
     functions: tuple[Function, ...] = ()
     row_bytes: int = 0
+    notes_origins: bool = False
 
 
 Made = tuple[Any, int, LaneReader | CollectedBatch]
@@ -118,8 +121,9 @@ Made = tuple[Any, int, LaneReader | CollectedBatch]
 class WorkerStream:
     """Iterable over the batches of one worker, in order. cursor: place after the last batch (see LaneReader).
 
-    counters: counters of the worker's work. watch: function that returns a context for each call of the user's
-    functions; its argument is the row group of the batch's last row.
+    origins: origins of the batches, if the pipeline notes origins. counters: counters of the worker's work. watch:
+    function that returns a context for each call of the user's functions; its argument is the row group of the batch's
+    last row.
     """
 
     def __init__(
@@ -130,6 +134,10 @@ class WorkerStream:
         counters: WorkerCounters | None = None,
         watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
+        self.origins = Origins() if pipeline.notes_origins else None
+        if self.origins is not None:
+            reader, shaper = noting_origins(pipeline.reader, pipeline.shaper, self.origins, work.program)
+            pipeline = replace(pipeline, reader=reader, shaper=shaper)
         self.counters = counters or WorkerCounters()
         self._watch = watch
         self._batching = work.program.batching

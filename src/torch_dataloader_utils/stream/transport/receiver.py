@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 
 from torch_dataloader_utils._core.program import WorkerInput, rows_of_parts
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.stream.origins import cut_origin
 from torch_dataloader_utils.stream.transport.buffers import BatchReader
 from torch_dataloader_utils.stream.transport.requests import BatchResponse
 from torch_dataloader_utils.stream.transport.worker_transport import Delivered
@@ -62,17 +63,19 @@ class Receiver:
         worker, cursor, error = response.worker, response.cursor, response.error
         part_rows, rows_of_batches = response.part_rows, response.rows
         reader = self._readers[worker]
+        rows_of_all = chain.from_iterable(part_rows) if part_rows else rows_of_batches
+        origins = repeat(None) if response.origin is None else cut_origin(response.origin, rows_of_all)
         batches = reader.open(response.batches)
         del response
         if part_rows:
             for batch_rows in part_rows:
                 for rows, batch in zip(batch_rows, reader.cut(batches.popleft(), batch_rows), strict=True):
                     self._meter.received(rows)
-                    yield worker, cursor, batch
+                    yield worker, cursor, next(origins), batch
         else:
             for rows in rows_of_batches:
                 self._meter.received(rows)
-                yield worker, cursor, reader.view(batches.popleft())
+                yield worker, cursor, next(origins), reader.view(batches.popleft())
         if error is not None:
             try:
                 raise error

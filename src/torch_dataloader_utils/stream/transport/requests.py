@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._observe.audit_file import BatchOrigin
 from torch_dataloader_utils.errors import LoaderError
 from torch_dataloader_utils.stream.transport.slabs import Held, SlabReader, SlabRegion
 
@@ -50,6 +51,7 @@ class BatchResponse(NamedTuple):
     ended: true if the response has fewer batches than requested, and no more batches will come.
     error: error in place of the next batch.
     next_batches: number of batches that the next requests should ask for.
+    origin: origin of the rows of all batches, if the pipeline notes origins.
 
     A tuple, like all values that are sent with each batch: a tuple pickles much faster than a dataclass.
     """
@@ -62,6 +64,7 @@ class BatchResponse(NamedTuple):
     ended: bool = False
     error: LoaderError | None = None
     next_batches: int = 1
+    origin: BatchOrigin | None = None
 
 
 @dataclass(slots=True)

@@ -71,6 +71,7 @@ class Responder:
             ended=error is None and len(rows) < most,
             error=error,
             next_batches=self._size.batches,
+            origin=None if stream.origins is None else stream.origins.take(),
         )
 
     def _copied(self, batch: object, batches_left: int) -> object:

@@ -5,12 +5,13 @@ from typing import Any, Protocol
 
 from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._observe.audit_file import BatchOrigin
 from torch_dataloader_utils._observe.meter import LoaderMeter
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.worker import Pipeline
 
-Delivered = tuple[int, Cursor, Any]
-"""Number of the worker, its cursor, and the batch."""
+Delivered = tuple[int, Cursor, BatchOrigin | None, Any]
+"""Number of the worker, its cursor, the origin of the batch's rows (None if origins are not noted), and the batch."""
 
 RestOf = Callable[[int, int, Cursor], WorkerInput]
 """Function of a worker, its number of received batches and its cursor: returns the input for the rest of the pass."""
