@@ -72,6 +72,11 @@ class BatchOrigin(NamedTuple):
     groups: Sequence[tuple[int, int]] = ()
 
 
+def group_checksum(path: str, ordinal: int) -> int:
+    """Return a checksum of the place of a row group: its file, and its number in the file."""
+    return zlib.crc32(b"%d" % ordinal, zlib.crc32(path.encode()))
+
+
 def order_checksum(order: Int64s) -> int:
     """Return a checksum of an order: a sum that differs if two rows change places. Overflows wrap around."""
     return int(np.dot(order, _places(len(order))))

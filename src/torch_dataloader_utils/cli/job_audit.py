@@ -13,14 +13,13 @@ from itertools import chain
 from json import dumps
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 from torch_dataloader_utils._core.inventory import Int64s, StringColumn
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.units import ranges
-from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, PassFound, order_checksum, read_audit
+from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, PassFound, group_checksum, order_checksum, read_audit
 from torch_dataloader_utils.errors import NoDataError, plural
 
 _NAMED = 1000
@@ -112,8 +111,8 @@ class Groups:
         if not 0 <= first_row < self.num_rows:
             return False
         group = self.group_of(first_row)
-        path = crc32(self.paths[int(self.file[group])].encode())
-        return int(self.starts[group]) == first_row and crc32(b"%d" % self.ordinal[group], path) == checksum
+        path = self.paths[int(self.file[group])]
+        return int(self.starts[group]) == first_row and group_checksum(path, int(self.ordinal[group])) == checksum
 
     def ranges(self, start: int, stop: int, times: int) -> Iterator[RowRange]:
         """Yield the plan rows [start, stop) as rows of row groups."""

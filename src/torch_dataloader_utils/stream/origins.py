@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from zlib import crc32
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from torch_dataloader_utils._core.block import Block, JoinedRows, MeasuredBlock,
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
 from torch_dataloader_utils._core.token_budget import Lengths
-from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, BatchOrigin, Span, order_checksum
+from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, BatchOrigin, Span, group_checksum, order_checksum
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import InternalError
 
@@ -239,7 +238,7 @@ class Origins:
         if task.epoch_key is None:
             raise InternalError("A row group is read outside of epochs. Please report this.")
         first = task.epoch_key.first_row
-        self._groups.append((first, crc32(b"%d" % task.ordinal, crc32(task.path.encode()))))
+        self._groups.append((first, group_checksum(task.path, task.ordinal)))
         return first
 
     def add(self, parts: Sequence[Part]) -> None:
