@@ -13,7 +13,7 @@ import pytest
 import torch_dataloader_utils as tdu
 from torch_dataloader_utils import Decoding
 from torch_dataloader_utils._observe.counters import WorkerCounters
-from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
+from torch_dataloader_utils.stream.decode import DecodeOptions, DecodeScheduler
 from torch_dataloader_utils.stream.decode_jobs import GroupToDecode
 
 GROUP_BYTES = 256 << 20
@@ -62,7 +62,7 @@ def test_row_groups_of_repeated_values_count_as_they_are_decoded(tmp_path):
     _, dataset = tdu.StructuredDataset.create_dataloader(tmp_path, num_workers=0)
     (work,) = dataset.plan.worker_inputs(0)
     options = DecodeOptions(threads=2, budget_bytes=5 * column.nbytes + 1000)
-    decoder = Decoder(work, dataset.pipeline.reader, dataset.pipeline.shaper, options, WorkerCounters())
+    decoder = DecodeScheduler(work, dataset.pipeline.reader, dataset.pipeline.shaper, options, WorkerCounters())
     try:
         assert decoder.room_for(range(20)) == 3  # one a thread and the one that is delivered: nothing is known yet
         decoder.submit([GroupToDecode(0)]).rows(0).result()

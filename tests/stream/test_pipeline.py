@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from tests.stream.tables import TABLE, check_batch, write_table
 from torch_dataloader_utils import StructuredDataset, scan_files
 from torch_dataloader_utils.errors import CheckpointMismatchError, NoDataError, TransformError
-from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
+from torch_dataloader_utils.stream.decode import DecodeOptions, DecodeScheduler
 from torch_dataloader_utils.stream.worker import WorkerStream
 
 
@@ -38,7 +38,7 @@ def test_nothing_of_a_finished_pass_waits_for_the_garbage_collector(table):
         for thread in threading.enumerate():
             if thread.name.startswith("tdu-decode"):
                 thread.join()  # it may not have let go of its last job yet
-        assert [each for each in gc.get_objects() if type(each) is Decoder] == []
+        assert [each for each in gc.get_objects() if type(each) is DecodeScheduler] == []
     finally:
         gc.enable()
 

@@ -19,7 +19,7 @@ from torch_dataloader_utils._arrow.batches import one_after_other
 from torch_dataloader_utils._core.inventory import ALL_ROWS
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
-from torch_dataloader_utils.stream.decode import Decoder
+from torch_dataloader_utils.stream.decode import DecodeScheduler
 from torch_dataloader_utils.stream.decode_jobs import DecodeJob
 from torch_dataloader_utils.tables.reader import Reader
 
@@ -112,14 +112,14 @@ def test_jobs_that_are_needed_now_take_no_more_than_the_budget_has(tmp_path, mon
     """A row group for itself, whatever is held; others with it only as far as there is room."""
     write_table(tmp_path, FILES)
     held = []
-    submit = Decoder.submit
+    submit = DecodeScheduler.submit
 
     def seen(self, groups):
         job = submit(self, groups)
         held.append((self._held_bytes - self._projected_bytes(job.groups[:1]), self._budget_bytes, len(groups)))
         return job
 
-    monkeypatch.setattr(Decoder, "submit", seen)
+    monkeypatch.setattr(DecodeScheduler, "submit", seen)
     options = {"shuffle": True, "shuffle_rows": shuffle_rows, "lanes": num_lanes}
     assert sum(batch.num_rows for batch in load(tmp_path, decoding=Decoding(ahead_bytes=3000), **options)) == 440
     assert all(beside <= budget for beside, budget, together in held if together > 1)

@@ -44,8 +44,8 @@ class DecodeOptions:
     least_groups: int | None = None
 
 
-class Decoder:
-    """Decoder of one worker's row groups: runs jobs in threads, within the budget. `close` cancels waiting jobs."""
+class DecodeScheduler:
+    """Scheduler of one worker's decoding: runs jobs in threads, within the budget. `close` cancels waiting jobs."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
-from torch_dataloader_utils.stream.decode import MOST_GROUPS_OF_JOB, Decoder
+from torch_dataloader_utils.stream.decode import MOST_GROUPS_OF_JOB, DecodeScheduler
 from torch_dataloader_utils.stream.decode_jobs import Awaited, DecodeJob, DependentJob, GroupToDecode, Pending
 
 
@@ -24,7 +24,7 @@ class DecodeAhead:
     has_freed: true if memory was freed since the last `prefetch`.
     """
 
-    def __init__(self, decoder: Decoder, slices: GroupSlices, *, decodes_rows_needed: bool) -> None:
+    def __init__(self, decoder: DecodeScheduler, slices: GroupSlices, *, decodes_rows_needed: bool) -> None:
         self._decoder = decoder
         groups, first, number = np.unique(slices.group, return_index=True, return_inverse=True)
         start, stop = slices.start[first], slices.stop[first]
@@ -96,7 +96,7 @@ class LaneBlocks:
     (`gather`) and released later (`finish`). A row group is dropped after its last slice.
     """
 
-    def __init__(self, decoder: Decoder, work: WorkerInput, units: Units) -> None:
+    def __init__(self, decoder: DecodeScheduler, work: WorkerInput, units: Units) -> None:
         self.slices = group_slices(units, work.group_start, work.group_stop)
         self._decoder = decoder
         self._exact = work.exact

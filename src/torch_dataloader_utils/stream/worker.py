@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, group_parts, put_together
-from torch_dataloader_utils.stream.decode import DecodeOptions, Decoder
+from torch_dataloader_utils.stream.decode import DecodeOptions, DecodeScheduler
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
 from torch_dataloader_utils.stream.origins import Origins, noting_origins
 
@@ -142,7 +142,7 @@ class WorkerStream:
         self._watch = watch
         self._batching = work.program.batching
         self._pipeline = pipeline
-        self._decoder = Decoder(work, pipeline.reader, pipeline.shaper, options, self.counters)
+        self._decoder = DecodeScheduler(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._lanes = [
             LaneReader(work.program, lane, LaneBlocks(self._decoder, work, lane), pipeline.shaper, exact=work.exact)
             for lane in work.program.lanes
