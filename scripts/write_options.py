@@ -357,6 +357,8 @@ def _import_lines(sources: Iterable[ast.Module], used: set[str]) -> Iterator[str
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(__doc__)
     PAGE.write_text(page())
     for path, text in stubs().items():
         path.write_text(text)

@@ -126,23 +126,6 @@ def test_a_state_of_a_later_version_is_told_as_one_whatever_it_has(table):
         loader.load_state_dict(json.dumps(state))
 
 
-def test_to_go_back_from_a_loaded_epoch_warns(table):
-    loader, _ = load(table[0])
-    loader.set_epoch(2)
-    next(iter(loader))
-    state = loader.state_dict()
-    for epoch in (2, 3):
-        loader.load_state_dict(state)
-        loader.set_epoch(epoch)
-    loader.load_state_dict(state)
-    with pytest.warns(
-        UserWarning, match=r"is in epoch 2, and set_epoch\(0\) leaves it .*range\(loader\.epoch"
-    ) as warned:
-        loader.set_epoch(0)
-    assert [warning.filename for warning in warned] == [__file__]
-    assert sum(batch.num_rows for batch in loader) == table[1]
-
-
 def test_a_second_shuffled_pass_without_set_epoch_warns(table):
     loader, dataset = load(table[0], shuffle=True)
     first = [check_batch(batch) for batch in loader]

@@ -41,7 +41,7 @@ def test_derivatives_go_through_padding():
         ([], {}, "no items"),
         ([torch.zeros(2)], {"pad_to_multiple_of": 0}, "pad_to_multiple_of=0"),
         ([torch.zeros(2)], {"pad_to_multiple_of": -4}, "pad_to_multiple_of=-4"),
-        ([torch.zeros(2)], {"padding_side": "top"}, "'left' or 'right'"),
+        ([torch.zeros(2)], {"padding_side": "top"}, '"left" or "right"'),
         ([torch.zeros(2), torch.zeros(1, 2)], {}, r"Item 1 has shape \(1, 2\)"),
     ],
 )

@@ -7,6 +7,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import (
+    check_choice,
     check_column_name,
     check_instance,
     check_not_negative,
@@ -64,8 +65,7 @@ class Holdout:
         if not 1e-6 <= self.fraction <= 1 - 1e-6:
             raise ConfigError(f"{wanted}{f', such as {self.fraction / 100:g}' if 1 < self.fraction < 100 else ''}.")
         object.__setattr__(self, "fraction", float(self.fraction))
-        if self.part not in ("train", "holdout"):
-            raise ConfigError(f'Holdout.part={self.part!r}: pass "train", or "holdout" for the rows that are held out.')
+        check_choice("Holdout.part", self.part, ("train", "holdout"))
         check_column_name("Holdout.by", self.by)
         object.__setattr__(self, "seed", check_seed("Holdout.seed", self.seed))
 

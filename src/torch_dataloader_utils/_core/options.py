@@ -6,6 +6,7 @@ from math import gcd
 from typing import Any, Literal
 
 from torch_dataloader_utils._core.arguments import (
+    check_choice,
     check_flag,
     check_seed,
     hold_flags,
@@ -150,8 +151,7 @@ class PlanOptions:
         hold_flags(self, "shuffle", "padding_free")
         object.__setattr__(self, "seed", check_seed("seed", self.seed))
         hold_integers(self, "first_row", "stop_row", least=0)
-        if self.rank_sharding not in ("rows", "chunks"):
-            raise ConfigError(f'rank_sharding={self.rank_sharding!r}: pass "rows" (equal steps) or "chunks".')
+        check_choice("rank_sharding", self.rank_sharding, ("rows", "chunks"))
         if self.num_lanes is not None and self.rank_sharding == "chunks":
             raise ConfigError('lanes= balances rows between lanes; it needs rank_sharding="rows", not "chunks".')
         if self.num_lanes is not None and self.strategy:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Literal, final
 from uuid import uuid4
 
-from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
+from torch_dataloader_utils._core.arguments import check_choice, hold_flags, hold_integers
 from torch_dataloader_utils._store.censor import environment_credentials, secret_names
 from torch_dataloader_utils._store.interface import CoalesceLimits
 from torch_dataloader_utils._store.retry import RetryPolicy
@@ -105,8 +105,7 @@ class RemoteOptions:
     cache: HostCache | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in ("auto", "fsspec", "obstore"):
-            raise ConfigError(f'backend={self.backend!r}: choose "auto", "fsspec" or "obstore".')
+        check_choice("backend", self.backend, ("auto", "fsspec", "obstore"))
         if not isinstance(self.retry, RetryPolicy):
             raise ConfigTypeError(f"retry is {of_type(self.retry)}: pass RetryPolicy(...).")
         if not isinstance(self.coalesce, CoalesceLimits):

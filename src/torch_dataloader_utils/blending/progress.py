@@ -19,6 +19,7 @@ from torch_dataloader_utils._core.sealed_state import (
     sealed,
 )
 from torch_dataloader_utils._core.weight_schedule import WeightSchedule
+from torch_dataloader_utils._runtime.user_warning import warn_of_earlier_epoch
 from torch_dataloader_utils.blending.picks import BlendOptions
 from torch_dataloader_utils.blending.sources import BlendSource, Mark
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
@@ -86,6 +87,7 @@ class BlendProgress:
         """Make `epoch` the epoch of the next pass; keep a loaded position that is in this epoch."""
         epoch = check_epoch(epoch)
         if self._loaded is not None and self._loaded.epoch != epoch:
+            warn_of_earlier_epoch(self._loaded.epoch, epoch)
             self._loaded = None
         self._epoch, self._present, self._begun = epoch, None, None
 

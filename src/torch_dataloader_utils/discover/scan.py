@@ -17,7 +17,13 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._arrow.schema import flat_schema
-from torch_dataloader_utils._core.arguments import check_column_names, check_count_rows, check_executor, check_function
+from torch_dataloader_utils._core.arguments import (
+    check_choice,
+    check_column_names,
+    check_count_rows,
+    check_executor,
+    check_function,
+)
 from torch_dataloader_utils._core.inventory import (
     FileTable,
     GroupTable,
@@ -126,6 +132,7 @@ def scan_files(
     columns = check_column_names("columns", columns)
     _check_text_options(format, schema, text)
     check_on_error("on_error", on_error)
+    check_choice("int96_unit", int96_unit, ("ns", "us"))
     check_executor(executor)
     check_function("on_progress", on_progress)
     request = ScanRequest(
@@ -136,7 +143,7 @@ def scan_files(
         text=text or TextOptions(),
         schema=schema,
         on_error=on_error,
-        int96_unit=_checked_unit(int96_unit),
+        int96_unit=int96_unit,
         missing=check_missing("missing", missing),
         identity=check_identity("identity", identity),
     )
@@ -376,9 +383,3 @@ def _path_column(entries: Sequence[FileEntry]) -> StringColumn:
         raise UnsupportedFeatureError(
             f"{os.fsencode(error.object)!r}: the name of this data file is not UTF-8. Rename it, or leave it out."
         ) from error
-
-
-def _checked_unit(unit: Int96Unit) -> Int96Unit:
-    if unit not in ("ns", "us"):
-        raise ConfigError(f'int96_unit={unit!r} is unknown; use "ns" or "us".')
-    return unit

@@ -6,7 +6,7 @@ from numbers import Real
 
 import torch
 
-from torch_dataloader_utils._core.arguments import check_column_names, hold_flags, hold_integers
+from torch_dataloader_utils._core.arguments import check_choice, check_column_names, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.ragged import Ragged, longest_row, value_mask
 from torch_dataloader_utils.shape.specs import MASK_SUFFIX
@@ -40,8 +40,7 @@ class PadRagged:
     with_masks: bool = True
 
     def __post_init__(self) -> None:
-        if self.side not in ("right", "left"):
-            raise ConfigError(f'PadRagged: side={self.side!r}; pass "right" (values first) or "left" (padding first).')
+        check_choice("side", self.side, ("right", "left"))
         object.__setattr__(self, "columns", check_column_names("columns", self.columns))
         hold_integers(self, "pad_to_multiple_of", least=1)
         hold_flags(self, "with_masks")

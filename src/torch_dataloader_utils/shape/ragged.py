@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from torch_dataloader_utils._core.arguments import check_integer
+from torch_dataloader_utils._core.arguments import check_choice, check_integer
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -241,8 +241,7 @@ class Ragged:
             ConfigError: `side` or `max_length` is out of range, or the dtype cannot hold `padding_value`.
             ConfigTypeError: `max_length` is not a whole number.
         """
-        if side not in ("right", "left"):
-            raise ConfigError(f'to_padded: side={side!r}; pass "right" (values first) or "left" (padding first)')
+        check_choice("side", side, ("right", "left"))
         if max_length is not None:
             max_length = check_integer("to_padded: max_length", max_length, least=0)
         width = longest_row(self.offsets) if max_length is None else max_length

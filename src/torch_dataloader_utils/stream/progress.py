@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.position import Cursor, Position, RankCursors, Segment
 from torch_dataloader_utils._core.state import Identity, decode_state, encode_state, partial_state
 from torch_dataloader_utils._runtime.shared_memory import SharedEpoch, SharedPasses
-from torch_dataloader_utils._runtime.user_warning import warn_user
+from torch_dataloader_utils._runtime.user_warning import warn_of_earlier_epoch, warn_user
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 _log = logging.getLogger(__name__)
@@ -174,11 +174,8 @@ class Progress:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass. Keeps a loaded position of that epoch, but no log of the epoch before."""
-        if self._loaded is not None and epoch < self._loaded.epoch:
-            warn_user(
-                f"The loaded state is in epoch {self._loaded.epoch}, and set_epoch({epoch}) leaves it for an earlier "
-                "epoch. To go on from the state, write: for epoch in range(loader.epoch, epochs)."
-            )
+        if self._loaded is not None:
+            warn_of_earlier_epoch(self._loaded.epoch, epoch)
         self._shared_epoch.value = epoch
         self._shared_passes.forget()
         self._go_to_epoch(epoch)

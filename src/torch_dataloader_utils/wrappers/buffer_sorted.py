@@ -10,7 +10,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from torch_dataloader_utils._core.arguments import check_counts, check_epoch, check_fits, check_integer, check_seed
+from torch_dataloader_utils._core.arguments import (
+    check_choice,
+    check_counts,
+    check_epoch,
+    check_fits,
+    check_integer,
+    check_seed,
+)
 from torch_dataloader_utils._core.permute import Purpose, permutation, random_words
 from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -246,8 +253,7 @@ def pad_stack_1d(
         )
     if pad_to_multiple_of is not None:
         pad_to_multiple_of = check_integer("pad_to_multiple_of", pad_to_multiple_of, least=1)
-    if padding_side not in ("left", "right"):
-        raise ConfigError(f"padding_side={padding_side!r}: give 'left' or 'right'.")
+    check_choice("padding_side", padding_side, ("left", "right"))
     for row, item in enumerate(items):
         if not isinstance(item, torch.Tensor):
             raise ConfigTypeError(f"Item {row} is {of_type(item)}: pass 1-D tensors.")

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils._core.arguments import check_counts, check_epoch
 from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
+from torch_dataloader_utils._runtime.user_warning import warn_of_earlier_epoch
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigTypeError, of_type
 from torch_dataloader_utils.wrappers.shard_layout import ShardLayout, TailPolicy, describe_layout, group_items
 from torch_dataloader_utils.wrappers.shard_reader import ShardReader
@@ -196,6 +197,7 @@ class ShardedStream(IterableDataset[ItemT]):
         """
         self._epoch.value = check_epoch(epoch)
         if self._pending is not None and self._pending["epoch"] != epoch:
+            warn_of_earlier_epoch(self._pending["epoch"], epoch)
             self._pending = None
         if self._reading_epoch != epoch:
             self._reader = None

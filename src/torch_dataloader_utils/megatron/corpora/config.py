@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from torch_dataloader_utils._core.arguments import check_not_negative, hold_flags, hold_integers
+from torch_dataloader_utils._core.arguments import check_choice, check_not_negative, hold_flags, hold_integers
 from torch_dataloader_utils._core.blend_index import normalize_weights
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._store import (
@@ -127,8 +127,7 @@ class BlendedMegatronDatasetConfig:
         hold_flags(self, *_FLAGS)
         check_not_negative("mid_level_dataset_surplus", self.mid_level_dataset_surplus)
         check_not_negative("cache_lock_timeout_seconds", self.cache_lock_timeout_seconds, what="number of seconds")
-        if self.index_builder not in ("lock", "job", "node"):
-            raise ConfigError(f"index_builder is 'lock', 'job' or 'node'; {self.index_builder!r} was given.")
+        check_choice("index_builder", self.index_builder, ("lock", "job", "node"))
         if self.path_to_cache is not None:
             _check_cache(self.path_to_cache)
         _check_facts(self.sequences_per_dataset)

@@ -16,6 +16,7 @@ from torch_dataloader_utils._core.arguments import (
     check_seed,
 )
 from torch_dataloader_utils._core.permute import Purpose, permutation
+from torch_dataloader_utils._runtime.user_warning import warn_of_earlier_epoch
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError, DataError, of_type
 from torch_dataloader_utils.megatron.schedules.global_batch import ScheduledBatch, length_statistics, stage_has_data
 from torch_dataloader_utils.megatron.schedules.groups import (
@@ -102,6 +103,7 @@ class PlannedPackedLoader:
         self._virtual_pipeline_size = virtual_pipeline_size
         self._epoch = 0
         self._num_given = 0
+        self._loaded_epoch: int | None = None
         check_groups(self._groups, shape=scheduler.shape)
         self._check_last_batch()
 
@@ -111,7 +113,7 @@ class PlannedPackedLoader:
         return full + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[ScheduledBatch]:
-        epoch, order = self._epoch, self._order()
+        epoch, order, self._loaded_epoch = self._epoch, self._order(), None
         for index in range(self._num_given, len(self)):
             batch = self._read(order[index * self._global_batch_size : (index + 1) * self._global_batch_size])
             is_last = index + 1 == len(self)
@@ -125,8 +127,10 @@ class PlannedPackedLoader:
             ConfigError: not a whole number from 0.
         """
         epoch = check_epoch(epoch)
+        if self._loaded_epoch is not None:
+            warn_of_earlier_epoch(self._loaded_epoch, epoch)
         if epoch != self._epoch:
-            self._epoch, self._num_given = epoch, 0
+            self._epoch, self._num_given, self._loaded_epoch = epoch, 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as JSON values: fingerprint of the data, epoch, number of global batches given."""
@@ -153,7 +157,7 @@ class PlannedPackedLoader:
                 f"The state says global_batches={state['global_batches']}, of {len(self)} in an epoch. Load what "
                 "state_dict returned."
             )
-        self._epoch, self._num_given = state["epoch"], state["global_batches"]
+        self._epoch, self._num_given = self._loaded_epoch, _ = state["epoch"], state["global_batches"]
 
     def _check_last_batch(self) -> None:
         """Raise now, not at the end of the first epoch, if the last global batch is too small."""
