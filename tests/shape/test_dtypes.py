@@ -1,7 +1,7 @@
 """`dtypes=`: numbers of another type are the values that Python gets, or an error that names the value."""
 
 import math
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,10 @@ def numbers(draw: st.DrawFn) -> tuple[pa.DataType, list[Any]]:
         digits = draw(st.integers(1, 38))
         scale = draw(st.integers(0, digits))
         data_type = draw(st.sampled_from([pa.decimal128, pa.decimal256]))(digits, scale)
-        values = st.integers(-(10**digits) + 1, 10**digits - 1).map(lambda value: Decimal(value).scaleb(-scale))
+        all_digits = Context(prec=digits)
+        values = st.integers(-(10**digits) + 1, 10**digits - 1).map(
+            lambda value: Decimal(value).scaleb(-scale, all_digits)
+        )
     return data_type, draw(st.lists(st.none() | values, max_size=6))
 
 

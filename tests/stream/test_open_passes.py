@@ -87,7 +87,11 @@ def processes_of_session(session):
         ("begun(load()), begun(load(shuffle=True, shuffle_rows=30, output_format='dict'))", 2),
         ("begun(tdu.DevicePrefetcher(load(), 'cpu'))", 1),
         ("begun(tdu.blend([load(), load()], [1, 1], per='sample'))", 2),
-        ("begun(DataLoader(load().dataset, batch_size=None)), begun(DataLoader(tdu.RowDataset(sys.argv[1])))", 0),
+        (
+            "begun(DataLoader(load().dataset, batch_size=None)), "
+            "begun(DataLoader(tdu.RowDataset(sys.argv[1], columns=['row'])))",
+            0,
+        ),
         # Of Python's own types: torch and multiprocessing leave a directory where a worker has shared a tensor.
         ("begun(DataLoader(load(output_format='dict').dataset, batch_size=None, num_workers=1))", 0),
     ],
