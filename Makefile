@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 TORCHREC = torchrec fbgemm-gpu-cpu pyre-extensions pyvers tensordict typing-inspect
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo quick test full lint tests docs bench bench-tables package clean
+.PHONY: demo prove quick test full lint tests docs bench bench-tables package clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -36,6 +36,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 # Data, plan, two epochs of DDP on two processes, audit. Fails if one row is missing or comes twice.
 demo: $(VENV)/.installed-demo
 	$(BIN)/python -m examples.demo
+
+# A job on two hosts (of this machine) that loses a host again and again; then the audit. docs/how-to/prove.md
+prove: $(VENV)/.installed
+	$(BIN)/python -m examples.prove
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
