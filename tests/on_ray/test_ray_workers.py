@@ -173,12 +173,12 @@ def test_actors_are_killed_all_at_once_and_one_by_one(shared_actors, folder, opt
 
 
 def test_an_actor_that_is_stopped_counts_as_lost(shared_actors, folder):
-    loader = loader_of(folder, workers=ray_workers(3, max_restarts=20, silence_seconds=3))
+    loader = loader_of(folder, workers=ray_workers(3, max_restarts=20, silence_seconds=30))
     rows = []
     for number, batch in enumerate(loader):
         rows += check_batch(batch)
         if number == 3:
-            (pid, *_) = [int(actor.place.split("pid ")[1]) for actor in loader._workers._pool._actors]
+            (pid, *_) = [int(actor.place.split("pid ")[1]) for actor in loader._workers._pool._actors if actor.is_ready]
             os.kill(pid, signal.SIGSTOP)
     assert rows == [row for batch in loader_of(folder, num_workers=3) for row in check_batch(batch)]
     wait_until(lambda: not psutil.pid_exists(pid))
@@ -189,7 +189,7 @@ def test_an_actor_gives_signs_of_life_while_a_transform_runs(shared_actors, fold
     loader = loader_of(folder, workers=ray_workers(1, actors=1), transform=gate)
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(next, iter(loader))
-        wait_until((tmp_path / "begun").exists)
+        wait_until((tmp_path / "begun").exists, limit_sec=300)
         for actor in loader._workers._pool._actors:
             _sign_of(actor).result()
         assert not first.done()
