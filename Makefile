@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 TORCHREC = torchrec fbgemm-gpu-cpu pyre-extensions pyvers tensordict typing-inspect
 BENCHMARKS = $(shell grep -l '^if __name__' benchmarks/*.py)
 
-.PHONY: demo quick test full lint tests docs bench bench-tables package clean
+.PHONY: demo prove conformance quick test full lint tests docs bench bench-tables package clean
 .DEFAULT_GOAL := test
 
 # Each set of packages has a stamp, so that the demo does not wait for what only developers need.
@@ -37,6 +37,10 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 demo: $(VENV)/.installed-demo
 	$(BIN)/python -m examples.demo
 
+# A job on two hosts (of this machine) that loses a host again and again; then the audit. docs/how-to/prove.md
+prove: $(VENV)/.installed
+	$(BIN)/python -m examples.prove
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -61,6 +65,10 @@ full: lint
 	TIER=full $(PYTEST) --durations=50 -o faulthandler_timeout=1800
 	rm -rf build/pure && mkdir -p build && cp -r src build/pure && rm -f build/pure/*/_engine/*.so
 	PYTHONPATH=$(CURDIR)/build/pure $(PYTEST)
+
+# What writers write, read by this library and others, row by row; writes docs/conformance.md.
+conformance: $(VENV)/.installed-test
+	$(BIN)/python -m scripts.conformance
 
 # The site in site/. Broken links and references are errors.
 docs: $(VENV)/.installed-docs

@@ -65,6 +65,12 @@ def test_ddp_goes_on_from_its_checkpoint_on_one_rank(home: Path) -> None:
     assert run(home, "ddp_train", 1, "--epochs", "3")[0] == "epoch 2: 40,030 = 40,030 rows, each once"
 
 
+def test_a_job_that_loses_hosts_is_exact(home: Path) -> None:
+    lines = run(home, "prove", None)
+    assert sum("kill -9" in line for line in lines) == 2
+    assert sum("40,030 of 40,030 came exactly once" in line for line in lines) == 2
+
+
 @needs("s3fs", "moto")
 def test_ddp_reads_from_a_store(home: Path) -> None:
     with running_moto() as (server, client):

@@ -74,6 +74,19 @@ class Counting:
         return batch
 
 
+class Gate:
+    """A transform that waits until there is a file `open` in a directory; it writes `begun` there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, batch):
+        """See the class."""
+        (self.folder / "begun").touch()
+        wait_until((self.folder / "open").exists)
+        return batch
+
+
 def fails_at_50(batch):
     """A transform that fails at one row."""
     if 50 in batch["row"].tolist():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from tests.on_ray.cluster import Counting, Once, doubled, fails_at_50, ray_workers, running_cluster, wait_until
+from tests.on_ray.cluster import Counting, Gate, Once, doubled, fails_at_50, ray_workers, running_cluster, wait_until
 from tests.stream.tables import TABLE, TOTAL, check_batch, write_table
 from torch_dataloader_utils import (
     ConfigError,
@@ -27,7 +28,7 @@ from torch_dataloader_utils import (
 from torch_dataloader_utils.cli.job_audit import audit_job
 from torch_dataloader_utils.errors import ConfigTypeError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import ray_workers as transport
-from torch_dataloader_utils.stream.transport.ray_pool import ActorPool, _kill_all
+from torch_dataloader_utils.stream.transport.ray_pool import ActorPool, _kill_all, _sign_of
 
 pytest.importorskip("ray")
 
@@ -171,6 +172,31 @@ def test_actors_are_killed_all_at_once_and_one_by_one(shared_actors, folder, opt
     assert rows == [row for batch in loader_of(folder, num_workers=3, **options) for row in check_batch(batch)]
 
 
+def test_an_actor_that_is_stopped_counts_as_lost(shared_actors, folder):
+    loader = loader_of(folder, workers=ray_workers(3, max_restarts=20, silence_seconds=30))
+    rows = []
+    for number, batch in enumerate(loader):
+        rows += check_batch(batch)
+        if number == 3:
+            (pid, *_) = [int(actor.place.split("pid ")[1]) for actor in loader._workers._pool._actors if actor.is_ready]
+            os.kill(pid, signal.SIGSTOP)
+    assert rows == [row for batch in loader_of(folder, num_workers=3) for row in check_batch(batch)]
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_an_actor_gives_signs_of_life_while_a_transform_runs(shared_actors, folder, tmp_path):
+    gate = Gate(tmp_path)
+    loader = loader_of(folder, workers=ray_workers(1, actors=1), transform=gate)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(next, iter(loader))
+        wait_until((tmp_path / "begun").exists, limit_sec=300)
+        for actor in loader._workers._pool._actors:
+            _sign_of(actor).result()
+        assert not first.done()
+        (tmp_path / "open").touch()
+        assert check_batch(first.result()) == list(range(10))
+
+
 def test_too_many_losses_name_the_row_group(shared_actors, folder, tmp_path):
     loader = loader_of(folder, workers=ray_workers(2, max_restarts=1), transform=Once(207, tmp_path, always=True))
     with pytest.raises(WorkerDiedError, match=r"lost 2 times in a row, last on host .*which begins in .*parquet"):
@@ -256,7 +282,12 @@ def test_options_that_do_not_fit(folder):
     ]:
         with pytest.raises(ConfigError, match=message):
             loader_of(folder, workers=ray_workers(2), **options)
-    for wrong in ({"num": 0}, {"num": 2, "prefetch": 0}, {"num": 2, "max_restarts": -1}):
+    for wrong in (
+        {"num": 0},
+        {"num": 2, "prefetch": 0},
+        {"num": 2, "max_restarts": -1},
+        {"num": 2, "silence_seconds": 0},
+    ):
         with pytest.raises(ConfigError):
             RayWorkers(**wrong)
     for wrong in ({"num": "two"}, {"num": 2, "resources": 3}, {"num": 2, "resources": {1: 2}}):

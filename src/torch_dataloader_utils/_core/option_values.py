@@ -196,6 +196,8 @@ class RayWorkers:
         prefetch: Most responses of each worker that are made or wait in Ray's object store. A response holds one batch,
             or several batches up to 16 MiB.
         max_restarts: How often a worker begins again with nothing received in between, before WorkerDiedError.
+        silence_seconds: How long the process of an actor may give no sign of life while a response is awaited, before
+            the actor counts as lost. An actor that waits for storage, decodes or runs functions gives signs of life.
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range.
@@ -207,10 +209,14 @@ class RayWorkers:
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
     prefetch: int = 2
     max_restarts: int = 3
+    silence_seconds: float = 300.0
 
     def __post_init__(self) -> None:
         hold_integers(self, "num", "actors", "prefetch", least=1)
         hold_integers(self, "max_restarts", least=0)
+        seconds = check_not_negative("RayWorkers.silence_seconds", self.silence_seconds, what="number of seconds")
+        if seconds == 0:
+            raise ConfigError("RayWorkers.silence_seconds=0: an actor needs some time to answer, such as 60.0.")
         if not isinstance(self.resources, Mapping):
             raise ConfigTypeError(f'RayWorkers.resources={self.resources!r}: pass a dict such as {{"CPU": 1}}.')
         for name, amount in self.resources.items():

@@ -21,6 +21,9 @@ from torch_dataloader_utils.stream.transport.responder import Responder
 from torch_dataloader_utils.stream.transport.sendable import with_sendable_results
 from torch_dataloader_utils.stream.worker import Pipeline, WorkerStream
 
+SIGNS = "signs"
+"""Concurrency group of calls that ask for a sign of life."""
+
 
 class ActorStart(NamedTuple):
     """Start of a worker of the plan with this input. group_length: see Responder. options: limits of decoding ahead."""
@@ -37,7 +40,10 @@ class _Running(NamedTuple):
 
 
 class RayActor:
-    """Actor that runs any number of workers. Calls come one after the other; workers decode ahead between calls."""
+    """Actor that runs any number of workers. Calls come one after the other; workers decode ahead between calls.
+
+    Ray runs `give_sign` in a thread of its own (the concurrency group `SIGNS`), so it answers during any other call.
+    """
 
     def __init__(self) -> None:
         self._running: dict[int, _Running] = {}
@@ -45,6 +51,9 @@ class RayActor:
     def place(self) -> str:
         """Return host and process of this actor, for messages."""
         return f"host {socket.gethostname()}, pid {os.getpid()}"
+
+    def give_sign(self) -> None:
+        """Return, to show that this process runs."""
 
     def respond(
         self, stream: int, most: int, start: ActorStart | None = None, pipeline: bytes = b""

@@ -5,15 +5,24 @@ import sys
 import weakref
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_dataloader_utils._core.option_values import RayWorkers
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, WorkerDiedError
-from torch_dataloader_utils.stream.transport.ray_actor import RayActor
+from torch_dataloader_utils.stream.transport.ray_actor import SIGNS, RayActor
 
 _log = logging.getLogger(__name__)
 
 _PATIENCE_SEC = 30.0
+
+# A silence is so many waits in a row. A trainer that was stopped itself does not count its own stop as a silence.
+_WAITS = 10
+
+T = TypeVar("T")
+
+
+class ActorSilentError(Exception):
+    """The process of an actor gave no sign of life for too long. Counts as the loss of the actor."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +35,7 @@ class Actor:
 
     handle: Any
     placed: "Future[str]"
-    answer: "Future[str]"
+    answer: "Future[Any]"
     streams: int = 0
 
     @property
@@ -56,7 +65,7 @@ class ActorPool:
         amounts = dict(self._workers.resources)
         own = {option: amounts.pop(name, None) for name, option in _RAY_OPTIONS.items()}
         options = {"num_cpus": 0} | {option: amount for option, amount in own.items() if amount is not None}
-        made = ray.remote(RayActor).options(
+        made = ray.remote(concurrency_groups={SIGNS: 1})(RayActor).options(
             **options, resources=amounts or None, max_restarts=0, scheduling_strategy="SPREAD"
         )
         while len(self._actors) < self._workers.num_actors:
@@ -76,12 +85,25 @@ class ActorPool:
         while True:
             actor = min(self._ready(), key=_load)
             try:
-                actor.answer.result()
+                self.result(actor, actor.answer)
             except losses():
                 self.lose(actor)
             else:
                 actor.streams += 1
                 return actor
+
+    def result(self, actor: Actor, response: "Future[T]") -> T:
+        """Return the result of a call of an actor. Waits as long as the actor's process gives signs of life.
+
+        Raises:
+            ActorSilentError: the process gave no sign of life for `silence_seconds`.
+            Exception: the error of the call, see `losses`.
+        """
+        while not response.done():
+            wait([response], self._workers.silence_seconds / _WAITS)
+            if not response.done():
+                self._await_sign(actor, response)
+        return response.result()
 
     def has_better(self, actor: Actor) -> bool:
         """Return whether another actor has at least two streams less."""
@@ -101,8 +123,23 @@ class ActorPool:
             _kill_all([actor], self.session)
             for each in self._actors:
                 if each.is_ready:
-                    each.answer = each.handle.place.remote().future()
+                    each.answer = _sign_of(each)
             self.start()
+
+    def _await_sign(self, actor: Actor, response: "Future[T]") -> None:
+        """Ask an actor for a sign of life, and wait until it comes, or the response."""
+        sign, seconds = _sign_of(actor), self._workers.silence_seconds
+        for _ in range(_WAITS):
+            wait([response, sign], seconds / _WAITS, FIRST_COMPLETED)
+            if response.done():
+                return
+            if sign.done():
+                sign.result()  # raises if the actor is lost
+                return
+        raise ActorSilentError(
+            f"Its process gave no sign of life for {seconds:g} s (RayWorkers.silence_seconds): it was stopped, or its "
+            "node cannot be reached."
+        )
 
     def _ready(self) -> list[Actor]:
         """Return the running actors. Waits until at least one runs."""
@@ -185,16 +222,22 @@ def ray_session() -> tuple[str, str] | None:
 
 
 def losses() -> tuple[type[BaseException], ...]:
-    """Return the errors that say that an actor, or an object of an actor, does not exist any more."""
+    """Return the errors that say that an actor, or an object of an actor, does not exist any more or is silent."""
     from ray import exceptions
 
     return (
+        ActorSilentError,
         exceptions.RayActorError,
         exceptions.ObjectLostError,
         exceptions.NodeDiedError,
         exceptions.WorkerCrashedError,
         exceptions.OutOfMemoryError,
     )
+
+
+def _sign_of(actor: Actor) -> "Future[Any]":
+    """Ask an actor for a sign of life."""
+    return actor.handle.give_sign.options(concurrency_group=SIGNS).remote().future()  # type: ignore[no-any-return]
 
 
 def _load(actor: Actor) -> int:

@@ -33,6 +33,7 @@ from torch_dataloader_utils.stream.transport.ray_actor import ActorStart
 from torch_dataloader_utils.stream.transport.ray_pool import (
     Actor,
     ActorPool,
+    ActorSilentError,
     connected_ray,
     losses,
     object_store_bytes,
@@ -232,7 +233,7 @@ class _Sender:
         while True:
             self._ask(worker)  # a worker that is to move to another actor has no requests
             try:
-                response, counts = worker.asked[0].response.result()
+                response, counts = self.pool.result(worker.asked[0].actor, worker.asked[0].response)
             except losses() as error:
                 self._lost(worker.asked[0].actor, error)
                 continue
@@ -353,7 +354,9 @@ def _buffers(batch: object) -> Sequence[Bytes]:
 
 
 def _text(error: BaseException) -> str:
-    """Return Ray's reason for a loss, without Ray's advice."""
+    """Return the reason for a loss: ours, or Ray's without Ray's advice."""
+    if isinstance(error, ActorSilentError):
+        return str(error)
     text = " ".join(str(error).split())
     reason = text[max(text.find("The actor is dead because"), 0) :].partition(" Some common causes")[0]
     return f"Ray says: {reason[:500].rstrip('. ')}."
