@@ -1,7 +1,7 @@
 """Forecasts of the next day from the last week, against a naive forecast: python -m examples.forecast
 
-A row is one hour of one series, and a sample is a sequence of rows: 168 hours that are known, and the 24 hours after them.
-Series, not sequences, are held out for validation, because the sequences of a series overlap.
+A row is an hour of one series, and a sample is a sequence of rows: 168 hours that are known, and the 24 hours after
+them. Series, not sequences, are held out for validation, because the sequences of a series overlap.
 """
 
 from pathlib import Path
