@@ -21,8 +21,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
+from tests.tables.delta.tables import HandTable, add, column
 from torch_dataloader_utils import (
     Decoding,
+    DeltaDataset,
     Holdout,
     Interval,
     Ragged,
@@ -376,6 +378,12 @@ def test_filters_leave_rows_out_before_sequences_are_made(series):
     assert batch["wind"].tolist() == [[0, -1, -2], [-3, -4, -5]]
 
 
+def test_a_filter_that_leaves_no_row_leaves_no_sequence(series):
+    with pytest.warns(UserWarning, match="The epoch has no steps"):
+        loader = load(series, FORECAST, filters=pc.field("load") == 0.75)
+    assert list(loader) == []
+
+
 def test_whole_groups_are_held_out_together(series):
     parts = []
     for part in ("train", "holdout"):
@@ -383,6 +391,47 @@ def test_whole_groups_are_held_out_together(series):
         parts.append({name for batch in loader for name in batch.objects("series")})
     assert set.union(*parts) == {"a", "b", "c"}
     assert not set.intersection(*parts)
+
+
+def test_groups_of_several_columns_ordered_by_dates(tmp_path):
+    table = pa.table(
+        {
+            "shop": pa.array(["a", "a", "a", "a", "b", "b"]).dictionary_encode(),
+            "item": [1, 1, 2, 2, 2, 2],
+            "day": pa.array([1, 2, 1, 2, 1, 2], pa.date32()),
+            "sold": [0, 1, 2, 3, 4, 5],
+        }
+    )
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=3)
+    sequences = Sequences(2, by=["shop", "item"], order="day", gaps=Interval("1d", "error"))
+    (batch,) = load(tmp_path, sequences)
+    assert batch["sold"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert (batch["shop"], batch["item"].tolist()) == (["a", "a", "b"], [1, 2, 2])
+
+
+def test_deleted_rows_of_a_table_are_in_no_sequence(tmp_path):
+    table = HandTable(tmp_path)
+    path = table.file(pa.table({"row": list(range(40)), "payload": [0] * 20 + [1] * 20}), row_group_size=7)
+    size = (tmp_path / path).stat().st_size
+    deleted = add(path, size=size, deletionVector=table.vector([1, 2, 7, 39]))
+    table.create([column("row"), column("payload")], deleted, features=["deletionVectors"])
+    sequences = Sequences(4, stride=4, by="payload", order="row", incomplete="ragged")
+    loader, _ = DeltaDataset.create_dataloader(str(tmp_path), sequences=sequences, num_workers=0)
+    (batch,) = loader
+    assert batch.ragged("row").to_list() == [
+        [0, 3, 4, 5],
+        [6, 8, 9, 10],
+        [11, 12, 13, 14],
+        [15, 16, 17, 18],
+        [19],
+        [20, 21, 22, 23],
+        [24, 25, 26, 27],
+        [28, 29, 30, 31],
+        [32, 33, 34, 35],
+        [36, 37, 38],
+    ]
+    with pytest.raises(DataError, match="row=3 follows row=0 of payload=0, a step of more than"):
+        DeltaDataset.create_dataloader(str(tmp_path), sequences=Sequences(4, by="payload", order="row", gaps="error"))
 
 
 def test_a_state_binds_to_the_sequences(series):
@@ -549,10 +598,20 @@ def test_options_that_do_not_fit_are_refused(case, series):
         load(series, sequences, **options)
 
 
-def test_lists_in_rows_make_no_tensor_but_arrow_lists(tmp_path):
+@pytest.mark.parametrize("incomplete", ["drop", "ragged"])
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_lists_of_one_length_are_one_more_dimension(output_format, incomplete, tmp_path):
+    pq.write_table(pa.table({"action": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}), tmp_path / "0.parquet")
+    (batch,) = load(tmp_path, Sequences(2, incomplete=incomplete), output_format=output_format)
+    actions = [np.asarray(actions).tolist() for actions in batch["action"]]
+    assert actions == [[[1.0, 2.0], [3.0, 4.0]], [[3.0, 4.0], [5.0, 6.0]]]
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_lists_of_several_lengths_are_an_error_but_arrow_lists(output_format, tmp_path):
     pq.write_table(pa.table({"tokens": [[1], [2, 3], [4]]}), tmp_path / "0.parquet")
-    with pytest.raises(ConfigError, match="'tokens' has a list of its own length"):
-        load(tmp_path, Sequences(2))
+    with pytest.raises(DataError, match="'tokens' has lists of 1 and of 2 items"):
+        next(iter(load(tmp_path, Sequences(2), output_format=output_format)))
     (batch,) = load(tmp_path, Sequences(2), output_format="arrow")
     assert batch["tokens"].to_pylist() == [[[1], [2, 3]], [[2, 3], [4]]]
 

@@ -95,7 +95,7 @@ def count_sequences(
         kept: Where counts are kept.
 
     Raises:
-        NoDataError: there is no sequence.
+        NoDataError: there are rows, and no sequence.
         DataError: rows are not in order, rows of a group are not neighbours, or a key is null.
         DataError, StoreError: see Reader.read and Share.check_alike; all processes of the share raise the error.
     """
@@ -109,7 +109,7 @@ def count_sequences(
     counts = _Counts(*found)
     groups = np.flatnonzero(counts.rows)
     counts = _Counts(*(each[groups] for each in counts))
-    if not counts.samples.any():
+    if counts.rows.any() and not counts.samples.any():
         raise NoDataError(
             f"{inventory.source}: no sequence in {plural(int(counts.rows.sum()), 'row')} of "
             f"{plural(int(counts.runs.sum()), 'run')}, all shorter than {sequences.sample_rows} rows (length and "
@@ -133,7 +133,7 @@ def count_sequences(
 
 def _note(counts: _Counts, sequences: Sequences) -> str:
     rows = "whole runs" if sequences.length is None else f"{sequences.length} + {sequences.horizon_rows} rows"
-    twice = 100 * counts.halo.sum(where=counts.samples > 0) / counts.rows.sum()
+    twice = 100 * counts.halo.sum() / max(1, counts.rows.sum())
     short = int(counts.short.sum())
     left_out = f"; {plural(short, 'run')} shorter than a sequence left out" if short else ""
     return (

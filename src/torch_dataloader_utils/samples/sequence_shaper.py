@@ -20,10 +20,9 @@ from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import GroupRows, Int64s
 from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
-from torch_dataloader_utils.errors import ConfigError, UnsupportedFeatureError, which_column
+from torch_dataloader_utils.errors import ConfigError, InternalError, UnsupportedFeatureError, of_type, which_column
 from torch_dataloader_utils.samples.sequence_layout import Spans
 from torch_dataloader_utils.samples.sequences import MASK, Sequences
-from torch_dataloader_utils.shape.arrow_types import ListType, classify
 from torch_dataloader_utils.shape.dtypes import NumberTarget
 from torch_dataloader_utils.shape.encode import Encoder
 from torch_dataloader_utils.shape.prepare import prepared_shaper
@@ -188,10 +187,11 @@ class _Taken(NamedTuple):
         """Return the column of sequences. values: The rows `order` of the column. name: For messages."""
         if isinstance(values, dict):
             return {field: self.fold(f"{name}.{field}", each) for field, each in values.items()}
-        if self.offsets is not None:
-            return self._ragged(name, values, self.offsets)
-        if not self.width:
+        if self.offsets is None and not self.width:
             return values
+        values = _with_lists_as_arrays(name, values)
+        if self.offsets is not None:
+            return self._ragged(values, self.offsets)
         shape = (len(self.order) // self.width, self.width)
         match values:
             case Tensor():
@@ -209,7 +209,7 @@ class _Taken(NamedTuple):
                     places = pa.array(np.arange(len(values)), mask=~self.has_row.ravel())
                     values = values.take(places)
                 return pa.FixedSizeListArray.from_arrays(values, self.width)
-        raise _no_sequence(name)
+        raise _no_column(values)
 
     def _padded(self, values: Any) -> Any:
         if self.has_row is not None and not self.has_row.all():
@@ -219,7 +219,7 @@ class _Taken(NamedTuple):
             numbers[~self.has_row] = np.zeros((), numbers.dtype)
         return values
 
-    def _ragged(self, name: str, values: Any, offsets: Int64s) -> Any:
+    def _ragged(self, values: Any, offsets: Int64s) -> Any:
         match values:
             case Tensor():
                 return Ragged(values, torch.from_numpy(offsets))
@@ -227,7 +227,7 @@ class _Taken(NamedTuple):
                 return [values[start:stop] for start, stop in pairwise(offsets.tolist())]
             case pa.Array():
                 return pa.LargeListArray.from_arrays(pa.array(offsets), values)
-        raise _no_sequence(name)
+        raise _no_column(values)
 
 
 def _is_arrow(batch: Any) -> bool:
@@ -246,11 +246,31 @@ def _like(batch: Any, has_row: Bools | None) -> Any:
     return has_row
 
 
-def _no_sequence(name: str) -> UnsupportedFeatureError:
-    return UnsupportedFeatureError(
-        f"column {name!r} has a list of its own length in each row, so rows of a sequence make no tensor: pass "
-        'output_format="arrow" or "dict", or leave the column out with columns=.'
+def _with_lists_as_arrays(name: str, values: Any) -> Any:
+    """Return a column of lists of numbers as one array [rows, items]; any other column unchanged.
+
+    Raises:
+        UnsupportedFeatureError: the lists differ in length.
+    """
+    match values:
+        case Ragged():
+            lengths = np.unique(values.lengths.numpy())
+            if len(lengths) == 1:
+                return values.values.view(len(values), int(lengths[0]), *values.values.shape[1:])
+        case [np.ndarray(), *_]:
+            lengths = np.unique(list(map(len, values)))
+            if len(lengths) == 1:
+                return np.stack(values)
+        case _:
+            return values
+    raise UnsupportedFeatureError(
+        f"column {name!r} has lists of {lengths[0]} and of {lengths[-1]} items in the rows of one batch, which make no "
+        'tensor of sequences: pass output_format="arrow" or "dict", or leave the column out with columns=.'
     )
+
+
+def _no_column(values: Any) -> InternalError:
+    return InternalError(f"A column of {of_type(values)} has no sequences. Please report this.")
 
 
 def sequence_shaper(
@@ -266,8 +286,7 @@ def sequence_shaper(
     """Return the shaper of sequences. selected: Columns to deliver; see `prepared_shaper` for the other options.
 
     Raises:
-        ConfigError: a name is neither a column nor a stack, entries of a batch have one name, or a column has no
-            sequences in this output format.
+        ConfigError: a name is neither a column nor a stack, or entries of a batch have one name.
     """
     stack = stack or {}
     roles, names = [], Counter([MASK] * (sequences.incomplete == "pad"))
@@ -277,7 +296,7 @@ def sequence_shaper(
         if missing := [name for name in columns if name not in selected.names]:
             raise ConfigError(f"stack= with sequences= takes columns, not fields of structs such as {missing[0]!r}.")
         here = {*columns, *stacks, "*"}
-        prepared, shaper = prepared_shaper(
+        _, shaper = prepared_shaper(
             output_format,
             pa.schema([selected.field(name) for name in columns]),
             stack=stacks or None,
@@ -285,10 +304,6 @@ def sequence_shaper(
             encode=_of(encode or {}, here),
             dtypes=_of(dtypes or {}, here),
         )
-        if part != "first" and output_format in ("torch", "numpy"):
-            for field in prepared:
-                if isinstance(classify(field.type), ListType):
-                    raise ConfigError(str(_no_sequence(field.name)))
         names.update(item + suffix for item in items)
         roles.append(Role(part=part, columns=columns, shaper=shaper, suffix=suffix))
     if twice := [name for name, count in names.items() if count > 1]:
