@@ -1,7 +1,7 @@
 """Forecasts of the next day from the last week, against a naive forecast: python -m examples.forecast
 
-A row is one window of one series: 168 hours that are known, and the 24 hours after them. Series, not windows, are held
-out for validation, because the windows of a series overlap.
+A row is an hour of one series, and a sample is a sequence of rows: 168 hours that are known, and the 24 hours after
+them. Series, not sequences, are held out for validation, because the sequences of a series overlap.
 """
 
 from pathlib import Path
@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import nn
 
-from torch_dataloader_utils import Holdout, StructuredDataset
+from torch_dataloader_utils import Holdout, Sequences, StructuredDataset
 
 PAST, NEXT, SERIES, HOURS = 168, 24, 40, 24 * 60
 
 
-def write_windows(folder: Path = Path(".demo/windows")) -> Path:
-    """A file for each series of a load that has a day, a week and noise; a window begins every six hours."""
+def write_series(folder: Path = Path(".demo/series")) -> Path:
+    """A file for each series of a load that has a day, a week and noise."""
     folder.mkdir(parents=True, exist_ok=True)
     hours = np.arange(HOURS)
     for series in range(SERIES):
@@ -27,26 +27,21 @@ def write_windows(folder: Path = Path(".demo/windows")) -> Path:
         day, week = random.uniform(0.5, 2.0), random.uniform(0.2, 1.0)
         load = day * np.sin(2 * np.pi * hours / 24) + week * np.sin(2 * np.pi * hours / PAST)
         load += random.normal(0.0, 0.3, HOURS)
-        windows = np.lib.stride_tricks.sliding_window_view(load.astype(np.float32), PAST + NEXT)[::6]
-        table = pa.table(
-            {
-                "series": np.full(len(windows), series),
-                "past": pa.FixedSizeListArray.from_arrays(windows[:, :PAST].ravel(), PAST),
-                "next": pa.FixedSizeListArray.from_arrays(windows[:, PAST:].ravel(), NEXT),
-            }
-        )
-        pq.write_table(table, folder / f"{series:02}.parquet", row_group_size=64)
+        table = pa.table({"series": np.full(HOURS, series), "hour": hours, "load": load.astype(np.float32)})
+        pq.write_table(table, folder / f"{series:02}.parquet", row_group_size=512)
     return folder
 
 
 def main(epochs: int = 3) -> None:
-    """Train, and print the mean absolute error over the windows of the series that were held out."""
-    folder = write_windows()
+    """Train, and print the mean absolute error over the sequences of the series that were held out."""
+    folder = write_series()
+    # A sequence begins every six hours; an hour that is missing would be an error.
+    sequences = Sequences(PAST, horizon=NEXT, stride=6, by="series", order="hour", gaps="error")
 
     def open_part(part: str) -> Any:
         holdout = Holdout(0.2, part, by="series")
         loader, _ = StructuredDataset.create_dataloader(
-            folder, holdout=holdout, batch_size=128, shuffle=part == "train"
+            folder, sequences=sequences, columns=["load"], holdout=holdout, batch_size=128, shuffle=part == "train"
         )
         return loader
 
@@ -57,7 +52,7 @@ def main(epochs: int = 3) -> None:
     for epoch in range(epochs):
         train.set_epoch(epoch)
         for batch in train:
-            loss = nn.functional.l1_loss(model(batch["past"]), batch["next"])
+            loss = nn.functional.l1_loss(model(batch["load"]), batch["load_target"])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -65,11 +60,11 @@ def main(epochs: int = 3) -> None:
     errors, naive, rows = 0.0, 0.0, 0
     with torch.no_grad():
         for batch in validation:
-            same_day_last_week = batch["past"][:, :NEXT]
-            errors += (model(batch["past"]) - batch["next"]).abs().mean(dim=1).sum().item()
-            naive += (same_day_last_week - batch["next"]).abs().mean(dim=1).sum().item()
+            same_day_last_week = batch["load"][:, :NEXT]
+            errors += (model(batch["load"]) - batch["load_target"]).abs().mean(dim=1).sum().item()
+            naive += (same_day_last_week - batch["load_target"]).abs().mean(dim=1).sum().item()
             rows += batch.num_rows
-    print(f"{rows:,} windows held out: mean error {errors / rows:.3f}, of the same day last week {naive / rows:.3f}")
+    print(f"{rows:,} sequences held out: mean error {errors / rows:.3f}, of the same day last week {naive / rows:.3f}")
 
 
 if __name__ == "__main__":

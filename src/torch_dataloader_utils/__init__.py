@@ -94,7 +94,11 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.stream.dataset import TableDataset as TableDataset
     from torch_dataloader_utils.stream.device import DevicePrefetcher as DevicePrefetcher
     from torch_dataloader_utils.stream.loader import TableDataLoader as TableDataLoader
-    from torch_dataloader_utils.samples import pack_tokens as pack_tokens
+    from torch_dataloader_utils.samples import (
+        Interval as Interval,
+        Sequences as Sequences,
+        pack_tokens as pack_tokens,
+    )
 # isort: on
 
 _HOMES = {
@@ -124,7 +128,7 @@ _HOMES = {
     "stream.dataset": "TableDataset",
     "stream.device": "DevicePrefetcher",
     "stream.loader": "TableDataLoader",
-    "samples": "pack_tokens",
+    "samples": "Interval Sequences pack_tokens",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -21,7 +21,15 @@ import pyarrow.parquet as pq
 from tests.samples.corpora import number_tokens, pack_corpus, samples_of, write_corpus
 from tests.stream.tables import payload
 from tests.tables.delta.tables import HandTable, add, column
-from torch_dataloader_utils import DeltaDataset, Holdout, IcebergDataset, StructuredDataset, TokenBatches, pack_tokens
+from torch_dataloader_utils import (
+    DeltaDataset,
+    Holdout,
+    IcebergDataset,
+    Sequences,
+    StructuredDataset,
+    TokenBatches,
+    pack_tokens,
+)
 from torch_dataloader_utils.stream.dataset import TableDataset
 
 Files = list[list[int]]
@@ -193,6 +201,42 @@ def packed_best_fit(folder: Path, files: Files) -> Source:
     return _packed(folder, files, "best_fit")
 
 
+def sequences(folder: Path, files: Files) -> Source:
+    """Runs of 1 to 40 rows, in row groups of seven rows; sequences of up to five rows before each second row."""
+    tables, runs, start = [], [], 0
+    for groups in files:
+        for rows in filter(None, groups):
+            numbers = list(range(start, start + rows))
+            runs.append(numbers)
+            tables.append(pa.table({"run": [len(runs)] * rows, "row": numbers, "even": [n % 2 == 0 for n in numbers]}))
+            start += rows
+    whole = pa.concat_tables(tables)
+    for number, first in enumerate(range(0, len(whole), 30)):
+        pq.write_table(whole.slice(first, 30), folder / f"{number:02}.parquet", row_group_size=7)
+    options = Sequences(5, at="even", by="run", order="row", gaps="error")
+    expected = Counter(
+        tuple(run[max(0, place - 5) : place + 1]) for run in runs for place in range(1, len(run)) if run[place] % 2 == 0
+    )
+    if not expected:
+        return Source(StructuredDataset, expected, _rows_of_sequences)
+    return Source(
+        lambda **more: StructuredDataset(str(folder), sequences=options, columns=["row"], **more),
+        expected,
+        _rows_of_sequences,
+    )
+
+
+def _rows_of_sequences(batch: Any) -> list[tuple[int, ...]]:
+    past, masks, targets = (
+        column.to_pylist() if isinstance(column, pa.Array) else np.asarray(column).tolist()
+        for column in (batch["row"], batch["sequence_mask"], batch["row_future"])
+    )
+    return [
+        (*(row for row, is_row in zip(rows, mask, strict=True) if is_row), *target)
+        for rows, mask, target in zip(past, masks, targets, strict=True)
+    ]
+
+
 def _with_token_batches(folder: Path, files: Files, batches: TokenBatches) -> Source:
     parquet(folder, files)
     return _of_rows(folder, range(_total(files)), options={"token_batches": batches})
@@ -231,5 +275,5 @@ def train_part_by(folder: Path, files: Files) -> Source:
 
 _PARTS = (train_part, train_part_by)
 _READERS = (parquet, orc, arrow, json_lines, csv, filtered, uncounted, iceberg, delta)
-_SHAPERS = (packed, packed_best_fit, buckets, token_budget, padding_free)
+_SHAPERS = (packed, packed_best_fit, sequences, buckets, token_budget, padding_free)
 SOURCES = {write.__name__: write for write in (*_READERS, *_SHAPERS, *_PARTS)}

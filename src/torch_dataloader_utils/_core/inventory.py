@@ -188,6 +188,38 @@ class GroupTable:
         return GroupTable(**{name: getattr(self, name)[indices] for name in self.__slots__})
 
 
+class SequencePlace(NamedTuple):
+    """Place of the sequences of a row group; see `SequenceTable`."""
+
+    rows: int
+    lead: int
+    halo: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceTable:
+    """Facts of each row group where `live_rows` counts sequences; int64 of shape [row groups].
+
+    options: Text of the options that decide which sequences exist.
+    rows: Live rows. Every row group has some, and some have no sequence that begins in them.
+    lead: Rows of the row group's first run that lie in earlier row groups.
+    halo: Rows of the following row groups that sequences of the row group have.
+    """
+
+    options: str
+    rows: Int64s
+    lead: Int64s
+    halo: Int64s
+
+    def take(self, indices: Int64s) -> "SequenceTable":
+        """Return the facts of the row groups at `indices`."""
+        return replace(self, rows=self.rows[indices], lead=self.lead[indices], halo=self.halo[indices])
+
+    def place(self, group: int) -> SequencePlace:
+        """Return the facts of one row group."""
+        return SequencePlace(int(self.rows[group]), int(self.lead[group]), int(self.halo[group]))
+
+
 class GroupRows(NamedTuple):
     """Rows [start, stop) of a row group; a stop of None is the end, and rows beyond the end are left out."""
 
@@ -213,7 +245,9 @@ class RowGroupTask:
     identity: With the time of the last change, where that time is known; see `pinned`.
     epoch_key: Key for readers that order rows by the epoch; None for a read outside of epochs.
     table: The table and its snapshot, as text; "" for plain files.
-    packed_with: The next row groups, whose documents are packed together with the documents of this row group.
+    packed_with: The next row groups, which are read with this row group: the others of its packing window, or those
+        with rows of its sequences.
+    sequence: Where sequences are, if `live_rows` counts sequences.
     """
 
     path: str
@@ -231,11 +265,13 @@ class RowGroupTask:
     epoch_key: EpochKey | None = None
     table: str = ""
     packed_with: tuple["RowGroupTask", ...] = ()
+    sequence: SequencePlace | None = None
 
     @property
     def where(self) -> str:
         """File and row group, as every message names them; without credentials."""
-        more = f" (and the next {len(self.packed_with)}, packed with it)" if self.packed_with else ""
+        how = "packed" if self.sequence is None else "read"
+        more = f" (and the next {len(self.packed_with)}, {how} with it)" if self.packed_with else ""
         return f"{redact(self.path)} row group {self.ordinal}{more}"
 
 
@@ -256,6 +292,7 @@ class Inventory:
         holdout: Part of the rows that `live_rows` counts; None: all rows.
         window_tokens: Least tokens of a packing window; 0 where rows are not samples. The first row group of a window
             counts all samples of the window, and the next ones, which are read with it, count none.
+        sequences: Where sequences are, if `live_rows` counts the sequences that begin in each row group; else None.
     """
 
     files: FileTable
@@ -270,6 +307,7 @@ class Inventory:
     tokenizer: str = ""
     holdout: Holdout | None = None
     window_tokens: int = 0
+    sequences: SequenceTable | None = None
 
     @property
     def num_files(self) -> int:
@@ -313,20 +351,49 @@ class Inventory:
         return f"<Inventory of {self}>"
 
     def with_members(self, groups: Int64s) -> Int64s:
-        """Return these row groups (ascending) and all others of their packing windows, ascending."""
-        if not self.window_tokens:
+        """Return these row groups (ascending) and all others that are read with them, ascending."""
+        counts = self.num_members(groups)
+        if counts is None:
             return groups
-        window = np.cumsum(self.groups.live_rows > 0)
-        return np.flatnonzero(np.isin(window, window[groups]))
+        border = np.zeros(self.num_groups + 1, dtype=np.int64)
+        np.add.at(border, groups, 1)
+        np.add.at(border, groups + counts, -1)
+        return np.flatnonzero(np.cumsum(border[:-1]))
+
+    def num_members(self, groups: Int64s) -> Int64s | None:
+        """Return how many row groups are read for each of these, itself included; None: only itself.
+
+        The next ones are the others of its packing window, or those with rows of its sequences.
+        """
+        if self.sequences is not None:
+            ends = np.cumsum(self.sequences.rows)
+            last: Int64s = ends.searchsorted(ends[groups] + self.sequences.halo[groups])
+            return last - groups + 1
+        if not self.window_tokens:
+            return None
+        heads = np.flatnonzero(self.groups.live_rows > 0)
+        counts: Int64s = np.diff(heads, append=self.num_groups)[heads.searchsorted(groups)]
+        return counts
 
     def task(self, group: int, epoch_key: EpochKey | None = None) -> RowGroupTask:
-        """Return the reading task of one row group, with the other row groups of its packing window."""
+        """Return the reading task of one row group, with the others that are read with it."""
+        if self.sequences is not None:
+            return self._sequence_task(self.sequences, group, epoch_key)
         task, following = self._task(group, epoch_key), group + 1
         members = []
         while self.window_tokens and following < self.num_groups and self.groups.live_rows[following] == 0:
             members.append(self._task(following, None))
             following += 1
         return replace(task, packed_with=tuple(members)) if members else task
+
+    def _sequence_task(self, table: SequenceTable, group: int, epoch_key: EpochKey | None) -> RowGroupTask:
+        place, members, following = table.place(group), [], group + 1
+        wanted = place.halo
+        while wanted > 0:
+            rows = int(table.rows[following])
+            members.append(replace(self._task(following, None), live_rows=rows))
+            wanted, following = wanted - rows, following + 1
+        return replace(self._task(group, epoch_key), packed_with=tuple(members), sequence=place)
 
     def _task(self, group: int, epoch_key: EpochKey | None) -> RowGroupTask:
         groups, files = self.groups, self.files
@@ -357,6 +424,7 @@ class Inventory:
             files=self.files.take(used.astype(np.int64)),
             groups=replace(groups, file=file.astype(np.int32)),
             nulls={},
+            sequences=None if self.sequences is None else self.sequences.take(indices),
         )
 
     def fingerprint(self) -> str:
@@ -380,6 +448,7 @@ class Inventory:
         digest.update(self.row_filter.encode())
         digest.update(str(self.snapshot or "").encode())
         digest.update(str(self.holdout or "").encode())
+        digest.update(b"" if self.sequences is None else self.sequences.options.encode())
         return digest.hexdigest()
 
 
@@ -423,6 +492,7 @@ def data_settings(inventory: Inventory) -> tuple[tuple[str, str], ...]:
         *((("tokenizer", short_digest(inventory.tokenizer.encode())),) if inventory.tokenizer else ()),
         *((("holdout", _shortened(str(inventory.holdout))),) if inventory.holdout else ()),
         *((("window_tokens", str(inventory.window_tokens)),) if inventory.window_tokens > 1 else ()),
+        *((("sequences", _shortened(inventory.sequences.options)),) if inventory.sequences else ()),
     )
 
 

@@ -31,6 +31,7 @@ from torch_dataloader_utils.cache.kept_values import token_cache
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import Ranks, compared_options, counting_share, shows_bars
 from torch_dataloader_utils.datasets.row_counts import (
+    KeptArray,
     check_rows_fit,
     count_live_rows,
     leave_out_bad_groups,
@@ -50,6 +51,10 @@ from torch_dataloader_utils.samples.batch_fields import find_fields
 from torch_dataloader_utils.samples.kept_tokens import KeptTokens
 from torch_dataloader_utils.samples.packing_reader import PackingReader
 from torch_dataloader_utils.samples.sample_counts import count_packed, stored_inventory
+from torch_dataloader_utils.samples.sequence_counts import count_sequences
+from torch_dataloader_utils.samples.sequence_reader import SequenceReader
+from torch_dataloader_utils.samples.sequence_shaper import sequence_shaper
+from torch_dataloader_utils.samples.sequences import Sequences
 from torch_dataloader_utils.samples.text import tokenized
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.arrow_types import ListType
@@ -202,7 +207,7 @@ def _pipeline(rows: "TableRows", options: TableOptions) -> Pipeline:
         shaper=rows.shaper,
         codec=TensorBatchCodec() if options.output_format == "torch" else None,
         functions=options.functions,
-        row_bytes=_row_bytes(rows.delivered),
+        row_bytes=_row_bytes(rows.delivered) * (options.sequences.sample_rows if options.sequences else 1),
         notes_origins=options.audit is not None,
     )
 
@@ -218,13 +223,14 @@ class TableRows:
     """Inventory of one data set, and the reader and shaper of its row groups; all picklable.
 
     Attributes:
-        inventory: With live rows counted, unless the options say not to. With `pack`, its rows are samples.
+        inventory: With live rows counted, unless the options say not to. With `pack` and `sequences`, its rows are
+            samples.
         delivered: Columns of the batches, in order.
     """
 
     inventory: Inventory
     delivered: pa.Schema
-    reader: Reader | PackingReader
+    reader: Reader | PackingReader | SequenceReader
     shaper: Shaper
 
 
@@ -248,6 +254,8 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         check_lineage(metadata_columns(columns, frozenset(schema.names)), inventory)
         schema = with_metadata_columns(schema, columns)
     selected = select_fields(schema, columns)
+    if options.sequences is not None:
+        return _build_sequences(inventory, options, options.sequences, selected, access, share)
     columns = tuple(selected.names)
     delivered, shaper = _shaper(selected, options)
     if options.token_batches is not None:
@@ -296,6 +304,41 @@ def _build_samples(
         packed = count_packed(inventory, reader, share, partial(read_lengths, on_progress=on_progress))
     delivered, shaper = _shaper(pa.schema([(field.name, field.data_type) for field in fields]), options)
     return TableRows(inventory=packed, delivered=delivered, reader=reader, shaper=shaper)
+
+
+def _build_sequences(
+    inventory: Inventory,
+    options: TableOptions,
+    sequences: Sequences,
+    selected: pa.Schema,
+    access: StoreAccess,
+    share: Share,
+) -> TableRows:
+    """`build_rows` with `sequences`: the inventory counts sequences. selected: Columns to deliver."""
+    schema = decode_schema(inventory.schema)
+    sequences.check_columns(schema)
+    delivered, _ = _shaper(selected, options)
+    shaper = sequence_shaper(
+        options.output_format,
+        selected,
+        sequences,
+        stack=options.stack,
+        nulls=options.nulls,
+        encode=options.encode,
+        dtypes=options.dtypes,
+    )
+    keys = make_reader(read_spec(inventory, options, access, sequences.key_columns))
+    columns = tuple(dict.fromkeys([*selected.names, *sequences.key_columns]))
+    reader = make_reader(read_spec(inventory, options, access, columns))
+    kept = KeptArray.of(inventory, f"sequences {sequences.describe()}")
+    with work_bar("row groups", is_wanted=shows_bars(options)) as on_progress:
+        counted = count_sequences(inventory, keys, sequences, share, kept, on_progress)
+    return TableRows(
+        inventory=counted,
+        delivered=delivered,
+        reader=SequenceReader(reader=reader, sequences=sequences),
+        shaper=shaper,
+    )
 
 
 def _shaper(selected: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shaper]:
@@ -407,6 +450,8 @@ def _decode_options(inventory: Inventory, options: TableOptions, open_bytes: int
         small_bytes = 0
     # The projected bytes of text do not show how much memory its rows take.
     if any(format_of(number).is_text for number in set(inventory.files.formats.tolist())):
+        small_bytes = 0
+    if options.sequences is not None:  # a row group is read with rows of the next ones
         small_bytes = 0
     return DecodeOptions(
         threads=threads,

@@ -10,6 +10,7 @@ from torch_dataloader_utils._core.option_values import Decoding, FileIdentity, H
 from torch_dataloader_utils._core.options import RankSharding
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._observe.callbacks import LoaderCallback
+from torch_dataloader_utils.samples.sequences import Sequences
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.dtypes import Dtypes
 from torch_dataloader_utils.shape.encode import Encoder
@@ -38,6 +39,7 @@ class TableKeywords(TypedDict, total=False):
     shuffle_buffer_size: int | None
     rank_sharding: RankSharding
     lanes: Lanes | int | None
+    sequences: Sequences | None
     host_shares: int | None
     broadcast_inventory: bool | None
     workers: RayWorkers | None

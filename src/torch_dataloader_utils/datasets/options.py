@@ -44,6 +44,7 @@ from torch_dataloader_utils._core.splits import SplitStrategy
 from torch_dataloader_utils._runtime.threads import available_cpus
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.plan.strategy_call import strategy_name
+from torch_dataloader_utils.samples.sequences import Sequences, check_sequences
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.dtypes import Dtypes, check_dtypes
 from torch_dataloader_utils.shape.encode import Encoder
@@ -322,6 +323,13 @@ class TableOptions(ScanOptions):
         check_lanes,
         tier="rare",
     )
+    sequences: Sequences | None = option(
+        None,
+        "Samples of consecutive rows of one group instead of rows: Sequences(length, horizon=..., by=..., order=...), "
+        "for time series, histories and episodes. `batch_size` and `shuffle_rows` then count sequences.",
+        check_sequences,
+        tier="rare",
+    )
     host_shares: int | None = option(
         None,
         "Divide the chunks into this many shares by the seed alone; the same neighbouring ranks read a share in "
@@ -370,6 +378,8 @@ class TableOptions(ScanOptions):
             )
         if self.pack is not None:
             self._check_packing(self.pack)
+        if self.sequences is not None:
+            self._check_sequences(self.sequences)
         if self.token_batches is not None:
             object.__setattr__(self, "token_batches", self._as_padded(self.token_batches))
 
@@ -380,6 +390,21 @@ class TableOptions(ScanOptions):
         object.__setattr__(self, "pack", packing)
         # The scan weighs the columns that are read.
         object.__setattr__(self, "columns", packing.columns)
+
+    def _check_sequences(self, sequences: Sequences) -> None:
+        for name, value in (("pack", self.pack), ("token_batches", self.token_batches)):
+            if value is not None:
+                raise ConfigError(f"sequences= with {name}=: both make samples of rows. Leave one of them out.")
+        if self.count_rows is False or self.on_error == "skip":
+            raise ConfigError(
+                'sequences= needs all rows, counted: with count_rows=False or on_error="skip" nothing says which rows '
+                "are neighbours. Leave these options out."
+            )
+        if self.holdout is not None and self.holdout.by not in sequences.by:
+            raise ConfigError(
+                "holdout= with sequences= leaves rows out of the middle of sequences. Hold out whole groups: "
+                f"Holdout(..., by={(*sequences.by, 'series_id')[0]!r})."
+            )
 
     def _as_padded(self, batches: TokenBatches) -> TokenBatches:
         """Return the options with lengths padded as by a PadRagged among the user's functions.
@@ -415,7 +440,7 @@ class TableOptions(ScanOptions):
         """Whether the ranks may read rows together before the plan is made, to count or to check rows."""
         counts = self.filters is not None and self.count_rows is not False
         limits_tokens = self.token_batches is not None and self.token_batches.max_tokens is not None
-        return counts or self.on_error == "skip" or self.pack is not None or limits_tokens
+        return counts or self.on_error == "skip" or self.pack is not None or self.sequences is not None or limits_tokens
 
     @property
     def worker_processes(self) -> int:

@@ -68,6 +68,7 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
     shown["filters"] = "none" if options.filters is None else short_digest(filter_text(options.filters).encode())
     if options.split_strategy is not None:
         shown["split_strategy"] = strategy_name(find_strategy(options.split_strategy)) or None
+    shown["sequences"] = options.sequences and options.sequences.describe()
     shown["pack"] = options.pack and options.pack.describe(joins=True)
     return options_record(shown)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -191,9 +191,7 @@ def read_lengths(
 ) -> Lengths:
     """Return the lengths of the live rows of this process's row groups, in order; read-only, int32 if they fit.
 
-    Lengths are kept on this host under the inventory's fingerprint for other processes and later jobs. Not kept:
-    lengths with a filter, since the text of a filter may be incomplete; and lengths of files without a version from
-    their web server, since a file may have been replaced by another file of the same size.
+    Lengths are kept, see `KeptArray`.
 
     Args:
         read: Function that returns the rows of a row group with one column, to be measured.
@@ -205,13 +203,8 @@ def read_lengths(
         DataError, StoreError: see Reader.read.
     """
     groups = share.of(inventory.num_groups)
-    is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
-    changed = inventory.files.changed_ns
-    # A local file may be overwritten and given its old time back; a digest of all bytes does not change with it.
-    version = "" if changed is None or inventory.files.contents is not None else short_digest(changed)
-    key = f"lengths of {what} of rows {share.index, share.count}{_read_by(inventory)} {version}"
-    kept = KeptValues(cache=user_cache() if is_known else None, path=inventory.fingerprint())
-    found = _load(kept, key)
+    kept = KeptArray.of(inventory, f"lengths of {what} of rows {share.index, share.count}")
+    found = kept.get()
     if found is not None and len(found) == int(inventory.groups.live_rows[groups.start :: groups.step].sum()):
         return found
 
@@ -220,8 +213,7 @@ def read_lengths(
 
     parts = map_watched(measure, groups, threads=share.threads, name="tdu-lengths", on_progress=on_progress)
     lengths = _narrow(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
-    if kept.cache is not None and lengths.nbytes <= _MOST_KEPT_BYTES:
-        _save(kept, key, lengths)
+    kept.put(lengths)
     return lengths
 
 
@@ -311,16 +303,41 @@ def _narrow(lengths: Lengths) -> Lengths:
     return lengths
 
 
-def _load(kept: KeptValues, key: str) -> Lengths | None:
-    content = kept.get(key)
-    if content is None:
-        return None
-    lengths: Lengths = np.load(BytesIO(content), allow_pickle=False)
-    lengths.flags.writeable = False
-    return lengths
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptArray:
+    """Numbers about the live rows of one inventory, kept on this host for other processes and later jobs.
 
+    Nothing is kept with a filter, since its text may be incomplete, nor for files without a version from their web
+    server, since a file may have been replaced by another file of the same size.
+    """
 
-def _save(kept: KeptValues, key: str, lengths: Lengths) -> None:
-    file = BytesIO()
-    np.save(file, lengths, allow_pickle=False)
-    kept.put(key, file.getvalue())
+    kept: KeptValues
+    what: str
+
+    @classmethod
+    def of(cls, inventory: Inventory, what: str) -> "KeptArray":
+        """Return the numbers of this inventory. what: Text of all else that decides them."""
+        is_known = not inventory.row_filter and not any_names_no_version(inventory.files.identities)
+        changed = inventory.files.changed_ns
+        # A local file may be overwritten and given its old time back; a digest of all bytes does not change with it.
+        version = "" if changed is None or inventory.files.contents is not None else short_digest(changed)
+        return cls(
+            kept=KeptValues(cache=user_cache() if is_known else None, path=inventory.fingerprint()),
+            what=f"{what}{_read_by(inventory)} {version}",
+        )
+
+    def get(self) -> Lengths | None:
+        """Return the numbers, read-only, if they are kept."""
+        content = self.kept.get(self.what)
+        if content is None:
+            return None
+        numbers: Lengths = np.load(BytesIO(content), allow_pickle=False)
+        numbers.flags.writeable = False
+        return numbers
+
+    def put(self, numbers: Lengths) -> None:
+        """Keep the numbers, unless they take too much of the directory."""
+        if self.kept.cache is not None and numbers.nbytes <= _MOST_KEPT_BYTES:
+            file = BytesIO()
+            np.save(file, numbers, allow_pickle=False)
+            self.kept.put(self.what, file.getvalue())

@@ -85,7 +85,7 @@ def find_inventory(source: Source, options: TableOptions, ranks: Ranks) -> tuple
 
 def _given(source: Source, inventory: Inventory, options: TableOptions, ranks: Ranks) -> tuple[Inventory, StoreAccess]:
     source.check_given(inventory)
-    if options.pack is None:
+    if options.pack is None or inventory.sequences is not None:
         check_counts_rows(inventory)
     reads_files = options.identity == "content"
     once = reads_files and is_scanned_once(options, ranks, is_remote=source.is_remote)

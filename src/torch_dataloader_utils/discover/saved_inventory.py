@@ -263,12 +263,17 @@ def save_inventory(
     Raises:
         ConfigTypeError: no inventory, or no path.
         ConfigError: a file's URL carries a signature or password, which must not be stored.
-        UnsupportedFeatureError: files have extras (deletes); scan the table anew instead.
+        UnsupportedFeatureError: files have extras (deletes), so scan the table anew instead; or rows are sequences.
         StoreError: the file cannot be written there, or the storage failed after retries.
     """
     check_inventory("inventory", inventory)
     target = check_path("path", path)
     store = open_store(target, StoreAccess.of(storage_options, credentials, remote))
+    if inventory.sequences is not None:
+        raise UnsupportedFeatureError(
+            "an inventory that counts sequences is not saved: save the result of scan_files, and pass it as inventory= "
+            "with the same sequences=."
+        )
     if any(inventory.files.extras):
         raise UnsupportedFeatureError(
             "an inventory of files with deletes or field ids is not saved; scan the table again."

@@ -51,11 +51,10 @@ class GroupReads:
         return cls(group=group[order], at_bytes=at[order] * all_bytes, all_bytes=all_bytes)
 
     def with_members(self, inventory: Inventory) -> Self:
-        """Return the reads with all row groups of each packing window, at the time of its first row group."""
-        if not inventory.window_tokens:
+        """Return the reads with the row groups that are read with each of them, at the same time."""
+        counts = inventory.num_members(self.group)
+        if counts is None:
             return self
-        heads = np.flatnonzero(inventory.groups.live_rows > 0)
-        counts = np.diff(heads, append=inventory.num_groups)[heads.searchsorted(self.group)]
         at_bytes = np.repeat(self.at_bytes, counts)
         return replace(self, group=ranges(self.group, counts), at_bytes=at_bytes)
 

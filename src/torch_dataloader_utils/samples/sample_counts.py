@@ -45,6 +45,10 @@ def check_counts_rows(inventory: Inventory) -> None:
         ConfigError: the inventory counts samples.
     """
     metadata = decode_schema(inventory.schema).metadata or {}
+    if inventory.sequences is not None:
+        raise ConfigError(
+            f"The inventory counts sequences ({inventory.sequences.options}), not rows: pass one from scan_files."
+        )
     if _PACKING in metadata:
         raise ConfigError(
             f"The inventory counts packed samples ({metadata[_PACKING].decode()}), not rows: pass the same pack=, or "

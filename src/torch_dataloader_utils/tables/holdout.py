@@ -148,15 +148,19 @@ def _names(paths: StringColumn) -> tuple[Int64s, Int64s]:
     return np.maximum(slashes[at] + 1, first), ends
 
 
-def check_by(column: pa.Field) -> None:
-    """Raise ConfigError unless the values of the column can be divided into parts."""
-    stored = column.type.storage_type if isinstance(column.type, pa.BaseExtensionType) else column.type
-    plain = plain_type(stored)
+def repeats_exactly(data_type: pa.DataType) -> bool:
+    """Return whether values of the type repeat exactly, and have a hash: integers, text, dates, decimals."""
+    plain = plain_type(data_type.storage_type if isinstance(data_type, pa.BaseExtensionType) else data_type)
     kinds = (
         *(pt.is_integer, pt.is_boolean, pt.is_decimal, pt.is_date, pt.is_time, pt.is_timestamp, pt.is_duration),
         *(pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary),
     )
-    if not any(is_kind(plain) for is_kind in kinds):
+    return any(is_kind(plain) for is_kind in kinds)
+
+
+def check_by(column: pa.Field) -> None:
+    """Raise ConfigError unless the values of the column can be divided into parts."""
+    if not repeats_exactly(column.type):
         raise ConfigError(
             f"Holdout.by={column.name!r}: the column is {column.type}. Pass a column with values that repeat exactly: "
             "integers, text, dates or decimals."
@@ -167,13 +171,13 @@ def is_in_part(values: pa.Array, holdout: Holdout) -> npt.NDArray[np.bool_]:
     """Return a mask of the values of the part: a value is held out if its XXH64 is below the fraction of 2^64."""
     share = holdout.share
     limit = np.uint64((share.numerator << 64) // share.denominator)
-    stored = values.storage if isinstance(values.type, pa.BaseExtensionType) else values  # a UUID is 16 bytes
-    is_held: npt.NDArray[np.bool_] = _hashes(to_plain(stored), holdout.seed) < limit
+    is_held: npt.NDArray[np.bool_] = hash_values(values, holdout.seed) < limit
     return is_held if holdout.part == "holdout" else ~is_held
 
 
-def _hashes(values: pa.Array, seed: int) -> Words:
+def hash_values(values: pa.Array, seed: int) -> Words:
     """Return the XXH64 of each value: integers, dates and times as 8 bytes, text as UTF-8, nulls as empty text."""
+    values = to_plain(values.storage if isinstance(values.type, pa.BaseExtensionType) else values)  # a UUID: 16 bytes
     if pt.is_temporal(values.type):
         values = values.view(pa.int64() if values.type.bit_width == 64 else pa.int32())
     elif pt.is_boolean(values.type):
