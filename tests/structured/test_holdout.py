@@ -290,7 +290,7 @@ MISTAKES = [
     (lambda: Holdout("10%", "train"), r"Holdout.fraction='10%': pass a fraction .*such as 0.1"),
     (lambda: Holdout(float("nan"), "train"), r"Holdout.fraction=nan: pass a fraction between 0 and 1"),
     (lambda: Holdout(-0.1, "train"), r"Holdout.fraction=-0.1: pass a fraction between 0 and 1"),
-    (lambda: Holdout(0.1, "val"), r"""Holdout.part='val': pass "train" or "holdout""""),
+    (lambda: Holdout(0.1, "val"), r"""Holdout.part='val': pass "train" or "holdout\""""),
     (lambda: Holdout(0.1, "train", by=["user"]), r"Holdout.by is the name of a column; got \['user'\]"),
     (lambda: Holdout(0.1, "train", seed="a"), r"Holdout.seed='a': pass a whole number"),
 ]
