@@ -34,7 +34,7 @@ _DATA = (
         metavar="NAME",
         default="parquet",
         show_default=True,
-        help="Format of the files (parquet, orc, csv, json, jsonl, arrow), or iceberg or delta for a table.",
+        help="Format of the files (parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl, arrow), or iceberg or delta for a table.",
     ),
     click.option("--columns", multiple=True, metavar="A,B", help="Read only these columns."),
     click.option(

@@ -38,9 +38,10 @@ class FileSource(Checked):
     )
     format: str = option(
         "parquet",
-        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow"; "auto": by the names '
-        "of the files, or their first bytes. For CSV and JSON lines, `scan_files` sets the types (schema=) and the "
-        "size of row groups (text=); pass its result as inventory.",
+        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow"; for CSV without commas '
+        '"tsv", "csv-semicolon" or "csv-pipe"; "auto": by the names of the files, or their first '
+        "bytes. For CSV and JSON lines, `scan_files` sets the types (schema=) and the size of row groups (text=); pass "
+        "its result as inventory.",
         tier="everyday",
     )
     storage_options: Mapping[str, Any] | None = option(

@@ -96,7 +96,7 @@ def scan_files(
 
     Args:
         path: File, directory (recursive), pattern, or a list of them; local or any fsspec URL.
-        format: parquet, orc, csv, json, jsonl or arrow; file names need no extension. "auto": the format that the names
+        format: parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl or arrow; file names need no extension. "auto": the format that the names
             end in, or else by which the first file begins.
         columns: Names of the projection that `projected_bytes` counts; None for all.
         filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
