@@ -236,11 +236,11 @@ def test_each_separator_is_a_format_and_another_format_names_it(tmp_path, separa
     lines = [["id", "note, price"], *([str(n), "1,5"] for n in range(300))]
     text = "\n".join(separator.join(f'"{value}"' if separator == "," else value for value in row) for row in lines)
     (tmp_path / "t.csv").write_text(text)
-    loader, dataset = StructuredDataset.create_dataloader(tmp_path, file_format, num_workers=0, batch_size=100)
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, file_format, num_workers=0, batch_size=100)
     assert [value for batch in loader for value in batch["id"].tolist()] == list(range(300))
     assert [value for batch in loader for value in batch["note, price"]] == ["1,5"] * 300
-    save_inventory(dataset.inventory, tmp_path / "_saved.inventory")
-    assert load_inventory(tmp_path / "_saved.inventory").fingerprint == dataset.inventory.fingerprint
+    save_inventory(loader.plan.inventory, tmp_path / "_saved.inventory")
+    assert load_inventory(tmp_path / "_saved.inventory").fingerprint() == loader.plan.inventory.fingerprint()
     with pytest.raises(ConfigError, match=f'the header has one column.*format="{file_format}"'):
         scan_files(tmp_path / "t.csv", "tsv" if separator in ",;" else "csv-semicolon")
 

@@ -148,9 +148,9 @@ def _names(paths: StringColumn) -> tuple[Int64s, Int64s]:
     return np.maximum(slashes[at] + 1, first), ends
 
 
-def check_by(column: pa.Field) -> None:
-    """Raise ConfigError unless the values of the column can be divided into parts."""
-    stored = column.type.storage_type if isinstance(column.type, pa.BaseExtensionType) else column.type
+def check_by(name: str, data_type: pa.DataType) -> None:
+    """Raise ConfigError unless the values of a column, or of a field inside of one, can be divided into parts."""
+    stored = data_type.storage_type if isinstance(data_type, pa.BaseExtensionType) else data_type
     plain = plain_type(stored)
     kinds = (
         *(pt.is_integer, pt.is_boolean, pt.is_decimal, pt.is_date, pt.is_time, pt.is_timestamp, pt.is_duration),
@@ -158,8 +158,8 @@ def check_by(column: pa.Field) -> None:
     )
     if not any(is_kind(plain) for is_kind in kinds):
         raise ConfigError(
-            f"Holdout.by={column.name!r}: the column is {column.type}. Pass a column with values that repeat exactly: "
-            "integers, text, dates or decimals."
+            f"Holdout.by={name!r}: the column is {data_type}. Pass a column with values that repeat exactly: "
+            "integers, text, dates or decimals; a field of a struct by its dotted name."
         )
 
 
