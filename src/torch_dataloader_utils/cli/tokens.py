@@ -127,7 +127,7 @@ Examples:
   tdu tokens build db.documents s3://bucket/corpus --catalog prod --column tokens
 
 Writes corpus.bin and corpus.idx. After a failure, the same command continues with the finished parts. A source may be
-a table, with --format; name an Iceberg table as in its --catalog, or by the path of its metadata.json.
+a table; name an Iceberg table as in its --catalog, or by its directory.
 """
 
 

@@ -64,7 +64,7 @@ class FileSource(Checked):
         "error",
         '"null" accepts files with different columns: a column that a file lacks is null there (see nulls), and one '
         "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV needs "
-        'scan_files(schema=). "error": all files need the same columns and types, except JSON lines.',
+        'scan_files(schema=). "error": all files need the same columns and types, or with columns= the same ones of these; JSON lines do not.',
         check_missing,
     )
     credentials: Credentials | None = option(None, CREDENTIALS_TEXT, tier="rare", is_secret=True)
