@@ -208,8 +208,14 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
                 fields = [each for each in map(".".join, field_paths(schema)) if nested_path(schema, each)]
             raise ConfigError(
                 f"columns names {name!r}, which is not a column of the data; {which_column(name, fields)}"
-                f"{hint(name) if hint else ''}"
+                f"{hint(name) if hint else ''}{_MADE.get(name, '')}"
             )
+
+
+# Names that people ask for as columns, and what makes them.
+_MADE = {
+    "labels": " Labels are made of chats by Chat, and of prompts by Completion: pack_tokens(tokenizer=Chat(tokenizer))."
+}
 
 
 def refused_types(table_format: str, refused: Mapping[str, str], readable: Sequence[str]) -> str:
