@@ -2,13 +2,14 @@
 
     python benchmarks/packing_trl.py [millions of tokens] [runs]
 
-Best fit of this library against `trl.pack_dataset(strategy="bfd")`, on the same Parquet files: documents with lognormal
-lengths, and the text files of this repository (four bytes a token), again and again in random order. A document longer
-than a sample keeps its first tokens in both. Every pass runs in a process of its own, in turns. The first epoch goes from
-the files to the last sample: counting and planning here; reading, packing and writing the packed data set there. The next
-epoch goes over the samples again. Memory is the most anonymous memory above that after the imports, looked at every 2 ms.
-The limit of fill is a lower bound of the number of samples (L2 of Martello and Toth); the limit of speed is pyarrow with a
-thread a core, which only decodes. Without TRL nothing is measured: pip install --no-deps trl (1.16 was measured).
+Best fit of this library against `trl.pack_dataset(strategy="bfd")`, on the same Parquet files: documents with
+lognormal lengths, and the text files of this repository (four bytes a token), again and again in random order. A
+document longer than a sample keeps its first tokens in both. Every case runs in a process of its own, in turns. The
+first epoch goes from the files to the last sample: counting and planning here; reading, packing and writing the packed
+data set there. The next epoch goes over the samples again. Memory is the most anonymous memory, looked at every 2 ms,
+less what the imports took. The limit of fill is a lower bound of the number of samples (L2 of Martello and Toth); the
+limit of speed is pyarrow with a thread a core, which only decodes. Without TRL nothing is measured: pip install
+--no-deps trl (1.16 was measured).
 """
 
 import json
@@ -74,7 +75,11 @@ def ours(folder: Path, length: int) -> Iterator[tuple[int, int]]:
     from torch_dataloader_utils import StructuredDataset, pack_tokens
 
     packing = pack_tokens(
-        "tokens", length, fill="best_fit", over_long="truncate", fields=["tokens", "positions", "cu_seqlens", "document_tokens"]
+        "tokens",
+        length,
+        fill="best_fit",
+        over_long="truncate",
+        fields=["tokens", "positions", "cu_seqlens", "document_tokens"],
     )
     loader, _ = StructuredDataset.create_dataloader(str(folder), pack=packing, batch_size=BATCH, num_workers=0)
     for epoch in range(2):

@@ -237,7 +237,9 @@ def unknown_name(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("url", ["http://{}/a.parquet", "http://{}/data/", "https://{}/*.parquet"])
 def test_an_unknown_host_is_named_after_one_attempt(url: str, unknown_name: str) -> None:
     pytest.importorskip("aiohttp")
-    with pytest.raises(StoreError, match=r"no connection to nowhere\.invalid, a name that is not known here \(1 attempt"):
+    with pytest.raises(
+        StoreError, match=r"no connection to nowhere\.invalid, a name that is not known here \(1 attempt"
+    ):
         open_store(url.format(unknown_name), StoreAccess.of()).list_files(url.format(unknown_name))
 
 

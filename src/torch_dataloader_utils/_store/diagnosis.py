@@ -104,7 +104,9 @@ _TRANSIENT_ERRNOS = frozenset(
 _UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 _UNREACHED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 # Of httpx, aiohttp and botocore: a server that does not answer at all, whatever the reason.
-_UNREACHED_NAMES = frozenset({"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "EndpointConnectionError"})
+_UNREACHED_NAMES = frozenset(
+    {"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "EndpointConnectionError"}
+)
 _OBSTORE_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _OBSTORE_WRONG_REPLY = re.compile(
     r"Received non-partial response|Requested \d+\.\.\d+, got|Content-(Range|Length) [Hh]eader"

@@ -34,7 +34,8 @@ _DATA = (
         metavar="NAME",
         default="auto",
         show_default=True,
-        help="Format of the files (parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl, arrow), or iceberg or delta for a table; auto looks.",
+        help="Format of the files (parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl, arrow), or iceberg or "
+        "delta for a table; auto looks.",
     ),
     click.option("--columns", multiple=True, metavar="A,B", help="Read only these columns."),
     click.option(

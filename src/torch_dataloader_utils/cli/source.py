@@ -22,8 +22,8 @@ TABLE_FORMATS = ("iceberg", "delta")
 class DataSource:
     """Data named by the options of a command; see `find_source`. Nothing is opened before a method is called.
 
-    format: Format of files, or of a table; "auto" for files that decide. catalog: properties of the catalog; None for files and for tables by location. storage: storage options; never
-    shown, since they may hold credentials.
+    format: format of files, or of a table; "auto" for files that decide. catalog: properties of the catalog; None for
+    files and for tables by location. storage: storage options; never shown, since they may hold credentials.
     """
 
     paths: tuple[str, ...]

@@ -96,9 +96,10 @@ def scan_files(
 
     Args:
         path: File, directory (recursive), pattern, or a list of them; local or any fsspec URL.
-        format: parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl or arrow; file names need no extension. "auto": the format that the names
-            end in, or else by which the first file begins.
-        columns: Names of the projection that `projected_bytes` counts; None for all.
+        format: parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl or arrow; file names need no extension.
+            "auto": the format that the names end in, or else by which the first file begins.
+        columns: Names of the projection that `projected_bytes` counts; None for all. Other columns that differ between
+            files are left out of the data set, with a note.
         filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
             row groups proven fully in keep their rows; other row groups have UNKNOWN live rows until someone counts.
         partitioning: "hive" reads columns from directory names, "auto" does if there are such directories; Hive(types)

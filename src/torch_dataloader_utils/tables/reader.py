@@ -285,7 +285,9 @@ def _select(
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
         mask = kept if mask is None else pc.and_(mask, kept)
     if projection.holdout is not None and projection.holdout.by is not None:
-        kept = pa.array(is_in_part(values_at(rows, nested_path(rows.schema, projection.holdout.by)), projection.holdout))
+        kept = pa.array(
+            is_in_part(values_at(rows, nested_path(rows.schema, projection.holdout.by)), projection.holdout)
+        )
         mask = kept if mask is None else pc.and_(mask, kept)
     return _live(rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows, mask)
 

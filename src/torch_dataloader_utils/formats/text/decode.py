@@ -125,9 +125,7 @@ def _read_header(source: TaskSource, delimiter: str) -> tuple[tuple[str, ...], i
     return names, sum(map(len, names))
 
 
-def _find_header(
-    source: TaskSource, size: int, head: Callable[[int], Buffer], delimiter: str
-) -> tuple[str, ...]:
+def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer], delimiter: str) -> tuple[str, ...]:
     """Return the first row of a text of `size` bytes; () if the text is blank. head(n): Returns the first n bytes."""
     length = 0
     while length < min(size, _MAX_HEADER_BYTES):

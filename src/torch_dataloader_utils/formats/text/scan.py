@@ -136,9 +136,7 @@ def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: 
     return _counted_groups(entry, counter)
 
 
-def _csv_groups(
-    store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest
-) -> Int64s:
+def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest) -> Int64s:
     """Return the blocks of a file. The host keeps them for a large file. column: Separator, and a column's name."""
 
     def read() -> bytes:
@@ -148,9 +146,7 @@ def _csv_groups(
     return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
 
 
-def _counted_csv(
-    store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest
-) -> Int64s:
+def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest) -> Int64s:
     header = _header(head)
     counter = _counted(store, entry, request, start=len(header), blank=_CSV_BLANKS)
     may_hold_line_ends = counter.has_quotes or not _closes(header)

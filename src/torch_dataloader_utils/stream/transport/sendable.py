@@ -76,7 +76,7 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
 
 
 def _main_is_imported() -> bool:
-    """Return whether worker processes import the main module; in a notebook it is no file. See multiprocessing.spawn."""
+    """Return whether worker processes import the main module, as multiprocessing.spawn does; a notebook is no file."""
     main = sys.modules["__main__"]
     return any(getattr(main, name, None) is not None for name in ("__spec__", "__file__"))
 

@@ -158,8 +158,8 @@ def _partition_hint(table: OpenTable, target: ScanTarget, text: str) -> str:
         if column is not None and column != name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
             field = ", ".join(map(repr, column.split(".")))
             hints.append(
-                f" {name} is a partition, {part.transform} of column {column!r}: write pc.field({field}); such a filter "
-                "leaves out files by their partitions too."
+                f" {name} is a partition, {part.transform} of column {column!r}: write pc.field({field}); such a "
+                "filter leaves out files by their partitions too."
             )
     return "".join(hints)
 
