@@ -64,8 +64,8 @@ class FileSource(Checked):
         "error",
         '"null" accepts files with different columns: a column that a file lacks is null there (see nulls), and one '
         "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV needs "
-        'scan_files(schema=). "error": all files need the same types of all columns, or of the columns that are read if '
-        "columns= names some; JSON lines may differ.",
+        'scan_files(schema=). "error": all files need the same types of all columns, or of the columns that are read if'
+        " columns= names some; JSON lines may differ.",
         check_missing,
     )
     credentials: Credentials | None = option(None, CREDENTIALS_TEXT, tier="rare", is_secret=True)
