@@ -146,3 +146,17 @@ def test_a_wrong_path_is_one_line(tmp_path):
     assert "catalog_config=" in one_line(tdu("doctor", "db.events", code=2))
     (tmp_path / "empty").mkdir()
     assert "is empty" in one_line(tdu("doctor", tmp_path / "empty", code=2))
+
+
+def test_a_first_line_that_may_be_a_row_is_said(tmp_path):
+    (tmp_path / "t.csv").write_text("1,Paris,2024-01-05,2.5,true\n2,Rome,2024-01-06,3.5,false\n")
+    assert "'1', '2024-01-05', '2.5', 'true' may be values" in kinds(tdu_json("doctor", tmp_path))["header"]
+    (tmp_path / "t.csv").write_text("id,city,2024\n2,Rome,1\n")
+    assert "'2024' may be values" in kinds(tdu_json("doctor", tmp_path))["header"]
+    (tmp_path / "t.csv").write_text("id,city,e1,n.2,truth\n2,Rome,1,2,3\n")
+    assert "header" not in kinds(tdu_json("doctor", tmp_path))
+    (tmp_path / "t.csv").write_text("id;city\n2;Rome\n")
+    assert 'pass format="csv-semicolon" (--format csv-semicolon' in one_line(tdu("doctor", tmp_path, code=2))
+    report = tdu_json("doctor", tmp_path, "--format", "csv-semicolon")
+    assert "csv-semicolon files" in report["facts"]["table"]
+    assert pasted(report) == 2

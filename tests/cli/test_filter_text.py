@@ -40,6 +40,12 @@ def test_a_text_filters_as_python_would(text):
     assert kept == [row for row in ROWS if eval(text, {}, row)]
 
 
+def test_a_field_of_a_struct_is_named_with_a_dot():
+    table = pa.table({"user": [{"age": 7, "of": {"city": "a"}}, {"age": 30, "of": {"city": "b"}}, None]})
+    assert table.filter(parse_filter("user.age > 10")).num_rows == 1
+    assert table.filter(parse_filter("user.of.city in ['a', 'b'] and not user.age == 30")).num_rows == 1
+
+
 def test_nulls_and_odd_names():
     table = pa.table({"x": [1, None, 3], "a b": ["p", "q", None]})
     assert table.filter(parse_filter("x is None")).num_rows == 1
@@ -78,7 +84,8 @@ def test_days_and_times(text, kept):
         "None != x",
         "x in y",
         "x in 3",
-        "x.y == 1",
+        "x.y() == 1",
+        "f(x).y == 1",
         "lambda: 1",
         "x == [i for i in y]",
         "col(x) == 1",

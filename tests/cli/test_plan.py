@@ -1,15 +1,18 @@
 """`tdu plan`: the loader's own plan as a table, as JSON, and as pictures that show all of it."""
 
+import json
 import re
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.stream.tables import write_table
-from torch_dataloader_utils import plan_epoch, scan_files
+from torch_dataloader_utils import open_loader, plan_epoch, scan_files
 from torch_dataloader_utils.cli.plan import summarize
 from torch_dataloader_utils.cli.plan_page import plan_page
 from torch_dataloader_utils.plan.pictures.timeline import make_timeline
@@ -163,3 +166,25 @@ def test_a_cache_of_a_size_is_foreseen(table):
     assert found in " ".join(tdu("plan", *shared).stdout.split())
     assert "\ncache" not in tdu("plan", *options).stdout
     assert "cache_bytes" in one_line(tdu("plan", *options, "--cache-bytes", "much", code=2))
+
+
+@pytest.mark.parametrize("command", ["plan", "scan", "head", "state"])
+def test_a_command_finds_the_format_by_looking_as_open_loader_does(tmp_path, lake, command):
+    rows = pa.table({"x": range(30), "day": [n % 2 for n in range(30)]})
+    write_deltalake(tmp_path / "delta", rows)
+    pq.write_to_dataset(rows, tmp_path / "hive", partition_cols=["day"])
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "rows.csv").write_text("x,day\n" + "".join(f"{n},{n % 2}\n" for n in range(30)))
+    metadata = lake[1].removeprefix("file://")
+    for path, count in [("delta", 30), ("hive", 30), ("lines", 30), (metadata.rpartition("/metadata/")[0], 290)]:
+        place = tmp_path / path
+        loader = open_loader(place, batch_size=10, shuffle_seed=1)
+        if command == "state":
+            state = tmp_path / "state.json"
+            state.write_text(json.dumps(loader.state_dict()))
+            (report,) = tdu_json("state", state, place)["states"]
+            assert report["rows"]["remaining_rows"] == count
+        elif command == "head":
+            assert len(tdu_json("head", place, "--batch-size", 10)["batches"][0]["rows"]) == 10
+        else:
+            assert tdu_json(command, place)["num_rows"] == count

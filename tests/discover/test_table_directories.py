@@ -105,7 +105,7 @@ def test_the_shell_refuses_and_allows(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
     (tmp_path / "_delta_log" / "0.json").write_text("{}")
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    assert "a Delta table" in one_line(tdu("scan", str(tmp_path), code=1))
+    assert "a Delta table" in one_line(tdu("scan", str(tmp_path), "--format", "parquet", code=1))
     assert "a.parquet" in tdu("scan", str(tmp_path), "--allow-bare-files", "--files").output
 
 

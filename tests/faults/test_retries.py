@@ -1,6 +1,7 @@
 """Requests that fail in ways that deserve another try, and those that do not. Rows are what counts."""
 
 import re
+import socket
 import threading
 from dataclasses import replace
 from typing import Any
@@ -197,6 +198,59 @@ def test_bytes_that_come_in_extend_the_cap_by_no_more_than_they_took(
         assert (attempts.failed(Diagnosis(kind=Kind.TRANSIENT), can_renew=False) is not None) == goes_on
 
 
+NO_CONNECTION = Diagnosis(kind=Kind.TRANSIENT, unreached="server")
+
+
+def test_a_server_that_never_answered_is_given_up_in_20_seconds_and_one_that_did_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_first, attempt_seconds, most in ((True, 0.0, 20.0), (True, 10.0, 20.0), (False, 0.0, 120.0)):
+        now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: now)  # noqa: B023
+        attempts = Attempts(RetryPolicy())
+        wait: float | None = 0.0
+        while wait is not None:
+            now += wait + attempt_seconds
+            wait = attempts.failed(NO_CONNECTION, can_renew=False, is_first_contact=is_first)
+        assert now <= most
+        assert now >= most / 3
+        assert attempts.failed(Diagnosis(kind=Kind.TRANSIENT, status=503), can_renew=False) is not None or not is_first
+
+
+def test_a_name_that_is_not_known_is_given_up_at_once_before_the_first_contact() -> None:
+    unknown = replace(NO_CONNECTION, unreached="name")
+    assert Attempts(RetryPolicy()).failed(unknown, can_renew=False, is_first_contact=True) is None
+    assert Attempts(RetryPolicy()).failed(unknown, can_renew=False) is not None
+
+
+@pytest.fixture
+def unknown_name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name that no server of names knows; where there is none, the system would not say so."""
+
+    def no_address(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", no_address)
+    return "nowhere.invalid"
+
+
+@pytest.mark.parametrize("url", ["http://{}/a.parquet", "http://{}/data/", "https://{}/*.parquet"])
+def test_an_unknown_host_is_named_after_one_attempt(url: str, unknown_name: str) -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(
+        StoreError, match=r"no connection to nowhere\.invalid, a name that is not known here \(1 attempt"
+    ):
+        open_store(url.format(unknown_name), StoreAccess.of()).list_files(url.format(unknown_name))
+
+
+def test_a_planned_read_waits_for_a_server_that_is_gone_longer_than_a_first_contact(unknown_name: str) -> None:
+    pytest.importorskip("aiohttp")
+    access = StoreAccess.of(remote=RemoteOptions(retry=RetryPolicy(most_seconds=0.3)))
+    url = f"http://{unknown_name}/a.parquet"
+    with pytest.raises(StoreError, match=r"\([2-9] attempts"):
+        open_store(url, access).ranges(url, [(0, 10)], "etag")
+
+
 def test_a_redirect_without_a_place_names_the_region(server: S3Server, access: StoreAccess) -> None:
     url = server.put("a", b"0123456789")
     server.rules.append(Rule(error(301, "PermanentRedirect", x_amz_bucket_region="eu-west-3"), count=None))
@@ -273,7 +327,7 @@ def test_a_server_that_is_gone_is_an_error_within_the_cap() -> None:
     gone.close()
     policy = RetryPolicy(most_seconds=4, most_delay_seconds=0.05)
     access = StoreAccess.of(gone.storage_options, remote=RemoteOptions(retry=policy))
-    with pytest.raises(StoreError, match=r"s3://bucket/a: cannot read \(\d+ attempts? in"):
+    with pytest.raises(StoreError, match=r"s3://bucket/a: cannot read.* \(\d+ attempts? in"):
         open_store("s3://bucket/a", access).ranges("s3://bucket/a", [(0, 4)])
 
 

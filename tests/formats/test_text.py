@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils._core.inventory import UNKNOWN
-from torch_dataloader_utils.discover import TextOptions, scan_files
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.text import scan
 from torch_dataloader_utils.formats.text.line_counter import LineCounter
@@ -227,6 +227,46 @@ def test_without_counting_text_files_are_whole_and_unknown(tmp_path):
     inventory = scan_files(tmp_path, "jsonl", count_rows=False, text=TextOptions(block_bytes=1))
     assert inventory.groups.live_rows.tolist() == [UNKNOWN, UNKNOWN]
     assert inventory.num_rows == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("separator", "file_format"), [("\t", "tsv"), (";", "csv-semicolon"), ("|", "csv-pipe"), (",", "csv")]
+)
+def test_each_separator_is_a_format_and_another_format_names_it(tmp_path, separator, file_format):
+    lines = [["id", "note, price"], *([str(n), "1,5"] for n in range(300))]
+    text = "\n".join(separator.join(f'"{value}"' if separator == "," else value for value in row) for row in lines)
+    (tmp_path / "t.csv").write_text(text)
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, file_format, num_workers=0, batch_size=100)
+    assert [value for batch in loader for value in batch["id"].tolist()] == list(range(300))
+    assert [value for batch in loader for value in batch["note, price"]] == ["1,5"] * 300
+    save_inventory(loader.plan.inventory, tmp_path / "_saved.inventory")
+    assert load_inventory(tmp_path / "_saved.inventory").fingerprint() == loader.plan.inventory.fingerprint()
+    with pytest.raises(ConfigError, match=f'the header has one column.*format="{file_format}"'):
+        scan_files(tmp_path / "t.csv", "tsv" if separator in ",;" else "csv-semicolon")
+
+
+def test_blocks_of_other_separators_read_the_header_of_their_file(tmp_path):
+    (tmp_path / "t.tsv").write_text("a\tb\n" + "".join(f"{n}\t{-n}\n" for n in range(50)))
+    inventory = scan_files(tmp_path, "auto", text=None)
+    assert inventory.files.formats.tolist() == [FileFormat.TSV]
+    inventory = scan_files(tmp_path, "tsv", text=TextOptions(block_bytes=32))
+    assert inventory.num_groups > 5
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, "tsv", inventory=inventory, num_workers=0)
+    assert [value for batch in loader for value in batch["b"].tolist()] == [-n for n in range(50)]
+
+
+@pytest.mark.parametrize("text", ["1,2.5,-3e4\n4,5,6\n", "7\n8\n", '"1",,3\n'])
+def test_numbers_are_no_header_unless_a_schema_says_so(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ConfigError, match=r"numbers and no names.*write such a line.*schema=pyarrow\.schema"):
+        scan_files(tmp_path / "t.csv", "csv")
+
+
+@pytest.mark.parametrize("name", ["2019", "a;b"])
+def test_odd_names_are_read_if_a_schema_has_them(tmp_path, name):
+    (tmp_path / "t.csv").write_text(f"{name}\n4\n5\n")
+    inventory = scan_files(tmp_path / "t.csv", "csv", schema=pa.schema({name: pa.int64()}))
+    assert inventory.num_rows == 2
 
 
 def test_a_header_alone_is_a_file_without_rows(tmp_path):

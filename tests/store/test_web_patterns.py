@@ -115,8 +115,8 @@ def test_a_session_that_the_user_makes_has_the_times_that_the_user_gives_it(web:
     assert open_store(url, StoreAccess.of({"get_client": get_client})).stat(url).size == len(web.files["other.parquet"])
 
 
-def test_a_server_that_takes_no_connection_is_given_up_as_by_the_client_itself() -> None:
+def test_a_server_that_takes_no_connection_is_given_up_within_the_limit_of_a_first_contact() -> None:
     default = pytest.importorskip("aiohttp.client").DEFAULT_TIMEOUT
     filesystem = open_client("http://host/a", "http", StoreAccess.of())
     timeout = filesystem.client_kwargs["timeout"]
-    assert (timeout.total, timeout.sock_connect) == (default.total, 30)
+    assert (timeout.total, timeout.sock_connect) == (default.total, 15)

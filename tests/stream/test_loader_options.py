@@ -1,6 +1,9 @@
 """Options of the loader itself: another type is refused before anything is read, with or without worker processes."""
 
 import multiprocessing
+import sys
+from functools import partial
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from torch_dataloader_utils import (
     blend,
 )
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
+from torch_dataloader_utils.stream.transport.sendable import check_functions
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +154,18 @@ def test_an_init_function_that_cannot_be_sent_to_workers_is_refused_when_the_loa
         StructuredDataset.create_dataloader(
             table, num_workers=1, worker_init_fn=lambda _: None, multiprocessing_context=context
         )
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_function_of_a_notebook_cannot_go_to_processes_that_do_not_inherit_it(method, monkeypatch):
+    main = ModuleType("__main__")
+    exec("def double(batch): return 2 * batch", main.__dict__)
+    double = main.double
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for functions in ([double], [dict, partial(map, double)]):
+        with pytest.raises(ConfigError, match=r"is defined in a notebook .*Write it into a \.py file.*num_workers=0"):
+            check_functions(functions, method)
+    check_functions([double], "fork")
+    check_functions([partial(dict, a=1)], method)
+    monkeypatch.setattr(main, "__file__", "program.py", raising=False)
+    check_functions([double], method)

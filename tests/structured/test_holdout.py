@@ -282,6 +282,22 @@ def test_files_that_changed_are_not_divided_anew_in_mid_epoch(tmp_path):
     assert len(other_parts([task], [10], Holdout(0.1, "holdout"))[0]) == 9
 
 
+def test_a_field_of_a_struct_divides_the_rows_as_a_column_of_its_values(tmp_path):
+    users = [None if row % 9 == 0 else {"segment": f"s{row % 40}", "of": {"city": row % 3}} for row in range(300)]
+    segments = [None if user is None else user["segment"] for user in users]
+    write(tmp_path / "nested", 300, 50, user=users)
+    write(tmp_path / "flat", 300, 50, segment=segments)
+    for part in PARTS:
+        found = rows_of(tmp_path / "nested", Holdout(0.4, part, by="user.segment"))
+        assert found == rows_of(tmp_path / "flat", Holdout(0.4, part, by="segment"))
+        filtered = rows_of(
+            tmp_path / "nested", Holdout(0.4, part, by="user.of.city"), filters=pc.field("user", "segment") == "s7"
+        )
+        assert set(filtered) <= {row for row in range(300) if segments[row] == "s7"}
+    options = {"holdout": Holdout(0.4, "train", by="user.segment"), "columns": ["row", "user.of.city"]}
+    assert len(StructuredDataset(str(tmp_path / "nested"), batch_size=8, **options)) > 10
+
+
 MISTAKES = [
     (lambda: Holdout(10, "train"), r"Holdout.fraction=10: pass a fraction between 0 and 1, .*such as 0.1"),
     (lambda: Holdout(0, "train"), r"Holdout.fraction=0: pass a fraction between 0 and 1"),
@@ -290,7 +306,7 @@ MISTAKES = [
     (lambda: Holdout("10%", "train"), r"Holdout.fraction='10%': pass a fraction .*such as 0.1"),
     (lambda: Holdout(float("nan"), "train"), r"Holdout.fraction=nan: pass a fraction between 0 and 1"),
     (lambda: Holdout(-0.1, "train"), r"Holdout.fraction=-0.1: pass a fraction between 0 and 1"),
-    (lambda: Holdout(0.1, "val"), r"""Holdout.part='val': pass "train" or "holdout\""""),
+    (lambda: Holdout(0.1, "val"), r"""Holdout.part='val': pass "train" or "holdout"."""),
     (lambda: Holdout(0.1, "train", by=["user"]), r"Holdout.by is the name of a column; got \['user'\]"),
     (lambda: Holdout(0.1, "train", seed="a"), r"Holdout.seed='a': pass a whole number"),
 ]
@@ -308,11 +324,13 @@ def test_a_wrong_holdout_says_what_to_pass(make, message):
         (0.1, ConfigTypeError, r"""holdout=0.1: pass Holdout\(0.1, "train"\), and "holdout" to validate"""),
         ("train", ConfigTypeError, r"holdout='train': pass Holdout"),
         (Holdout(0.1, "train", by="usr"), ConfigError, r"Holdout.by: no column is named usr; did you mean 'user'\?"),
+        (Holdout(0.1, "train", by="trip.usr"), ConfigError, r"no column is named trip.usr; did you mean 'trip.user'"),
+        (Holdout(0.1, "train", by="trip"), ConfigError, r"by='trip': the column is struct.*dotted name"),
         (Holdout(0.1, "train", by="fare"), ConfigError, r"Holdout.by='fare': the column is double. Pass a column with"),
     ],
 )
 def test_a_holdout_that_does_not_fit_the_data_says_what_to_pass(tmp_path, holdout, error, message):
-    write(tmp_path, 20, user=[f"u{i}" for i in range(20)], fare=np.ones(20))
+    write(tmp_path, 20, user=[f"u{i}" for i in range(20)], fare=np.ones(20), trip=[{"user": i} for i in range(20)])
     with pytest.raises(error, match=message):
         StructuredDataset.create_dataloader(str(tmp_path), holdout=holdout)
 

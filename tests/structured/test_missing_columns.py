@@ -367,3 +367,55 @@ def test_names_that_differ_in_case_only_are_logged(tmp_path: Path, caplog: pytes
     pq.write_table(pa.table({"X": [3], "x": [3]}), tmp_path / "c.parquet")
     assert scan_files(tmp_path, missing="null").num_rows == 3
     assert not caplog.records
+
+
+@pytest.mark.filterwarnings("ignore:The epoch has no steps")
+@settings(max_examples=effort(30), deadline=None)
+@given(
+    files=st.lists(st.sets(st.sampled_from("abc")).map(sorted), min_size=1, max_size=4),
+    types=st.lists(st.sampled_from([pa.int32(), pa.int64()]), min_size=4, max_size=4),
+    columns=st.sampled_from([["row"], ["a", "row"], ["row", "b", "c"]]),
+    filters=st.sampled_from([None, pc.field("row") > 4, pc.field("a") > 2]),
+    file_format=st.sampled_from(["parquet", "arrow"]),
+)
+def test_a_column_that_nobody_asks_for_may_differ_and_the_rows_are_the_same(
+    files: list[list[str]], types: list[pa.DataType], columns: list[str], filters: Any, file_format: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (names, kind) in enumerate(zip(files, types, strict=False)):
+            start = 5 * number
+            table = pa.table({"row": range(start, start + 5), **{name: pa.array(range(5), kind) for name in names}})
+            if file_format == "parquet":
+                pq.write_table(table, f"{folder}/{number}.parquet", row_group_size=2)
+            else:
+                with pa.ipc.new_file(f"{folder}/{number}.arrow", table.schema) as writer:
+                    writer.write_table(table)
+        asked = {*columns} | ({"a"} if filters is not None and "a" in str(filters) else set())
+        kinds = {(name, types[n] if name in names else None) for n, names in enumerate(files) for name in "abc"}
+        is_same = all(len({kind for each, kind in kinds if each == name}) == 1 for name in asked - {"row"})
+        options = {"format": file_format, "columns": columns, "filters": filters, "output_format": "arrow"}
+        if not is_same or any((name, None) in kinds for name in asked):
+            with pytest.raises((SchemaError, ConfigError)):
+                StructuredDataset(folder, **options)
+            return
+        found, wanted = (
+            [row for batch in StructuredDataset(folder, **options, missing=missing) for row in batch.to_pylist()]
+            for missing in ("error", "null")
+        )
+        assert found == wanted
+        assert found or filters is not None
+
+
+def test_a_column_that_differs_is_left_out_by_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1], "y": [None], "z": ["a"]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": [2], "y": [2.5], "w": [1]}), tmp_path / "1.parquet")
+    inventory = scan_files(tmp_path, columns=["x"])
+    assert decode_schema(inventory.schema).names == ["x"]
+    assert not inventory.nulls
+    (note,) = inventory.notes
+    assert "columns that differ between files are left out: " in note
+    assert all(f"{name!r}" in note for name in "yzw")
+    with pytest.raises(ConfigError, match="names 'z', which the data set does not have"):
+        StructuredDataset(tmp_path, inventory=inventory, columns=["z"])
+    with pytest.raises(SchemaError, match=r"leave the column out of columns=, or pass missing=\"null\""):
+        scan_files(tmp_path)

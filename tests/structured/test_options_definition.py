@@ -282,7 +282,8 @@ def test_a_sampler_is_answered_with_what_takes_its_place(option: str) -> None:
         ("device", r"batch\.to\(device"),
         ("num_epochs", "set_epoch"),
         ("limit", "leave the loop early"),
-        ("delimiter", "CSV files have commas"),
+        ("delimiter", '"tsv" for tabs'),
+        ("header", "names its columns"),
     ],
 )
 def test_an_option_of_another_library_is_answered_with_what_to_do(option: str, told: str) -> None:

@@ -5,6 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import SchemaError
 
@@ -61,6 +62,22 @@ def nested_path(schema: pa.Schema | pa.StructType, name: str) -> FieldPath:
             if inside:
                 return (name[:end], *inside)
     return ()
+
+
+def field_at(schema: pa.Schema, path: FieldPath) -> pa.Field:
+    """Return the field at a path of `nested_path`."""
+    field = schema.field(path[0])
+    for name in path[1:]:
+        field = field.type.field(name)
+    return field
+
+
+def values_at(rows: pa.RecordBatch, path: FieldPath) -> pa.Array:
+    """Return the values at a path of `nested_path`: a field of a struct that is null is null."""
+    values = rows.column(path[0])
+    for name in path[1:]:
+        values = pc.struct_field(values, [values.type.get_field_index(name)])
+    return values
 
 
 def flat_schema(schema: pa.Schema) -> pa.Schema:

@@ -38,6 +38,9 @@ class FileFormat(IntEnum):
     CSV = 3
     JSON = 4
     ARROW = 5
+    TSV = 6
+    CSV_SEMICOLON = 7
+    CSV_PIPE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -44,8 +44,9 @@ class Holdout:
     Attributes:
         fraction: Fraction of the rows that is held out, or with `by` of the values; between 0 and 1, to a millionth.
         part: Part to read: "train", or "holdout" for the rows that are held out.
-        by: Name of a column of integers, text, dates or decimals: rows with equal values (nulls too) are in one part.
-            The values are read to count the rows, as for a filter. None: random rows of every row group.
+        by: Name of a column of integers, text, dates or decimals, or of such a field in a struct ("user.segment"): rows
+            with equal values (nulls too) are in one part. The values are read to count the rows, as for a filter. None:
+            random rows of every row group.
         seed: Any integer, taken modulo 2^64; another seed holds out other rows.
 
     Raises:

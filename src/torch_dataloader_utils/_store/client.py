@@ -30,9 +30,9 @@ from torch_dataloader_utils._store.store_errors import store_error, unknown_sche
 from torch_dataloader_utils.errors import ConfigError
 
 _HTTP_SCHEMES = ("http", "https")
-# Defaults of aiohttp: for a whole request, and for a server that accepts no connection.
+# For a whole request, as in aiohttp; for a server that accepts no connection, enough for four tries of TCP.
 _MOST_HTTP_SECONDS = 300
-_HTTP_CONNECT_SECONDS = 30
+_HTTP_CONNECT_SECONDS = 15
 
 # Clients by the package of their class, so that no client has to be imported.
 _S3_CLIENT = "s3fs"
@@ -144,13 +144,15 @@ Key = tuple[str, ...]
 class ClientTable:
     """Clients by store. The least recently used client is dropped; it closes once no thread uses it.
 
-    without_obstore: Stores that obstore could not read in this process, though it is the default.
+    without_obstore: Stores that obstore could not read in this process, though it is the default. reached: Stores that
+    have answered.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: OrderedDict[Key, ProcessLocal[Any]] = OrderedDict()
         self.without_obstore: set[Key] = set()
+        self.reached: set[Key] = set()
 
     def of(self, key: Key) -> ProcessLocal[Any]:
         """Return the slot of the client for stores with this key."""

@@ -6,12 +6,14 @@ client has to be imported. Sources: "Error responses" of the S3 API; RFC 9110, s
 
 import errno
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 from torch_dataloader_utils._store.censor import is_malformed_reply
 from torch_dataloader_utils.errors import causes
@@ -37,6 +39,8 @@ class Diagnosis:
     """Kind of a failure, with the server's own words.
 
     status: HTTP status, 0 for none. code, request_id, region (of the bucket): "" where the server says nothing.
+    unreached: "name" if the server's name is unknown, "server" if no connection could be made; "" otherwise. host: Name
+        of the server that was not reached, if the client says it.
     """
 
     kind: Kind
@@ -45,6 +49,8 @@ class Diagnosis:
     request_id: str = ""
     region: str = ""
     retry_after_seconds: float = 0.0
+    unreached: Literal["", "name", "server"] = ""
+    host: str = ""
 
 
 class WrongReplyError(Exception):
@@ -95,6 +101,12 @@ _TRANSIENT_ERRNOS = frozenset(
     )
     if hasattr(errno, name)
 )
+_UNKNOWN_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+_UNREACHED_ERRNOS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+# Of httpx, aiohttp and botocore: a server that does not answer at all, whatever the reason.
+_UNREACHED_NAMES = frozenset(
+    {"ConnectTimeout", "ConnectTimeoutError", "ConnectionTimeoutError", "EndpointConnectionError"}
+)
 _OBSTORE_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _OBSTORE_WRONG_REPLY = re.compile(
     r"Received non-partial response|Requested \d+\.\.\d+, got|Content-(Range|Length) [Hh]eader"
@@ -134,7 +146,7 @@ def diagnose(error: BaseException, *, handled: BaseException | None = None) -> D
         if isinstance(each, OtherObjectError):
             return Diagnosis(kind=Kind.CHANGED)
         if _is_transient(each):
-            return Diagnosis(kind=Kind.TRANSIENT)
+            return Diagnosis(kind=Kind.TRANSIENT, unreached=_unreached(chain), host=_host(chain))
         status = _status(each)
         if status:
             headers = getattr(each, "headers", None) or getattr(getattr(each, "response", None), "headers", None)
@@ -211,13 +223,35 @@ def _status(error: BaseException) -> int:
 
 
 def _is_transient(error: BaseException) -> bool:
-    if isinstance(error, (ConnectionError, TimeoutError, EOFError)):
+    if isinstance(error, (ConnectionError, TimeoutError, EOFError, socket.gaierror)):
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return True
     kind = type(error)
     is_client = kind.__module__.partition(".")[0] in _CLIENTS
     return is_client and any(name in kind.__name__ for name in _TRANSIENT_NAMES)
+
+
+def _unreached(chain: Sequence[BaseException]) -> Literal["", "name", "server"]:
+    if any(isinstance(each, socket.gaierror) and each.errno in _UNKNOWN_NAME for each in chain):
+        return "name"
+    is_unreached = any(
+        (isinstance(each, OSError) and each.errno in _UNREACHED_ERRNOS)
+        or isinstance(each, socket.gaierror)
+        or type(each).__name__ in _UNREACHED_NAMES
+        for each in chain
+    )
+    return "server" if is_unreached else ""
+
+
+def _host(chain: Sequence[BaseException]) -> str:
+    """Return the server's name in an error of aiohttp, or of httpx, which raises where it has no request."""
+    for each in chain:
+        with suppress(RuntimeError):
+            host = getattr(each, "host", None) or getattr(getattr(each, "request", None), "url", None)
+            if host:
+                return str(getattr(host, "host", host))
+    return ""
 
 
 def _seconds(retry_after: Any) -> float:

@@ -307,7 +307,9 @@ class FsspecStore:
                     filesystem = local.get(connect)
                 attempts.leave_out(time.monotonic() - begin)
                 with exclusive_use(filesystem), no_panic():
-                    return call(filesystem, url.key(filesystem))
+                    answer = call(filesystem, url.key(filesystem))
+                clients.reached.add(store)
+                return answer
             except LoaderError:
                 raise
             except Exception as error:  # whatever a storage client raises
@@ -323,7 +325,12 @@ class FsspecStore:
                             clients.without_obstore.add(store)
                         continue
                 count("request_errors", _counted_as(diagnosis))
-                delay = attempts.failed(diagnosis, can_renew=self.access.credentials is not None)
+                if not diagnosis.unreached:
+                    clients.reached.add(store)
+                # Who knows the identity has reached the server before, perhaps in another process.
+                is_first = identity is None and store not in clients.reached
+                renews = self.access.credentials is not None
+                delay = attempts.failed(diagnosis, can_renew=renews, is_first_contact=is_first)
                 # An attempt that the limit cut off says less than the failure before it.
                 failure = failure if failure and isinstance(error, OverdueError) else (error, diagnosis)
                 if delay is None:

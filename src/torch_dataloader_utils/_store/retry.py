@@ -1,5 +1,6 @@
 """Decide when a failed request is sent again or given up; no I/O."""
 
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ _random = random.SystemRandom()
 
 # A download slower than this on the whole reaches the limit before it ends.
 _LEAST_BYTES_PER_SECOND = 64 << 10
+
+# Limit for the first connection to a server, which may be misspelled, or closed to this machine.
+_MOST_FIRST_CONTACT_SECONDS = 20.0
 
 # Retries for replies with other bytes than requested: a server sends such replies by accident, or always.
 _MOST_WRONG_REPLIES = 4
@@ -65,6 +69,7 @@ class Attempts:
         self._wrong_replies = 0
         self._renewals = 0
         self._grace_seconds = 0.0
+        self._most_seconds = math.inf
         self.count = 0
 
     @property
@@ -75,7 +80,8 @@ class Attempts:
     @property
     def most_seconds(self) -> float:
         """Value of `elapsed_seconds` at which the request is given up."""
-        return self.policy.most_seconds + min(self._received_bytes / _LEAST_BYTES_PER_SECOND, self._received_seconds)
+        received_seconds = min(self._received_bytes / _LEAST_BYTES_PER_SECOND, self._received_seconds)
+        return min(self._most_seconds, self.policy.most_seconds + received_seconds)
 
     @property
     def left_seconds(self) -> float:
@@ -97,13 +103,15 @@ class Attempts:
         if num_bytes > self._received_bytes:
             self._received_bytes, self._received_seconds = num_bytes, self.elapsed_seconds
 
-    def failed(self, diagnosis: Diagnosis, *, can_renew: bool) -> float | None:
+    def failed(self, diagnosis: Diagnosis, *, can_renew: bool, is_first_contact: bool = False) -> float | None:
         """Return the seconds to wait before the next attempt; None if no attempt follows.
 
         can_renew: Whether credentials can be renewed. A renewal is tried once a request, without a wait.
+        is_first_contact: Whether the server has never answered. Then an unknown name is given up at once, and a
+            connection that cannot be made in 20 seconds: to wait longer is for servers that were there before.
         """
         self.count += 1
-        took = self.elapsed_seconds
+        took, self._most_seconds = self.elapsed_seconds, math.inf
         if self.count == 1 and self.policy.progress_seconds <= took >= self.most_seconds:
             # The first attempt stalled, which a second one, on another connection, need not.
             self._grace_seconds = took + self.policy.progress_seconds
@@ -114,6 +122,12 @@ class Attempts:
             case Kind.WRONG_REPLY:
                 self._wrong_replies += 1
                 return self._delay(diagnosis) if self._wrong_replies < _MOST_WRONG_REPLIES else None
+            case Kind.TRANSIENT if is_first_contact and diagnosis.unreached:
+                self._most_seconds = _MOST_FIRST_CONTACT_SECONDS
+                delay = None if diagnosis.unreached == "name" else self._delay(diagnosis)
+                # The next attempt may take as long as each of these.
+                is_late = delay is None or took + delay + took / self.count > self.most_seconds
+                return None if is_late else delay
             case Kind.TRANSIENT:
                 return self._delay(diagnosis)
             case Kind.CHANGED | Kind.FINAL:

@@ -86,6 +86,12 @@ def store_error(
     match error:
         case _ if kind is Kind.CHANGED:
             return _replaced(path, cause, identity)
+        case _ if diagnosis is not None and diagnosis.unreached:
+            why = ", a name that is not known here" if diagnosis.unreached == "name" else ""
+            return StoreError(
+                f"{redact(path)}: cannot {action}, no connection to {diagnosis.host or 'its server'}{why} ({cause}). "
+                "Check the address, the network and the proxy settings, then try again."
+            )
         case ShortReplyError():
             return short_read(path, cause)
         case WholeReplyError():

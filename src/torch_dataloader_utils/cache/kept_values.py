@@ -19,8 +19,8 @@ VARIABLE = "TORCH_DATALOADER_UTILS_CACHE"
 
 # Room for 80,000 footers of 26 KB (50 columns, 4 row groups).
 _MOST_BYTES = 2 << 30
-# About 8e9 tokens: two bytes each, compressed.
-_MOST_TOKEN_BYTES = 16 << 30
+# About 2e9 tokens: two bytes each, compressed.
+_MOST_TOKEN_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ _BATCH_SIZE = 1024
 # A partition with more of the rows than this is in most batches.
 _SKEWED_SHARE = 0.5
 _SHOWN_COLUMNS = 8
+# What stands in a first line that is no header: nothing, a number, a date or a truth value.
+_VALUE = re.compile(r"|[-+]?[0-9.]+(e[-+]?[0-9]+)?|[0-9]{4}-[0-9]{2}-[0-9]{2}.*|true|false", re.IGNORECASE)
 
 
 @click.command("doctor", epilog=_EXAMPLES)
@@ -104,6 +106,7 @@ def examine(given: Mapping[str, Any]) -> Examination:
     nulls = _nulls(inventory, columns)
     findings = (
         *_missing(options),
+        *_header_findings(inventory),
         *_column_findings(decode_schema(inventory.schema), columns, nulls),
         *_partition_findings(inventory),
         *find_layout_problems(inventory),
@@ -140,7 +143,6 @@ def _scanned(given: Mapping[str, Any]) -> "tuple[str, Inventory, StoreAccess, di
     from torch_dataloader_utils._observe.work_bar import work_bar
     from torch_dataloader_utils.datasets.options import ScanOptions
     from torch_dataloader_utils.datasets.places import SOURCES, find_place
-    from torch_dataloader_utils.formats.registry import format_of
 
     kind, place = find_place(given)
     make = SOURCES[kind]
@@ -158,7 +160,7 @@ def _scanned(given: Mapping[str, Any]) -> "tuple[str, Inventory, StoreAccess, di
                 inventory, access = make(**place, **options).scan(scan, Share(), on_progress)
             except ConfigError:  # text without a schema: the first error says more
                 raise error from None
-    shown = _TABLES.get(kind) or f"{format_of(int(inventory.files.formats[0]))} files"
+    shown = _TABLES.get(kind) or f"{_format(inventory)} files"
     return shown, inventory, access, options
 
 
@@ -217,6 +219,27 @@ def _missing(options: Mapping[str, Any]) -> Iterator[Finding]:
             message='Files have different columns or types. With missing="null", a column is null where a file lacks '
             "it, and has the widest of its types.",
         )
+
+
+def _header_findings(inventory: "Inventory") -> Iterator[Finding]:
+    from torch_dataloader_utils._arrow.schema import decode_schema
+    from torch_dataloader_utils.formats.text.scan import SEPARATED
+
+    if _format(inventory) not in SEPARATED.values():
+        return
+    odd = [name for name in decode_schema(inventory.schema).names if _VALUE.fullmatch(name)]
+    if odd:
+        yield Finding(
+            kind="header",
+            message=f"The first line names the columns, and {_listed(map(repr, odd))} may be values. If the line is a "
+            "row, it is not read: write a line with names before it.",
+        )
+
+
+def _format(inventory: "Inventory") -> str:
+    from torch_dataloader_utils.formats.registry import format_of
+
+    return str(format_of(int(inventory.files.formats[0])))
 
 
 def _column_findings(

@@ -1,6 +1,6 @@
 """Row filters as text: a small part of Python's expressions, parsed and never executed.
 
-x > 3 and not (label == "a" or label in ["b", "c"]) and y is not None and col("odd name") <= 2.5
+x > 3 and not (label == "a" or label in ["b", "c"]) and y is not None and col("odd name") <= 2.5 and user.age >= 18
 day >= date("2024-01-05") and time < timestamp("2024-01-05T12:30:00+00:00")
 """
 
@@ -100,8 +100,20 @@ def _column(node: ast.expr) -> Any:
     match node:
         case ast.Name(id=name) | ast.Call(func=ast.Name(id="col"), args=[ast.Constant(value=str(name))], keywords=[]):
             return pc.field(name)
+        case ast.Attribute():
+            return pc.field(*_path(node))
         case _:
             raise ValueError(f"{ast.unparse(node)!r} is no column and no value")
+
+
+def _path(node: ast.expr) -> tuple[str, ...]:
+    match node:
+        case ast.Attribute(value=above, attr=name):
+            return (*_path(above), name)
+        case ast.Name(id=name):
+            return (name,)
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is no field of a column")
 
 
 def _refused(text: str, reason: str) -> ConfigError:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from torch_dataloader_utils._core.option_values import Lanes
-from torch_dataloader_utils.cli.source import DataSource, catalog_properties, parse_pairs
+from torch_dataloader_utils.cli.source import catalog_properties, find_source, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -32,9 +32,10 @@ _DATA = (
         "--format",
         "format_name",
         metavar="NAME",
-        default="parquet",
+        default="auto",
         show_default=True,
-        help="Format of the files (parquet, orc, csv, json, jsonl, arrow), or iceberg or delta for a table.",
+        help="Format of the files (parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl, arrow), or iceberg or "
+        "delta for a table; auto looks.",
     ),
     click.option("--columns", multiple=True, metavar="A,B", help="Read only these columns."),
     click.option(
@@ -43,7 +44,13 @@ _DATA = (
         metavar="TEXT",
         help="Read only these rows: \"x > 3 and day >= date('2024-01-05')\".",
     ),
-    click.option("--partitioning", type=click.Choice(["hive"]), help="Make columns of directory names (year=2024)."),
+    click.option(
+        "--partitioning",
+        type=click.Choice(["auto", "hive", "none"]),
+        default="auto",
+        show_default=True,
+        help="Make columns of directory names (year=2024); auto: if there are such directories.",
+    ),
     click.option(
         "--allow-bare-files",
         is_flag=True,
@@ -175,7 +182,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
         format_name: str,
         columns: tuple[str, ...],
         filter_text: str | None,
-        partitioning: Literal["hive"] | None,
+        partitioning: Literal["auto", "hive", "none"],
         storage: tuple[str, ...],
         inventory_path: str | None,
         catalog: str | None,
@@ -187,12 +194,12 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
     ) -> Any:
         if not (is_required or paths or inventory_path):
             return function(source=None, **others)
-        source = DataSource(
+        source = find_source(
             paths=paths,
             format=format_name,
             columns=_names(columns),
             filter_text=filter_text,
-            partitioning=partitioning,
+            partitioning=None if partitioning == "none" else partitioning,
             storage=parse_pairs(storage, "--option"),
             inventory_path=inventory_path,
             catalog=catalog_properties(catalog, catalog_options),

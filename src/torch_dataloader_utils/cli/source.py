@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_dataloader_utils._observe.work_bar import work_bar
@@ -20,17 +20,17 @@ TABLE_FORMATS = ("iceberg", "delta")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
-    """Data named by the options of a command; nothing is opened before a method is called.
+    """Data named by the options of a command; see `find_source`. Nothing is opened before a method is called.
 
-    catalog: properties of the catalog; None for files and for tables by location. storage: storage options; never
-    shown, since they may hold credentials.
+    format: format of files, or of a table; "auto" for files that decide. catalog: properties of the catalog; None for
+    files and for tables by location. storage: storage options; never shown, since they may hold credentials.
     """
 
     paths: tuple[str, ...]
-    format: str = "parquet"
+    format: str = "auto"
     columns: tuple[str, ...] | None = None
     filter_text: str | None = None
-    partitioning: Literal["hive"] | None = None
+    partitioning: Literal["hive", "auto"] | None = None
     storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
     inventory_path: str | None = None
     catalog: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -57,11 +57,9 @@ class DataSource:
 
     def _check_ignored(self) -> None:
         """Refuse options that would have no effect on this data."""
-        if self.snapshot_id is not None and not self.is_table:
-            raise ConfigError(f"--snapshot {self.snapshot_id} is for tables; these are files. Leave it out.")
-        if self.catalog is not None and self.format not in ("parquet", "iceberg"):  # parquet is the default
+        if self.catalog is not None and self.format not in ("auto", "iceberg"):
             raise ConfigError(f"--catalog is for Iceberg tables, and --format {self.format} is not. Leave one out.")
-        if self.partitioning is not None and (self.is_table or self.inventory_path is not None):
+        if self.partitioning == "hive" and (self.is_table or self.inventory_path is not None):
             raise ConfigError(
                 f"--partitioning {self.partitioning} is for files: tables and saved inventories have their "
                 "partitions already. Leave it out."
@@ -73,9 +71,8 @@ class DataSource:
 
     @property
     def is_table(self) -> bool:
-        """Whether this is a table: by its format, by --catalog, or by the path of Iceberg metadata."""
-        by_place = any(path.endswith((".metadata.json", ".metadata.json.gz")) for path in self.paths)
-        return self.format in TABLE_FORMATS or self.catalog is not None or by_place
+        """Whether this is a table: by its format, or by --catalog."""
+        return self.format in TABLE_FORMATS or self.catalog is not None
 
     @property
     def filters(self) -> Any:
@@ -165,6 +162,33 @@ class DataSource:
 
         with work_bar("row groups") as on_progress:
             return count_alone(inventory, self.filters, StoreAccess.of(self.storage), on_progress)
+
+
+def find_source(**options: Any) -> DataSource:
+    """Return the data of a command. Look what a path holds, as `open_loader` does, unless the options say it.
+
+    options: Fields of `DataSource`.
+
+    Raises:
+        ConfigError, NoDataError, StoreError: see `find_place`. ConfigError: options that do not fit the data.
+    """
+    source = _looked_at(DataSource(**options))
+    if source.snapshot_id is not None and not source.is_table:
+        raise ConfigError(f"--snapshot {source.snapshot_id} is for tables; these are files. Leave it out.")
+    return source
+
+
+def _looked_at(source: DataSource) -> DataSource:
+    is_said = source.format != "auto" or source.catalog is not None or source.allow_bare_files
+    if is_said or len(source.paths) != 1:
+        return source
+    from torch_dataloader_utils.datasets.places import find_place
+
+    storage = {"storage_options": source.storage} if source.storage else {}
+    kind, place = find_place({"path": source.paths[0], **storage})
+    if kind == "files":
+        return source
+    return replace(source, paths=(place["table"],), format=kind, catalog=place.get("catalog_config"))
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from torch_dataloader_utils.cli.options import (
     storage_option,
 )
 from torch_dataloader_utils.cli.output import emit_json, print_facts
-from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, parse_pairs
+from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, find_source, parse_pairs
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, NullValueError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ Examples:
   tdu tokens build db.documents s3://bucket/corpus --catalog prod --column tokens
 
 Writes corpus.bin and corpus.idx. After a failure, the same command continues with the finished parts. A source may be
-a table, with --format; name an Iceberg table as in its --catalog, or by the path of its metadata.json.
+a table; name an Iceberg table as in its --catalog, or by its directory.
 """
 
 
@@ -209,9 +209,9 @@ def _source(sources: tuple[str, ...], options: Mapping[str, Any]) -> DataSource:
     Raises:
         ConfigError: a filter or a snapshot is passed for files.
     """
-    source = DataSource(
+    source = find_source(
         paths=sources,
-        format=options["file_format"] or "parquet",
+        format=options["file_format"] or "auto",
         filter_text=options["filter_text"],
         storage=parse_pairs(options["storage"], "--option"),
         catalog=catalog_properties(options["catalog"], options["catalog_options"]),

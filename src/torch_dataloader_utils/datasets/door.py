@@ -187,7 +187,14 @@ _TEXT_OPTION = (
 _DEVICE = "{}= is no option: batches are made in host memory. In the loop, write batch.to(device, non_blocking=True)."
 _EPOCHS = "{}= is no option: a pass over the loader is one epoch. Call loader.set_epoch(epoch) before each pass."
 _LIMIT = "{}= is no option: leave the loop early, or pass filters= or holdout= for a part of the rows."
-_DELIMITER = "{}= is no option: CSV files have commas. Write the files again, with commas or as Parquet."
+_DELIMITER = (
+    '{}= is no option: the format says what separates columns. Pass format="csv" for commas, "tsv" for tabs, '
+    '"csv-semicolon" or "csv-pipe".'
+)
+_HEADER = (
+    "{}= is no option: the first line of a CSV file names its columns. Write such a line before the data; columns= "
+    "chooses columns."
+)
 _ADVICE = {
     "sampler": _SAMPLER,
     "batch_sampler": _SAMPLER,
@@ -199,6 +206,8 @@ _ADVICE = {
     **dict.fromkeys(("limit", "max_rows", "num_samples", "take"), _LIMIT),
     "delimiter": _DELIMITER,
     "sep": _DELIMITER,
+    "header": _HEADER,
+    "names": _HEADER,
 }
 
 

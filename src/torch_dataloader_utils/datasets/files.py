@@ -38,9 +38,10 @@ class FileSource(Checked):
     )
     format: str = option(
         "parquet",
-        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow"; "auto": by the names '
-        "of the files, or their first bytes. For CSV and JSON lines, `scan_files` sets the types (schema=) and the "
-        "size of row groups (text=); pass its result as inventory.",
+        '"parquet", "orc", "csv", "json" (or "jsonl", the same: one object per line) or "arrow"; for CSV without '
+        'commas "tsv", "csv-semicolon" or "csv-pipe"; "auto": by the names of the files, or their first '
+        "bytes. For CSV and JSON lines, `scan_files` sets the types (schema=) and the size of row groups (text=); pass "
+        "its result as inventory.",
         tier="everyday",
     )
     storage_options: Mapping[str, Any] | None = option(
@@ -63,7 +64,8 @@ class FileSource(Checked):
         "error",
         '"null" accepts files with different columns: a column that a file lacks is null there (see nulls), and one '
         "with several types (int32 and int64) gets the widest. The metadata of all files is read, and CSV needs "
-        'scan_files(schema=). "error": all files need the same columns and types, except JSON lines.',
+        'scan_files(schema=). "error": all files need the same types of all columns, or of the columns that are read if'
+        " columns= names some; JSON lines may differ.",
         check_missing,
     )
     credentials: Credentials | None = option(None, CREDENTIALS_TEXT, tier="rare", is_secret=True)

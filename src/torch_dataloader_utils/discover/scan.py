@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
-from torch_dataloader_utils._arrow.schema import flat_schema
+from torch_dataloader_utils._arrow.schema import column_names, flat_schema, nested_path
 from torch_dataloader_utils._core.arguments import (
     check_choice,
     check_column_names,
@@ -63,7 +63,7 @@ from torch_dataloader_utils.formats.file_scan import (
     check_missing,
 )
 from torch_dataloader_utils.formats.registry import AUTO, format_wanted, scanned
-from torch_dataloader_utils.formats.schemas import check_columns, check_same_schema
+from torch_dataloader_utils.formats.schemas import check_columns, check_same_schema, without_columns
 from torch_dataloader_utils.formats.statistics import judge_partitions
 
 _log = logging.getLogger(__name__)
@@ -96,9 +96,10 @@ def scan_files(
 
     Args:
         path: File, directory (recursive), pattern, or a list of them; local or any fsspec URL.
-        format: parquet, orc, csv, json, jsonl or arrow; file names need no extension. "auto": the format that the names
-            end in, or else by which the first file begins.
-        columns: Names of the projection that `projected_bytes` counts; None for all.
+        format: parquet, orc, csv, tsv, csv-semicolon, csv-pipe, json, jsonl or arrow; file names need no extension.
+            "auto": the format that the names end in, or else by which the first file begins.
+        columns: Names of the projection that `projected_bytes` counts; None for all. Other columns that differ between
+            files are left out of the data set, with a note.
         filters: A pyarrow expression. Files and row groups that partition values and statistics rule out are left out;
             row groups proven fully in keep their rows; other row groups have UNKNOWN live rows until someone counts.
         partitioning: "hive" reads columns from directory names, "auto" does if there are such directories; Hive(types)
@@ -221,7 +222,9 @@ def scan_listed(
             in_order = (ready[file] if file in ready else next(scans) for file in chosen)
             heard = on_progress if left or request.missing == "error" else None
             scans_heard = watched(in_order, len(chosen), heard)
-            found = _collect(files, first, chosen, scans_heard, verdicts, finds_keys=request.finds_keys)
+            found = _collect(files, first, chosen, scans_heard, verdicts, request)
+    if found.differing:
+        first = first.with_schema(without_columns(first.file_schema, found.differing))
     if request.finds_keys and request.format.join_schemas is not None:
         first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
     hints = () if partitioning or asked.columns else unread_directories(first.path, files.root, first.schema.names)
@@ -233,7 +236,7 @@ def scan_listed(
         source=files.source,
         row_filter=filter_text(asked.row_filter),
         projection=request.columns,
-        notes=(*report_bad_files(found.bad, len(chosen), files.source), *hints),
+        notes=(*report_bad_files(found.bad, len(chosen), files.source), *hints, *_left_out(found.differing)),
         nulls=found.nulls,
     )
 
@@ -271,11 +274,17 @@ def _items(files: DataFiles, first: FirstScan, numbers: Iterable[int]) -> Iterat
         yield ScanItem(entry=files.entries[file], partition=partition_values(first.partitions, first.fields, file))
 
 
+def _left_out(differing: Mapping[str, str]) -> Iterator[str]:
+    if differing:
+        yield f"columns that differ between files are left out: {'; '.join(differing.values())}"
+
+
 class _Collected(NamedTuple):
     """Results of the scans of all chosen files.
 
     stats: Size and identity of every file. groups: Row groups of the good files. bad: (path, fault) of each bad file.
-    nulls: See `known_nulls`. schemas: Schemas of the good files, each with the first path that has it.
+    nulls: See `known_nulls`. schemas: Schemas of the good files, each with the first path that has it. differing:
+    Columns that nobody needs and that differ between files, each with the first difference.
     """
 
     stats: list[FileStat]
@@ -283,6 +292,7 @@ class _Collected(NamedTuple):
     bad: list[tuple[str, BadFile]]
     nulls: Mapping[str, int]
     schemas: Mapping[pa.Schema, str]
+    differing: Mapping[str, str]
 
 
 def _collect(
@@ -291,14 +301,17 @@ def _collect(
     chosen: Sequence[int],
     scans: Iterable[FileScan | BadFile],
     file_verdicts: Int64s,
-    *,
-    finds_keys: bool,
+    request: ScanRequest,
 ) -> _Collected:
     """Return the results of the scans, one scan for each chosen file.
 
     Raises:
-        SchemaError: without `finds_keys`, a file that does not have the wanted schema.
+        SchemaError: unless the request finds keys, a file that has a needed column not as the first file has it.
     """
+    finds_keys, needed = request.finds_keys, None
+    if request.columns is not None:
+        needed = {*column_names(first.schema, request.columns), *request.filter_columns}
+    differing: dict[str, str] = {}
     # Not every schema can be hashed: a third party's extension type may define equality alone.
     schemas = {first.file_schema: first.path} if finds_keys else {}
     stats = [entry.stat for entry in files.entries]
@@ -315,7 +328,7 @@ def _collect(
         if finds_keys:
             schemas.setdefault(scan.schema, paths[file])
         else:
-            check_same_schema(*first.wanted(file), scan.schema, paths[file])
+            differing = check_same_schema(*first.wanted(file), scan.schema, paths[file], needed) | differing
         stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
@@ -325,10 +338,13 @@ def _collect(
         verdicts.append(np.full(len(scan.groups), file_verdicts[file]) if judged is None else judged)
     file_of_group = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
     names = {field.name for field in first.schema}.difference(field.name for field in first.fields)
+    kept = without_columns(first.schema, differing)
     inside = names.union(flat_schema(first.file_schema).names)
     nulls = known_nulls(whole, inside, lambda schema: (name if name in inside else None for name in schema.names))
     table = assemble_groups(file_of_group, np.concatenate(groups), np.concatenate(verdicts))
-    return _Collected(stats=stats, groups=table, bad=bad, nulls=nulls, schemas=schemas)
+    if differing:
+        nulls = {name: count for name, count in nulls.items() if nested_path(kept, name)}
+    return _Collected(stats=stats, groups=table, bad=bad, nulls=nulls, schemas=schemas, differing=differing)
 
 
 def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) -> FirstScan:

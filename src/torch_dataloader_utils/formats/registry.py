@@ -21,9 +21,9 @@ from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.orc import ORC
 from torch_dataloader_utils.formats.parquet.format import PARQUET
-from torch_dataloader_utils.formats.text.format import CSV, JSON
+from torch_dataloader_utils.formats.text.format import CSV, CSV_PIPE, CSV_SEMICOLON, JSON, TSV
 
-FORMATS = (PARQUET, ORC, CSV, JSON, ARROW)
+FORMATS = (PARQUET, ORC, CSV, JSON, ARROW, TSV, CSV_SEMICOLON, CSV_PIPE)
 """Formats of this package. A new format is one module and its name here."""
 
 AUTO = "auto"

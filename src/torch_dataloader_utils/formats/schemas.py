@@ -1,7 +1,7 @@
 """Comparison of the files' schemas, and the schema of the data set."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 import pyarrow as pa
@@ -15,26 +15,40 @@ from torch_dataloader_utils.formats.checks import repeated_names
 _log = logging.getLogger(__name__)
 
 
-def check_same_schema(wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str) -> None:
-    """Raise SchemaError unless both files have the same columns with the same types.
+def check_same_schema(
+    wanted: pa.Schema, wanted_path: str, seen: pa.Schema, seen_path: str, needed: Collection[str] | None = None
+) -> dict[str, str]:
+    """Raise SchemaError unless both files have the needed columns with the same types; return other differences.
+
+    needed: Names of columns; None for all. The result has the difference in words for each other column that differs.
 
     Order, nullability (of fields inside of types too) and metadata may differ. Readers ask for columns by name. A name
     that several columns of the wanted schema have is not compared.
     """
     if seen.equals(wanted):
-        return
+        return {}
+    others: dict[str, str] = {}
+    for name, one, other in _differences(wanted, seen):
+        if needed is None or name in needed:
+            raise _mismatch(seen_path, one, wanted_path, other)
+        others.setdefault(name, f"{redact(seen_path)} {one}; {redact(wanted_path)} {other}")
+    return others
+
+
+def _differences(wanted: pa.Schema, seen: pa.Schema) -> Iterator[tuple[str, str, str]]:
+    """Yield the names of columns that differ, each with what the file has and what is wanted."""
     seen_types, wanted_types = _types(seen), _types(wanted)
     for name in repeated_names(seen.names) & wanted_types.keys():
-        raise _mismatch(seen_path, f"has several columns {name!r}", wanted_path, "has one")
+        yield name, f"has several columns {name!r}", "has one"
     for name, wanted_type in wanted_types.items():
         if name not in seen_types:
-            raise _mismatch(seen_path, f"has no column {name!r}", wanted_path, f"has it as {wanted_type}")
-        if seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
-            raise _mismatch(seen_path, f"has column {name!r} as {seen_types[name]}", wanted_path, f"as {wanted_type}")
+            yield name, f"has no column {name!r}", f"has it as {wanted_type}"
+        elif seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
+            yield name, f"has column {name!r} as {seen_types[name]}", f"as {wanted_type}"
     names = set(wanted.names)  # pyarrow makes the list anew each time
     for name in seen_types:
         if name not in names:
-            raise _mismatch(seen_path, f"has a column {name!r}", wanted_path, "does not")
+            yield name, f"has a column {name!r}", "does not"
 
 
 def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -194,8 +208,14 @@ def check_columns(names: Iterable[str], schema: pa.Schema, hint: Callable[[str],
                 fields = [each for each in map(".".join, field_paths(schema)) if nested_path(schema, each)]
             raise ConfigError(
                 f"columns names {name!r}, which is not a column of the data; {which_column(name, fields)}"
-                f"{hint(name) if hint else ''}"
+                f"{hint(name) if hint else ''}{_MADE.get(name, '')}"
             )
+
+
+# Names that people ask for as columns, and what makes them.
+_MADE = {
+    "labels": " Labels are made of chats by Chat, and of prompts by Completion: pack_tokens(tokenizer=Chat(tokenizer))."
+}
 
 
 def refused_types(table_format: str, refused: Mapping[str, str], readable: Sequence[str]) -> str:
@@ -252,6 +272,6 @@ def without_columns(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:
     return SchemaError(
         f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
-        'one of them again, scan them as two data sets, or pass missing="null" to read columns that a file lacks as '
-        "nulls, and narrower types as wider ones."
+        'one of them again, scan them as two data sets, leave the column out of columns=, or pass missing="null" to '
+        "read columns that a file lacks as nulls, and narrower types as wider ones."
     )

@@ -31,6 +31,8 @@ from torch_dataloader_utils.shape.structs import leaf_arrays, leaf_types, with_f
 
 _log = logging.getLogger(__name__)
 
+_MOST_NAMES = 100
+
 
 def prepared_shaper(
     output_format: OutputFormat,
@@ -149,10 +151,12 @@ def objects_note(selected: pa.Schema, prepared: pa.Schema) -> str:
     others = dict.fromkeys(name if nested_path(selected, name) else paths[name][0] for name in tensors)
     encoders = ", ".join(f'"{column.name}": Hash(buckets=1_000_000)' for column in objects if is_text(column.type))
     shown = ", ".join(f"{column.name!r} ({column.type})" for column in objects)
+    # Objects of JSON may have thousands of keys: nobody pastes so many names.
+    without = f"Without these columns: columns={list(others)}. " if len(others) <= _MOST_NAMES else ""
     return (
         f"Batches hold lists of Python objects, not tensors, for {shown}. "
         + (f"For tensors of text pass encode={{{encoders}}}, or Vocabulary or Bytes. " if encoders else "")
-        + f"Without these columns: columns={list(others)}. With columns= that names them, this note is not shown."
+        + f"{without}With columns= that names them, this note is not shown."
     )
 
 

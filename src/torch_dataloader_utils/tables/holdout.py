@@ -158,12 +158,12 @@ def repeats_exactly(data_type: pa.DataType) -> bool:
     return any(is_kind(plain) for is_kind in kinds)
 
 
-def check_by(column: pa.Field) -> None:
-    """Raise ConfigError unless the values of the column can be divided into parts."""
-    if not repeats_exactly(column.type):
+def check_by(name: str, data_type: pa.DataType) -> None:
+    """Raise ConfigError unless the values of a column, or of a field inside of one, can be divided into parts."""
+    if not repeats_exactly(data_type):
         raise ConfigError(
-            f"Holdout.by={column.name!r}: the column is {column.type}. Pass a column with values that repeat exactly: "
-            "integers, text, dates or decimals."
+            f"Holdout.by={name!r}: the column is {data_type}. Pass a column with values that repeat exactly: "
+            "integers, text, dates or decimals; a field of a struct by its dotted name."
         )
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns
-from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._arrow.schema import decode_schema, field_at, field_paths, nested_path
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
 from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._runtime.recent import Recent
@@ -117,10 +117,11 @@ def project(spec: ReadSpec) -> Projection:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
     filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, of_data)
     if spec.holdout is not None and spec.holdout.by is not None:
-        if known[spec.holdout.by] != 1:
-            raise ConfigError(f"Holdout.by: {_unknown(spec.holdout.by, schema)}")
-        check_by(schema.field(spec.holdout.by))
-        filtered = tuple(dict.fromkeys((*filtered, spec.holdout.by)))
+        path = nested_path(schema, spec.holdout.by)
+        if not path or known[path[0]] != 1:
+            raise ConfigError(f"Holdout.by: {_unknown(path[0] if path else spec.holdout.by, schema)}")
+        check_by(spec.holdout.by, field_at(schema, path).type)
+        filtered = tuple(dict.fromkeys((*filtered, path[0])))
     fields = {name: schema.field(name) for name in (*names, *filtered)}
     places = {FILE, POSITION}.intersection(metadata_columns(names, frozenset(of_data.names)))
     made = places.union(spec.partition_columns)
@@ -142,4 +143,5 @@ def _unknown(name: str, schema: pa.Schema) -> ConfigError:
             f"the schema has {seen} columns named {name}; it is not clear which one is meant. Rename them in the "
             "files, or do not ask for them."
         )
-    return ConfigError(f"no column is named {name}; {which_column(name, schema.names)}")
+    names = map(".".join, field_paths(schema)) if "." in name else schema.names
+    return ConfigError(f"no column is named {name}; {which_column(name, names)}")

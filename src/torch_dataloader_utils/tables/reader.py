@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arrow.batches import for_take, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._arrow.number_batch import NumberBatch, as_arrow
 from torch_dataloader_utils._arrow.row_filter import keep_mask
+from torch_dataloader_utils._arrow.schema import nested_path, values_at
 from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.option_values import Holdout
@@ -284,7 +285,9 @@ def _select(
         kept = _evaluate_filter(task, projection, rows.select(projection.filtered))
         mask = kept if mask is None else pc.and_(mask, kept)
     if projection.holdout is not None and projection.holdout.by is not None:
-        kept = pa.array(is_in_part(rows.column(projection.holdout.by), projection.holdout))
+        kept = pa.array(
+            is_in_part(values_at(rows, nested_path(rows.schema, projection.holdout.by)), projection.holdout)
+        )
         mask = kept if mask is None else pc.and_(mask, kept)
     return _live(rows.select(projection.delivered) if rows.schema.names != list(projection.delivered) else rows, mask)
 

@@ -189,6 +189,12 @@ def test_rows_that_a_filter_keeps_are_counted_beside_deletes(tmp_path: Path) -> 
     assert plan_epoch(scan_iceberg(table.metadata, filters=row_filter)).rank_rows == (len(wanted),)
 
 
+def test_a_filter_that_names_a_partition_is_told_its_column(tmp_path: Path) -> None:
+    table = regions(tmp_path, (1, "bucket[4]"))
+    with pytest.raises(ConfigError, match=r"p10 is a partition, bucket\[4\] of column 'region_id': write pc\.field"):
+        scan_iceberg(table.metadata, filters=pc.field("p10") == 3)
+
+
 @pytest.mark.parametrize("kind", ["float", "double"])
 def test_filters_for_infinity_find_it(tmp_path: Path, kind: str) -> None:
     table = TableWriter(tmp_path)

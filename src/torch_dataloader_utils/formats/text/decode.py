@@ -31,7 +31,7 @@ _PIECE_BYTES = 8 << 20
 _headers: FileCache[tuple[str, ...]] = FileCache()
 
 
-def decode_csv(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
+def decode_csv(source: TaskSource, fields: pa.Schema, *, delimiter: str) -> pa.RecordBatch:
     """Return the rows of one block, with the columns of `fields` that the file has, in the fields' types.
 
     Names come from the file's own header, read once and kept: two files of a data set may have their columns in
@@ -46,9 +46,9 @@ def decode_csv(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
         return rows_only(0)
     has_header = source.task.byte_offset == 0
     if has_header:
-        header = _find_header(source, len(data), lambda length: memoryview(data)[:length])
+        header = _find_header(source, len(data), lambda length: memoryview(data)[:length], delimiter)
     else:
-        header = _headers.get(source.key, lambda: _read_header(source))
+        header = _headers.get(source.key, lambda: _read_header(source, delimiter))
     if not header:
         return rows_only(0)
     known = set(header)
@@ -60,7 +60,7 @@ def decode_csv(source: TaskSource, fields: pa.Schema) -> pa.RecordBatch:
         read_options=pa_csv.ReadOptions(
             use_threads=False, block_size=len(data) + 1, column_names=None if has_header else list(header)
         ),
-        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         # To count rows, the parser needs a column; bytes are the cheapest type to parse.
         convert_options=pa_csv.ConvertOptions(
             include_columns=names or list(header[:1]), column_types=types if names else {header[0]: pa.binary()}
@@ -118,19 +118,19 @@ def _block(source: TaskSource) -> Buffer:
     return b"".join(pieces)
 
 
-def _read_header(source: TaskSource) -> tuple[tuple[str, ...], int]:
+def _read_header(source: TaskSource, delimiter: str) -> tuple[tuple[str, ...], int]:
     """Return the column names of the file, for a task after its first block, and their size in the cache."""
     size = source.task.file_size
-    names = _find_header(source, size, lambda length: source.span((0, length)))
+    names = _find_header(source, size, lambda length: source.span((0, length)), delimiter)
     return names, sum(map(len, names))
 
 
-def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer]) -> tuple[str, ...]:
+def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer], delimiter: str) -> tuple[str, ...]:
     """Return the first row of a text of `size` bytes; () if the text is blank. head(n): Returns the first n bytes."""
     length = 0
     while length < min(size, _MAX_HEADER_BYTES):
         length = min(size, max(_HEADER_BYTES, length * 8))
-        names = _first_row(head(length), is_all=length == size)
+        names = _first_row(head(length), delimiter, is_all=length == size)
         if names is not None:
             return names
     raise CorruptFileError(
@@ -138,10 +138,10 @@ def _find_header(source: TaskSource, size: int, head: Callable[[int], Buffer]) -
     )
 
 
-def _first_row(head: Buffer, *, is_all: bool) -> tuple[str, ...] | None:
+def _first_row(head: Buffer, delimiter: str, *, is_all: bool) -> tuple[str, ...] | None:
     # A header may hold quoted line ends. It is whole if another row follows, or if the text ends.
     lines = io.StringIO(bytes(head).decode("utf-8-sig", "replace"), newline="")
-    rows = (row for row in csv.reader(lines) if row)
+    rows = (row for row in csv.reader(lines, delimiter=delimiter) if row)
     try:
         header = next(rows, [])
         return tuple(header) if is_all or next(rows, None) is not None else None

@@ -5,6 +5,7 @@ A file is one group if it is compressed (.gz, .zst, .bz2, .lz4), and a CSV file 
 returns, or if it has quoted values, which may hold line ends, unless the caller rules them out.
 """
 
+import csv
 import io
 import re
 import struct
@@ -18,7 +19,7 @@ from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
 from torch_dataloader_utils._core.paths import codec_of
 from torch_dataloader_utils._store import Buffer, FileEntry, Store, redact
-from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import ConfigError, SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
 from torch_dataloader_utils.formats.text.json_schema import JsonSchema, check_keys, infer_schema, learn_schema
@@ -44,18 +45,25 @@ _LINE = re.compile(rb"[^\r\n]+[\r\n]")
 _CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
 
 
-def scan_csv(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
+SEPARATED = {",": "csv", "\t": "tsv", ";": "csv-semicolon", "|": "csv-pipe"}
+"""Name of the format for each separator of columns."""
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def scan_csv(store: Store, item: ScanItem, request: ScanRequest, *, delimiter: str) -> FileScan:
     """Return the scan of a CSV file; see `_scan_text`."""
-    return _scan_text(store, item, request, is_csv=True)
+    return _scan_text(store, item, request, delimiter)
 
 
 def scan_json(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """Return the scan of a file of JSON lines; see `_scan_text`."""
-    return _scan_text(store, item, request, is_csv=False)
+    return _scan_text(store, item, request, None)
 
 
-def _scan_text(store: Store, item: ScanItem, request: ScanRequest, *, is_csv: bool) -> FileScan:
+def _scan_text(store: Store, item: ScanItem, request: ScanRequest, delimiter: str | None) -> FileScan:
     """Return the scan of a text file in blocks. Without `count_rows`, physical_rows is UNKNOWN.
+
+    delimiter: Separator of CSV columns; None for JSON lines.
 
     projected_bytes are the stored bytes. The schema is the request's schema or, without one, the file's schema: from
     all lines if JSON lines are counted, else inferred from the first MiB. A file of blank lines has no blocks.
@@ -63,20 +71,20 @@ def _scan_text(store: Store, item: ScanItem, request: ScanRequest, *, is_csv: bo
     Raises:
         SchemaError: the names of a CSV header differ from the schema's names (the order may differ, and with
             missing="null" names may be missing), or columns of JSON lines have no common type or are not in the schema.
-        UnsupportedFeatureError: a JSON array.
+        UnsupportedFeatureError: a JSON array. ConfigError: see `_check_header`.
     """
     entry = item.entry
     with decoding(entry.path, "text"):
-        head, is_cut = _head(store, entry, is_csv)
+        head, is_cut = _head(store, entry, delimiter is not None)
         if not head:
             return _blank(entry, request)
-        if not is_csv and request.count_rows:
+        if delimiter is None and request.count_rows:
             schema, groups = _json_lines(store, entry, request)
         else:
-            schema = _schema(entry.path, head, request, is_csv=is_csv, is_cut=is_cut)
+            schema = _schema(entry.path, head, request, delimiter, is_cut=is_cut)
             groups = _whole(entry, UNKNOWN)
-            if request.count_rows:
-                groups = _csv_groups(store, entry, head, schema.names[0], request)
+            if delimiter is not None and request.count_rows:
+                groups = _csv_groups(store, entry, head, (delimiter, schema.names[0]), request)
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
 
 
@@ -128,17 +136,17 @@ def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: 
     return _counted_groups(entry, counter)
 
 
-def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
-    """Return the blocks of a file. The host keeps them for a large file."""
+def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest) -> Int64s:
+    """Return the blocks of a file. The host keeps them for a large file. column: Separator, and a column's name."""
 
     def read() -> bytes:
         return np.ascontiguousarray(_counted_csv(store, entry, head, column, request)).tobytes()
 
-    kept = kept_results(store, entry.path, entry.stat).once(f"CSV {request.text}", read)
+    kept = kept_results(store, entry.path, entry.stat).once(f"CSV{column[0]} {request.text}", read)
     return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
 
 
-def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: str, request: ScanRequest) -> Int64s:
+def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest) -> Int64s:
     header = _header(head)
     counter = _counted(store, entry, request, start=len(header), blank=_CSV_BLANKS)
     may_hold_line_ends = counter.has_quotes or not _closes(header)
@@ -182,7 +190,7 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
     return np.array([[rows, entry.stat.size, 0, entry.stat.size]], dtype=np.int64)
 
 
-def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
+def _parsed_csv_rows(store: Store, entry: FileEntry, column: tuple[str, str]) -> int:
     # Where a quoted value may hold line ends, or lines do not end in a newline, only the parser can find rows. Its
     # blocks must be as long as a row. It reads many blocks ahead, so only files that need large blocks get them.
     parse_bytes = _CSV_PARSE_BYTES
@@ -195,27 +203,30 @@ def _parsed_csv_rows(store: Store, entry: FileEntry, column: str) -> int:
         parse_bytes *= 8
 
 
-def _rows_in_blocks(stream: pa.NativeFile, column: str, parse_bytes: int) -> int:
+def _rows_in_blocks(stream: pa.NativeFile, column: tuple[str, str], parse_bytes: int) -> int:
+    delimiter, name = column
     # One column as bytes is cheap, and no inferred type can fail.
     reader = pa_csv.open_csv(
         stream,
         read_options=pa_csv.ReadOptions(block_size=parse_bytes),
-        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         convert_options=pa_csv.ConvertOptions(
-            include_columns=[column], column_types={column: pa.binary()}, include_missing_columns=True
+            include_columns=[name], column_types={name: pa.binary()}, include_missing_columns=True
         ),
     )
     return sum(batch.num_rows for batch in reader)
 
 
-def _schema(path: str, head: bytes, request: ScanRequest, *, is_csv: bool, is_cut: bool) -> pa.Schema:
-    if not is_csv:
+def _schema(path: str, head: bytes, request: ScanRequest, delimiter: str | None, *, is_cut: bool) -> pa.Schema:
+    if delimiter is None:
         return request.schema or _json_schema(path, _whole_lines(head) if is_cut else head, request.columns)
     if request.schema is None:
-        return _csv_schema(head, is_cut=is_cut)
+        _check_header(path, head, delimiter)
+        return _csv_schema(head, delimiter, is_cut=is_cut)
     header = _header(head)
     is_line = header.endswith(b"\n") and _closes(header)
-    names = (_csv_schema(header, is_cut=False) if is_line else _csv_schema(head, is_cut=is_cut)).names
+    text, is_cut = (header, False) if is_line else (head, is_cut)
+    names = _csv_schema(text, delimiter, is_cut=is_cut).names
     wanted = request.schema.names
     is_part = request.missing == "null" and len(set(names)) == len(names) and set(names) <= set(wanted)
     if not is_part and sorted(names) != sorted(wanted):
@@ -241,9 +252,9 @@ def _json_schema(path: str, head: bytes, columns: tuple[str, ...] | None) -> pa.
     return learn_schema(head, redact(path), columns)
 
 
-def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
+def _csv_schema(text: bytes, delimiter: str, *, is_cut: bool) -> pa.Schema:
     """Return the types of the rows of `text`. If more text follows, the last row is left out: it may not be whole."""
-    options = pa_csv.ParseOptions(newlines_in_values=True)
+    options = pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     if is_cut:
         # The types come from the first block. The parser ends the block with the block's last row.
         cut = pa_csv.ReadOptions(use_threads=False, block_size=len(text) - 1)
@@ -251,6 +262,32 @@ def _csv_schema(text: bytes, *, is_cut: bool) -> pa.Schema:
     text = text.rstrip(b"\r\n") + b"\n"
     whole = pa_csv.ReadOptions(block_size=len(text) + 1)
     return pa_csv.read_csv(io.BytesIO(text), read_options=whole, parse_options=options).schema
+
+
+def _check_header(path: str, head: bytes, delimiter: str) -> None:
+    """Refuse a header that may be no header of this separator. A schema from the user rules the doubt out.
+
+        a;b       as csv: one name with a separator in it             1,2.5      names that are all numbers
+
+    Raises:
+        ConfigError: such a header.
+    """
+    text = re.split(rb"[\r\n]", _after_blanks(head, _CSV_BLANKS), maxsplit=1)[0].decode("utf-8", "replace")
+    names = next(csv.reader([text], delimiter=delimiter), [])
+    others = [SEPARATED[each] for each in SEPARATED if each in names[0]] if len(names) == 1 else []
+    if others:
+        formats = " or ".join(f'format="{each}" (--format {each} in the shell)' for each in others)
+        raise ConfigError(
+            f"{redact(path)}: read as {SEPARATED[delimiter]}, the header has one column, {names[0]!r}. If there are "
+            f"several, pass {formats}. If this is one name, pass it in a schema: inventory=scan_files(path, "
+            f'"{SEPARATED[delimiter]}", schema=pyarrow.schema([...])).'
+        )
+    if all(not name or _NUMBER.fullmatch(name.strip()) for name in names) and any(names):
+        raise ConfigError(
+            f"{redact(path)}: the first line is {text[:200]!r}, which is numbers and no names. The first line of a CSV "
+            "file has to name its columns: write such a line before it. If these numbers are names, pass them in a "
+            f'schema: inventory=scan_files(path, "{SEPARATED[delimiter]}", schema=pyarrow.schema([...])).'
+        )
 
 
 def _closes(header: bytes) -> bool:

@@ -7,6 +7,8 @@ the trainer waits forever.
 import io
 import multiprocessing
 import pickle
+import pickletools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -58,13 +60,25 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
     """
     for function in functions if (method := _start_method(context)) != "fork" else ():
         try:
-            ForkingPickler(_Nowhere()).dump(function)
+            pickled = ForkingPickler.dumps(function)
         except Exception as error:  # pickling runs the object's own code: any error
             raise ConfigError(
                 f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
                 f"({error}). Define the function at the top level of a module (no lambda, no inner function), or read "
                 "with num_workers=0."
             ) from error
+        if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(bytes(pickled))):
+            raise ConfigError(
+                f"{function_name(function)} is defined in a notebook or an interactive session, and worker processes "
+                f"that are started with {method!r} cannot import it from there. Write it into a .py file and import "
+                'it, or read with num_workers=0, or with multiprocessing_context="fork" where the system has it.'
+            )
+
+
+def _main_is_imported() -> bool:
+    """Return whether worker processes import the main module, as multiprocessing.spawn does; a notebook is no file."""
+    main = sys.modules["__main__"]
+    return any(getattr(main, name, None) is not None for name in ("__spec__", "__file__"))
 
 
 def _start_method(context: Any) -> str:

@@ -156,8 +156,9 @@ class _Converter:
         if _SHREDDED in names:
             raise UnsupportedFeatureError(
                 f"{self.task.where}: variant {wanted.name} is shredded: parts of its values are columns of their own, "
-                "which are not put together again. Leave the column out with columns=[...], or write the table without "
-                "shredding."
+                "which are not put together again. Leave the column out with columns=[...]. To read it, write the "
+                "fields that you need as columns of their own, or write the files again without shredding (in DuckDB "
+                "SET variant_minimum_shredding_size = -1, in Spark spark.sql.variant.writeShredding.enabled=false)."
             )
         if not _PARTS_OF_VARIANT.keys() <= set(names):
             raise SchemaError(

@@ -1,6 +1,7 @@
 """`scan_table`: from an opened Iceberg table to an inventory."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
+from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
 from torch_dataloader_utils._arrow.schema import column_names
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
@@ -132,15 +133,35 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
 def _scan_request(
     table: OpenTable, target: ScanTarget, options: IcebergScanOptions, schema: pa.Schema
 ) -> DataScanRequest:
-    used = () if options.filters is None else filter_columns(options.filters, schema)
+    row_filter = options.filters
+    hint = "" if row_filter is None else _partition_hint(table, target, shown_filter(row_filter))
+    used = () if row_filter is None else filter_columns(row_filter, schema, hint)
     return DataScanRequest(
         fields=schema,
         projected=None if options.columns is None else column_names(schema, options.columns),
-        row_filter=options.filters,
+        row_filter=row_filter,
         filter_columns=used,
         on_error=options.on_error,
         judge=_judge(table, target, options, schema, used),
     )
+
+
+def _partition_hint(table: OpenTable, target: ScanTarget, text: str) -> str:
+    """Return advice about the partitions that a filter names; "" for none. Queries name the columns instead.
+
+    ts_day > ..., partitioned by day(ts)      ts_day is a partition, day of column 'ts': write pc.field('ts').
+    """
+    parts = {part.name: part for spec in table.metadata.specs().values() for part in spec.fields}
+    hints = []
+    for name, part in parts.items():
+        column = target.schema.find_column_name(part.source_id)
+        if column is not None and column != name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text):
+            field = ", ".join(map(repr, column.split(".")))
+            hints.append(
+                f" {name} is a partition, {part.transform} of column {column!r}: write pc.field({field}); such a "
+                "filter leaves out files by their partitions too."
+            )
+    return "".join(hints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
