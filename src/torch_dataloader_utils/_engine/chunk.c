@@ -29,6 +29,7 @@ void free_work(Work *work) {
     free(work->page.bytes);
     free(work->dictionary_page.bytes);
     free(work->dictionary.bytes);
+    free(work->stored.bytes);
     free(work->values.bytes);
     free(work->present.bytes);
     free(work->expanded.bytes);
@@ -102,14 +103,14 @@ static Reason read_dictionary(const Chunk *chunk, const Header *header, Bytes st
     /* Every value takes bytes of the page, so that the count is bounded by it. */
     if (!is_within(header->count, (uint64_t)header->size / (uint64_t)chunk->layout.stored)) return DAMAGED;
     size_t count = (size_t)header->count;
-    if (chunk->layout.stored == chunk->layout.width) { /* as they lie */
+    if (are_as_stored(chunk->layout)) { /* as they lie */
         *dictionary = (Dictionary){page, count};
         return DECODED;
     }
     uint8_t *values = scratch_of(&work->dictionary, count * (size_t)chunk->layout.width);
     if (values == NULL) return NO_MEMORY;
     Bytes plain = {page, page + header->size};
-    reason = decode_values(PLAIN, plain, count, chunk->layout, NULL, values);
+    reason = decode_values(PLAIN, plain, count, chunk->layout, NULL, NULL, values);
     *dictionary = (Dictionary){values, count};
     return reason;
 }
@@ -162,7 +163,7 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
     } else {
         bool fits = size == (size_t)header->count * (size_t)chunk->layout.width;
         *is_direct = direct != NULL && !has_levels_inside && fits && header->encoding == PLAIN &&
-                     chunk->layout.stored == chunk->layout.width;
+                     are_as_stored(chunk->layout);
         uint8_t *page = *is_direct ? direct : scratch_of(&work->page, size);
         if (page == NULL) return NO_MEMORY;
         reason = decompress(chunk->codec, stored, page, size, &work->codecs);
@@ -219,7 +220,8 @@ static void spread(const uint8_t *from, const uint8_t *present, size_t count, in
         case 1: SPREAD(uint8_t)
         case 2: SPREAD(uint16_t)
         case 4: SPREAD(uint32_t)
-        default: SPREAD(uint64_t)
+        case 8: SPREAD(uint64_t)
+        default: SPREAD(Word16)
     }
 }
 
@@ -270,14 +272,15 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
     if (is_direct) return items.present == NULL ? DECODED : DAMAGED; /* as many values as rows, and nulls among them */
     uint8_t *goal = goal_of(chunk, &items), *decoded = goal;
     const uint8_t *packed = values.at; /* values without those of nulls, where they lie already */
-    bool lie_there = items.present != NULL && header->encoding == PLAIN && chunk->layout.stored == chunk->layout.width &&
+    bool lie_there = items.present != NULL && header->encoding == PLAIN && are_as_stored(chunk->layout) &&
                      left_of(values) / width > items.num_values;
     if (!lie_there) {
         if (goal == NULL || items.present != NULL) {
             decoded = scratch_of(&work->values, (items.num_values + 1) * width);
             if (decoded == NULL) return NO_MEMORY;
         }
-        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary, decoded);
+        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary,
+                               &work->stored, decoded);
         if (reason != DECODED) return reason;
         packed = decoded;
     }

@@ -1,10 +1,11 @@
 """Bytes of one task's file, and the check that the file is the planned file."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from stat import S_ISFIFO
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -15,6 +16,22 @@ from torch_dataloader_utils.errors import LoaderError, NoDataError
 
 # Reading this many bytes more takes no longer than another request.
 _FREE_BYTES = 16 << 10
+
+
+class Conversion(NamedTuple):
+    """Conversion of the numbers of a column, also in lists, to another type.
+
+    loss: "round", "exact" or "clip"; see `shape.dtypes.NumberTarget`.
+    """
+
+    data_type: pa.DataType
+    loss: str
+
+
+Conversions = Mapping[str, Conversion]
+"""Conversions of columns, by name."""
+
+NO_CONVERSIONS: Conversions = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +46,8 @@ class TaskSource:
         page_checksums: Whether checksums of Parquet pages are verified.
         max_row_group_bytes: Limit of the decoded bytes of one row group.
         is_compiled: Whether the compiled decoder may be used.
+        conversions: Conversions that `decode_parts` and `decode_together` of a format may do. Fields of columns that
+            are converted say so: see `is_converted`.
         known: Names of all columns of the data set, if all are delivered; else None.
         is_of_table: Whether a table names the file. Then times are microseconds, as tables have no finer times, and a
             task of the first row group may stand for all row groups of the file.
@@ -41,6 +60,7 @@ class TaskSource:
     is_compiled: bool = True
     known: frozenset[str] | None = None
     is_of_table: bool = False
+    conversions: Conversions = field(default_factory=lambda: NO_CONVERSIONS)
     _fetched: list[Buffer] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property

@@ -46,6 +46,8 @@ def converted(name: str, array: pa.Array, target: NumberTarget, room: Room | Non
         return wanted.wrap_array(converted(name, array.storage, target))
     array = plain(array)
     if is_list(array.type):
+        if array.type.value_type == target.data_type:
+            return array
         return change_items(array, partial(converted, name, target=target))
     if array.type == target.data_type and room is None:
         return array
@@ -67,7 +69,9 @@ def _numbers(array: pa.Array, target: NumberTarget) -> Numbers:
     """Return the numbers of a column without lists; what nulls hold is undefined."""
     if not pt.is_decimal(array.type):
         numbers = raw_numbers(array).values
-        return np.frombuffer(numbers.buffers()[1], numpy_dtype(numbers.type))[numbers.offset :][: len(numbers)]
+        dtype = numpy_dtype(numbers.type)
+        # Counted: without rows, pyarrow gives items of lists in a buffer of any size.
+        return np.frombuffer(numbers.buffers()[1], dtype, len(numbers), numbers.offset * dtype.itemsize)
     unscaled = _unscaled(array)
     if not pt.is_floating(target.data_type):
         return _large_unscaled(array, target) if unscaled is None else unscaled

@@ -10,15 +10,17 @@ Begin with `prepared_shaper`. Nulls, stacks, masks and slabs work with the prepa
 import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify, is_text
 from torch_dataloader_utils.shape.casting import Room, converted
@@ -30,6 +32,9 @@ from torch_dataloader_utils.shape.specs import stack_members
 from torch_dataloader_utils.shape.structs import leaf_arrays, leaf_types, with_fewer_fields
 
 _log = logging.getLogger(__name__)
+
+# Sets of columns that come together; see `tables.projection`.
+_MOST_SCHEMAS = 16
 
 
 def prepared_shaper(
@@ -189,6 +194,12 @@ class PreparingShaper:
     encoders: Mapping[str, Encoder]
     targets: Mapping[str, NumberTarget]
     places: Mapping[str, Place]
+    _seen: Recent[int, tuple[pa.Schema, bool]] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
+
+    @property
+    def conversions(self) -> dict[str, NumberTarget]:
+        """Conversions of stored columns that a reader may do, by name."""
+        return {name: target for name, target in self.targets.items() if name not in self.encoders}
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """See Shaper."""
@@ -207,6 +218,8 @@ class PreparingShaper:
         return self.shaper.block(map(partial(self._prepared, {}), parts))
 
     def _prepared(self, matrices: dict[str, Numbers], part: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(part, NumberBatch) and self._is_prepared(part.schema):
+            return part
         names, columns = [], []
         stored_columns = part.columns
         for stored, column in zip(part.schema.names, stored_columns, strict=True):
@@ -220,6 +233,18 @@ class PreparingShaper:
         if all(map(operator.is_, columns, stored_columns)) and names == part.schema.names:
             return part
         return pa.RecordBatch.from_arrays(columns, names)
+
+    def _is_prepared(self, schema: pa.Schema) -> bool:
+        """Return whether the reader has converted all columns of a part."""
+        known = self._seen.find(id(schema))
+        if known is None or known[0] is not schema:
+            is_prepared = all(
+                field.name not in self.encoders
+                and (field.name not in self.targets or self.targets[field.name].data_type == field.type)
+                for field in schema
+            )
+            known = self._seen.keep(id(schema), (schema, is_prepared))
+        return known[1]
 
     def _room(self, matrices: dict[str, Numbers], name: str, num_rows: int) -> Room | None:
         """Return the memory of a column in its matrix, which the first column makes; None for other columns."""

@@ -15,6 +15,8 @@ from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.formats.checks import repeated_names
+from torch_dataloader_utils.formats.parquet.number_columns import is_converted
+from torch_dataloader_utils.formats.task_source import Conversions
 from torch_dataloader_utils.tables.holdout import check_by
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 
@@ -41,6 +43,8 @@ class ReadSpec:
     is_compiled: Whether columns of plain numbers are decoded by the compiled decoder, where it is built.
     max_row_group_bytes: Decoded size above which a row group is refused instead of read.
     holdout: Part of the rows to deliver, None for all rows.
+    conversions: Number types that the reader may deliver in place of the schema's, where this is cheaper than a
+        conversion afterwards.
     """
 
     schema: bytes
@@ -52,6 +56,7 @@ class ReadSpec:
     is_compiled: bool = True
     max_row_group_bytes: int = MAX_ROW_GROUP_BYTES
     holdout: Holdout | None = None
+    conversions: Conversions = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,10 +88,17 @@ class Projection:
         return self.row_filter is not None or (self.holdout is not None and self.holdout.by is not None)
 
     def fields_of(self, part: pa.Schema) -> pa.Schema:
-        """Return the schema of the stored columns that a part has. Row groups of one kind come with one object."""
+        """Return the schema of the stored columns that a part has, in their converted types.
+
+        Row groups of one kind come with one object.
+        """
         known = self._of_parts.find(id(part))
         if known is None or known[0] is not part:
-            known = part, self.fields(part.names)
+            fields = self.fields(part.names)
+            for index, each in enumerate(part):
+                if is_converted(each):
+                    fields = fields.set(index, fields.field(index).with_type(each.type))
+            known = part, fields
             self._of_parts.keep(id(part), known)
         return known[1]
 

@@ -26,7 +26,7 @@ from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, W
 from torch_dataloader_utils.formats.parquet.numbers import read_numbers
 from torch_dataloader_utils.formats.parquet.trailer import chunk_start
 from torch_dataloader_utils.formats.statistics import counts_contradict
-from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.formats.task_source import NO_CONVERSIONS, Conversions, TaskSource
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def decode_parquet(source: TaskSource, schema: pa.Schema, needed: GroupRows = AL
     Raises:
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and every error of pyarrow.
     """
-    parts = [list(parquet_columns(part, schema, rows)) for part, rows in _of_one_group_each(source, needed)]
+    parts = [list(_columns(part, schema, rows, NO_CONVERSIONS)) for part, rows in _of_one_group_each(source, needed)]
     if len(parts) > 1 and not any(batch.num_columns for part in parts for batch in part):
         return rows_only(sum(part[0].num_rows for part in parts))
     return one_after_other(parts) if len(parts) > 1 else side_by_side(parts[0])
@@ -92,20 +92,26 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
     """Yield rows of one row group, a few columns at a time, as soon as they are decoded; see `decode_parquet`.
 
     One batch without columns comes if the file has none of the columns. Rows are valid only once the iterator has
-    ended: then the file is known to have stayed the same.
+    ended: then the file is known to have stayed the same. Columns of `source.conversions` may come converted.
     """
+    return _columns(source, schema, needed, source.conversions)
+
+
+def _columns(
+    source: TaskSource, schema: pa.Schema, needed: GroupRows, conversions: Conversions
+) -> Iterator[pa.RecordBatch]:
     task = source.task
     footer = parquet_footer(source)
     group = footer.row_group(task)
     # The plan may be from another footer (a stale _metadata file), and rows after the last needed row are not read.
     check_stored_rows(task, group.num_rows)
-    wanted = footer.columns.wanted(schema)
+    wanted = footer.columns.wanted(schema, conversions)
     columns: Sequence[str] = wanted.names
     check_unique(task, footer.columns.repeated, columns)
     start, stop = needed.of(group.num_rows)
     _check_budget(source, footer, wanted, stop - start)
     num_rows = None
-    numbers = wanted.numbers if source.is_compiled else footer.columns.number_table(())
+    numbers = wanted.numbers if source.is_compiled else footer.columns.number_table((), NO_CONVERSIONS)
     _count_others(source, footer, wanted.num_leaves, len(numbers.columns))
     chunks = footer.chunks_of(numbers, task.file_size) if numbers.columns else None
     if chunks is not None:

@@ -3,7 +3,7 @@
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -27,7 +27,7 @@ from torch_dataloader_utils.formats.parquet.trailer import (
     footer_length,
     has_sound_bounds,
 )
-from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.formats.task_source import Conversions, TaskSource
 
 # Number of tables, each with other columns.
 _MOST_KNOWN = 16
@@ -41,6 +41,7 @@ class WantedColumns(NamedTuple):
     """
 
     schema: pa.Schema
+    conversions: Conversions
     names: list[str]
     numbers: NumberTable
     row_bits: int
@@ -65,7 +66,7 @@ class FileColumns:
     row_bits: dict[str, int]
     int96: frozenset[str]
     numbers: dict[str, NumberColumn]
-    _tables: Recent[tuple[str, ...], NumberTable] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
+    _tables: Recent[tuple[object, ...], NumberTable] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
     _wanted: Recent[int, WantedColumns] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
 
     @classmethod
@@ -84,20 +85,28 @@ class FileColumns:
             numbers=number_columns(metadata, schema),
         )
 
-    def number_table(self, names: Sequence[str]) -> NumberTable:
-        """The columns of these names that the compiled decoder reads."""
-        return self._tables.get(
-            tuple(names), lambda key: NumberTable.of(self.numbers[name] for name in key if name in self.numbers)
-        )
+    def number_table(self, fields: Iterable[pa.Field], conversions: Conversions) -> NumberTable:
+        """The columns of a data set that the compiled decoder reads in the file, with their values converted."""
+        wanted = {field.name: field.type for field in fields if field.name in self.numbers}
+        changes = tuple((name, wanted[name], conversions[name]) for name in wanted if name in conversions)
 
-    def wanted(self, schema: pa.Schema) -> WantedColumns:
-        """Return the columns of a schema that the file has. A reader asks with one object for all row groups."""
+        def table(_: object) -> NumberTable:
+            columns = {name: self.numbers[name] for name in wanted}
+            columns |= {name: columns[name].converted(data_type, to) for name, data_type, to in changes}
+            return NumberTable.of(columns.values())
+
+        return self._tables.get((tuple(wanted), changes), table)
+
+    def wanted(self, schema: pa.Schema, conversions: Conversions) -> WantedColumns:
+        """Return the columns of a schema that the file has. A reader asks with the same objects for all row groups."""
         known = self._wanted.find(id(schema))
-        if known is None or known.schema is not schema:
-            names = [name for name in schema.names if name in self.leaves]
+        if known is None or known.schema is not schema or known.conversions is not conversions:
+            fields = [field for field in schema if field.name in self.leaves]
+            names = [field.name for field in fields]
             row_bits = sum(self.row_bits[name] for name in names)
             num_leaves = sum(len(self.leaves[name]) for name in names)
-            known = WantedColumns(schema, names, self.number_table(names), row_bits, num_leaves)
+            numbers = self.number_table(fields, conversions)
+            known = WantedColumns(schema, conversions, names, numbers, row_bits, num_leaves)
             self._wanted.keep(id(schema), known)
         return known
 

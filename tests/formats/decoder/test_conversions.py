@@ -1,0 +1,177 @@
+"""Numbers converted while they are decoded are those that are converted afterwards, bit by bit, or its errors."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine import needs_engine
+from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, WAYS, encodings_of, fixed_lists, lists, numbers
+from tests.formats.files import make_spec, parquet_tasks, write_parquet
+from torch_dataloader_utils import Decoding, StructuredDataset
+from torch_dataloader_utils._core.block import Block, read_block
+from torch_dataloader_utils._core.inventory import GroupRows
+from torch_dataloader_utils.datasets.build import conversions_of
+from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.formats.parquet import decode
+from torch_dataloader_utils.shape import casting
+from torch_dataloader_utils.shape.dtypes import check_dtypes
+from torch_dataloader_utils.shape.prepare import prepared_shaper
+from torch_dataloader_utils.shape.ragged import Ragged
+from torch_dataloader_utils.tables.reader import make_reader
+
+pytestmark = needs_engine
+
+TARGETS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+WHOLE_EDGES = (0, 1, 127, 128, 255, 256, 2**15, 2**16, 2**24, 2**24 + 1, 2**31, 2**32, 2**51, 2**53, 2**53 + 1, 2**63)
+FLOAT_EDGES = (0.5, np.nan, np.inf, 3.4028235e38, 3.4028235677973366e38, 3.5e38, 1e300, 1e-46, 2.0**64, -0.0)
+PRECISIONS = (1, 5, 9, 10, 15, 18, 19, 27, 38)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[pa.Array, list[str]]:
+    """Draw numbers of a type, all alike or with values at the limits of other types, and encodings for them."""
+    rows, rng = draw(st.sampled_from([0, 1, 7, 100, 1500])), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    precision = draw(st.sampled_from(PRECISIONS))
+    decimal = pa.decimal128(precision, draw(st.integers(0, precision)))
+    data_type = draw(st.sampled_from([*INTEGERS, pa.float32(), pa.float64(), pa.timestamp("us"), decimal, decimal]))
+    nulls, kind = draw(st.sampled_from([0.0, 0.0, 0.3])), draw(st.sampled_from(["number", "number", "list", "fixed"]))
+    if pa.types.is_floating(data_type):
+        values = rng.integers(-100, 100, 7 * rows) * draw(st.sampled_from([1.0, 0.25]))
+        column = pa.array(values, pa.float64(), mask=rng.random(7 * rows) < nulls).cast(data_type)
+    else:
+        column = numbers(data_type, 7 * rows, draw(st.sampled_from([4, 9, 17, 40, 64])), nulls, rng)
+    if rows and draw(st.booleans()):
+        edge = draw(st.sampled_from([*WHOLE_EDGES, *(FLOAT_EDGES if pa.types.is_floating(data_type) else ())]))
+        edges = pa.array([edge * draw(st.sampled_from([1, -1]))])
+        try:
+            edges = edges.cast(data_type, safe=not pa.types.is_floating(data_type))
+        except pa.ArrowInvalid:
+            edges = column[:1]
+        place = draw(st.integers(0, rows - 1))
+        column = pa.concat_arrays([column[:place], edges, column[place + 1 :]])
+    if kind == "number":
+        column = column[:rows]
+    elif kind == "fixed":
+        column = fixed_lists(column, 0.0, rng)
+    else:
+        column = lists(column, draw(st.sampled_from([0.0, 0.7])), draw(st.booleans()), rng)
+    return column, encodings_of(data_type, decimals_are_integers=False)
+
+
+def outcome(make: Callable[[], Block]) -> Any:
+    """Return the types and bits of a batch of all rows of a block, or the text of the error."""
+    try:
+        batch = make().to_batch()
+    except SchemaError as error:
+        return str(error)
+    return {name: bits_of(column) for name, column in batch.items()}
+
+
+def bits_of(column: Any) -> Any:
+    if isinstance(column, Ragged):
+        return bits_of(column.values), column.offsets.tolist()
+    return column.dtype, column.shape, column.contiguous().flatten().view(torch.uint8).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
+@given(drawn=columns(), data=st.data(), rows=ROW_RANGES)
+def test_numbers_are_those_of_a_conversion_afterwards(
+    tmp_path_factory: pytest.TempPathFactory,
+    way: AbstractContextManager[Any],
+    drawn: tuple[pa.Array, list[str]],
+    data: st.DataObject,
+    rows: GroupRows,
+) -> None:
+    column, encodings = drawn
+    encoding = data.draw(st.sampled_from(encodings))
+    target, form = data.draw(st.sampled_from(TARGETS)), data.draw(st.sampled_from(["all", "round", "clip"]))
+    others = {f"s{index}": pa.array(np.arange(len(column)) % 7, pa.int32()) for index in range(2)}
+    table = pa.table({"x": column, **others})
+    leaf = "x" if not pa.types.is_nested(column.type) else "x.list.element"
+    path = tmp_path_factory.mktemp("t") / "a.parquet"
+    tasks = write_parquet(
+        path,
+        table,
+        data.draw(st.sampled_from([1 << 20, 64])),
+        use_dictionary=[leaf] if encoding == "dictionary" else [],
+        column_encoding=None if encoding == "dictionary" else {leaf: encoding},
+        store_decimal_as_integer="DELTA" in encoding or (data.draw(st.booleans()) and "STREAM" not in encoding),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        data_page_size=data.draw(st.sampled_from([200, 1 << 20])),
+        write_batch_size=data.draw(st.sampled_from([16, 1024])),
+        compression=data.draw(st.sampled_from(["none", "snappy"])),
+    )
+    schema = pq.read_schema(path)
+    dtypes = target if form == "all" else {"x": ("clip", target) if form == "clip" else target}
+    stack = data.draw(st.sampled_from([None, {"m": ["s0", "s1"]}]))
+    options = {"dtypes": check_dtypes("dtypes", dtypes), "nulls": "fill", "stack": stack}
+    _, shaper = prepared_shaper("torch", schema, **options)
+    plain = make_spec(schema)
+    specs = [replace(plain, conversions=conversions_of(shaper)), plain, replace(plain, is_compiled=False)]
+    readers = [make_reader(spec) for spec in specs]
+    with way:
+        for task in tasks:
+            found = [outcome(partial(read_block, reader, shaper, task, rows)) for reader in readers]
+            assert found[0] == found[1] == found[2]
+    if tasks:
+        found = [outcome(lambda: shaper.block(reader.read_together(tasks[:3]).parts)) for reader in readers]  # noqa: B023
+        assert found[0] == found[1] == found[2]
+
+
+def _loader(path: Path, **options: Any) -> Any:
+    return StructuredDataset.create_dataloader(str(path), batch_size=1000, num_workers=0, **options)[0]
+
+
+def test_a_loader_converts_while_it_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decimals = (pa.decimal128(9, 2), pa.decimal128(18, 4), pa.decimal128(38, 9))
+    whole = [Decimal(1), Decimal(-2), Decimal(300)]
+    columns = {str(each): pa.array(whole, each) for each in decimals}
+    columns |= {str(each): pa.array(map(int, whole), each) for each in (*INTEGERS[1:4], pa.float32(), pa.float64())}
+    columns["ids"] = pa.array([[1, 2], [], [3]], pa.list_(pa.int64()))
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    monkeypatch.setattr(decode, "open_parquet", None)  # that is, pyarrow decodes nothing
+    monkeypatch.setattr(casting, "_cast", None)  # and numpy converts nothing
+    names = [name for name in columns if name != "ids"]
+    for name in ("float32", "float64"):
+        (batch,) = _loader(tmp_path / "a.parquet", stack={"x": names}, dtypes=name)
+        assert batch["x"].dtype == batch["ids"].values.dtype == getattr(torch, name)
+        assert batch["x"].tolist() == [[value] * len(names) for value in (1, -2, 300)]
+        assert batch["ids"].values.tolist() == [1, 2, 3]
+    (batch,) = _loader(tmp_path / "a.parquet", columns=[str(decimals[1])], dtypes="int32")
+    assert batch[str(decimals[1])].tolist() == [10_000, -20_000, 3_000_000]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_value_that_does_not_fit_is_named_with_its_file(tmp_path: Path, is_compiled: bool) -> None:
+    table = pa.table({"a": [1.0, 2.0], "price": pa.array([Decimal(1), Decimal(300)], pa.decimal128(20, 2))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)
+    message = (
+        r"a\.parquet row group 1.*column 'price' \(decimal128\(20, 2\)\) has 300\.00, which int8 does not hold as an"
+    )
+    with pytest.raises(SchemaError, match=message):
+        list(_loader(tmp_path / "a.parquet", dtypes={"price": "int8"}, decoding=Decoding(compiled=is_compiled)))
+
+
+def test_files_with_another_type_than_the_data_set_are_converted_afterwards(tmp_path: Path) -> None:
+    """An integer of a file that a table calls decimal(12, 2) has two digits more once it is unscaled."""
+    schema = pa.schema([("x", pa.decimal128(12, 2))])
+    for number, column in enumerate((pa.array([Decimal(7)], schema.field(0).type), pa.array([7], pa.int32()))):
+        pq.write_table(pa.table({"x": column}), tmp_path / f"{number}.parquet")
+    _, shaper = prepared_shaper("torch", schema, dtypes=check_dtypes("dtypes", {"x": "int64"}))
+    reader = make_reader(make_spec(schema, conversions=conversions_of(shaper)))
+    tasks = [task for number in range(2) for task in parquet_tasks(tmp_path / f"{number}.parquet")]
+    assert [read_block(reader, shaper, task).to_batch()["x"].tolist() for task in tasks] == [[700], [700]]
+    assert shaper.block(reader.read_together(tasks).parts).to_batch()["x"].tolist() == [700, 700]
