@@ -139,6 +139,24 @@ def _num_leaves(data_type: pa.DataType) -> int:
     return sum(_num_leaves(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
+def field_at(field: pa.Field, path: FieldPath) -> pa.Field:
+    """Return a field inside structs, nullable if a struct around it is; path: names from the outermost field on."""
+    for name in path[1:]:
+        inner = field.type.field(name)
+        field = inner.with_nullable(inner.nullable or field.nullable)
+    return field
+
+
+def leaves_at(field: pa.Field, path: FieldPath) -> range:
+    """Return the numbers of the Parquet leaf columns of a field inside structs, counted in the outermost field."""
+    first = 0
+    for name in path[1:]:
+        index = field.type.get_field_index(name)
+        first += sum(_num_leaves(field.type.field(before).type) for before in range(index))
+        field = field.type.field(index)
+    return range(first, first + _num_leaves(field.type))
+
+
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:
     """Return the field after `change`, which is also applied to the fields inside its type.
 

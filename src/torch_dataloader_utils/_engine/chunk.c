@@ -235,12 +235,13 @@ static Items rows_of(const Chunk *chunk, int64_t begin, int64_t count) {
     return items;
 }
 
-static Reason read_rows(Bytes definitions, Work *work, Items *items) {
+static Reason read_rows(Bytes definitions, int levels, Work *work, Items *items) {
     uint8_t *present = scratch_of(&work->present, items->count);
     bool all_present;
     if (present == NULL) return NO_MEMORY;
-    Reason reason = decode_levels(definitions, items->count, 1, present, &all_present);
+    Reason reason = decode_levels(definitions, items->count, levels, present, &all_present);
     if (reason != DECODED || all_present) return reason;
+    for (size_t i = 0; levels > 1 && i < items->count; i++) present[i] = present[i] == levels;
     items->present = present;
     items->num_values = count_ones(present, items->count);
     return DECODED;
@@ -266,7 +267,7 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
     if (has_lists(chunk))
         reason = read_lists(chunk, repetitions, definitions, (size_t)header->count, header->rows, work, &items);
     else if (chunk->is_optional)
-        reason = read_rows(definitions, work, &items);
+        reason = read_rows(definitions, chunk->levels, work, &items);
     if (reason != DECODED) return reason;
     if (header->type == DATA_PAGE_V2 && header->nulls != header->count - (int64_t)items.num_values) return DAMAGED;
     if (is_direct) return items.present == NULL ? DECODED : DAMAGED; /* as many values as rows, and nulls among them */

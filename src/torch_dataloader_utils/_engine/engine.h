@@ -191,6 +191,7 @@ typedef struct {
     int codec;
     Layout layout;
     bool is_optional;         /* whether values, or items of lists, may be null */
+    int levels;               /* the definition level of values that are there, up to 3, if there are no lists */
     int64_t num_values;       /* of the whole chunk, by the footer; of lists: levels, which are no fewer than items */
     int64_t first, count;     /* the rows that are wanted */
     size_t most_page_bytes;   /* no page may be larger, stored or decompressed */

@@ -42,7 +42,7 @@ from torch_dataloader_utils.datasets.row_counts import (
 from torch_dataloader_utils.datasets.source import Source, find_inventory
 from torch_dataloader_utils.errors import ConfigError, plural
 from torch_dataloader_utils.formats.registry import format_of
-from torch_dataloader_utils.formats.task_source import Conversion
+from torch_dataloader_utils.formats.task_source import NO_CHANGES, Changes, Conversion
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
@@ -259,7 +259,7 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         return _build_sequences(inventory, options, options.sequences, selected, access, share)
     columns = tuple(selected.names)
     delivered, shaper = _shaper(selected, options)
-    conversions = conversions_of(shaper)
+    changes = changes_of(shaper)
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
@@ -269,16 +269,18 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         # If the columns of a stack are read one after the other, their memory may be the matrix already.
         columns = column_names(schema, itertools.chain(*options.stack.values(), columns))
     spec = read_spec(inventory, options, access, columns)
-    reader = make_reader(replace(spec, conversions=conversions))
+    reader = make_reader(replace(spec, changes=changes))
     if options.on_error == "skip" or (options.count_rows and not inventory.rows_are_known):
         inventory = _counted(inventory, reader, options, share)
     return TableRows(inventory=inventory, delivered=delivered, reader=reader, shaper=shaper)
 
 
-def conversions_of(shaper: Shaper) -> dict[str, Conversion]:
-    """Return the conversions of stored columns that a reader may do for a shaper."""
-    targets = shaper.conversions if isinstance(shaper, PreparingShaper) else {}
-    return {name: Conversion(target.data_type, target.loss) for name, target in targets.items()}
+def changes_of(shaper: Shaper) -> Changes:
+    """Return the changes of columns that a reader may make for a shaper."""
+    if not isinstance(shaper, PreparingShaper):
+        return NO_CHANGES
+    conversions = {name: Conversion(target.data_type, target.loss) for name, target in shaper.conversions.items()}
+    return Changes(conversions, shaper.leaves)
 
 
 def _counted(inventory: Inventory, reader: Reader, options: TableOptions, share: Share) -> Inventory:

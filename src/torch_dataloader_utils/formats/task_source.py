@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, planned_file
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
@@ -28,10 +29,18 @@ class Conversion(NamedTuple):
     loss: str
 
 
-Conversions = Mapping[str, Conversion]
-"""Conversions of columns, by name."""
+class Changes(NamedTuple):
+    """Changes of columns that a decoder may make, where this is cheaper than to make them afterwards.
 
-NO_CONVERSIONS: Conversions = {}
+    conversions: Conversions by name of the column or leaf. leaves: Name and path of each wanted leaf, by column of
+        structs. A leaf is a field that is not a struct.
+    """
+
+    conversions: Mapping[str, Conversion]
+    leaves: Mapping[str, Mapping[str, FieldPath]]
+
+
+NO_CHANGES = Changes({}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +55,8 @@ class TaskSource:
         page_checksums: Whether checksums of Parquet pages are verified.
         max_row_group_bytes: Limit of the decoded bytes of one row group.
         is_compiled: Whether the compiled decoder may be used.
-        conversions: Conversions that `decode_parts` and `decode_together` of a format may do. Fields of columns that
-            are converted say so: see `is_converted`.
+        changes: Changes that `decode_parts` and `decode_together` of a format may make. Fields of columns that are
+            converted say so: see `is_converted`.
         known: Names of all columns of the data set, if all are delivered; else None.
         is_of_table: Whether a table names the file. Then times are microseconds, as tables have no finer times, and a
             task of the first row group may stand for all row groups of the file.
@@ -60,7 +69,7 @@ class TaskSource:
     is_compiled: bool = True
     known: frozenset[str] | None = None
     is_of_table: bool = False
-    conversions: Conversions = field(default_factory=lambda: NO_CONVERSIONS)
+    changes: Changes = NO_CHANGES
     _fetched: list[Buffer] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property

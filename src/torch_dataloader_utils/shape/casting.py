@@ -69,9 +69,7 @@ def _numbers(array: pa.Array, target: NumberTarget) -> Numbers:
     """Return the numbers of a column without lists; what nulls hold is undefined."""
     if not pt.is_decimal(array.type):
         numbers = raw_numbers(array).values
-        dtype = numpy_dtype(numbers.type)
-        # Counted: without rows, pyarrow gives items of lists in a buffer of any size.
-        return np.frombuffer(numbers.buffers()[1], dtype, len(numbers), numbers.offset * dtype.itemsize)
+        return _stored(numbers, numpy_dtype(numbers.type), 1)[:, 0]
     unscaled = _unscaled(array)
     if not pt.is_floating(target.data_type):
         return _large_unscaled(array, target) if unscaled is None else unscaled
@@ -112,8 +110,9 @@ def _large_unscaled(array: pa.Array, target: NumberTarget) -> Numbers:
 
 def _stored(array: pa.Array, dtype: NumpyType, words: int) -> Numbers:
     """Return the words of each value, lowest first, shape [rows, words]."""
+    # Counted: without rows, pyarrow gives items of lists in a buffer of any size.
     start, count = array.offset * words, len(array) * words
-    return np.frombuffer(array.buffers()[1], dtype)[start : start + count].reshape(-1, words)
+    return np.frombuffer(array.buffers()[1], dtype, count, start * dtype.itemsize).reshape(-1, words)
 
 
 def _cast(values: Numbers, target: NumberTarget, out: Numbers | None = None) -> Numbers | None:

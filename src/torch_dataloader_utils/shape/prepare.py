@@ -173,12 +173,28 @@ class StructColumn:
     data_type: pa.DataType
     leaves: tuple[str, ...] = ()
 
+    def paths(self, name: str) -> list[FieldPath]:
+        """Return the path of each leaf of a column; none if the column stays one column, or has lists of structs."""
+        found = leaf_types(self.data_type) if self.leaves else []
+        return (
+            [(name, *path) for path, _ in found] if all(_is_inside(self.data_type, path) for path, _ in found) else []
+        )
+
     def columns(self, name: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         """Yield name and rows of each column that the column becomes."""
         if not self.leaves:
             yield name, with_fewer_fields(array, self.data_type)
             return
         yield from zip(self.leaves, leaf_arrays(array, self.data_type), strict=True)
+
+
+def _is_inside(data_type: pa.DataType, path: FieldPath) -> bool:
+    """Return whether a path leads through structs alone."""
+    for name in path:
+        if not pa.types.is_struct(data_type):
+            return False
+        data_type = data_type.field(name).type
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +216,12 @@ class PreparingShaper:
     def conversions(self) -> dict[str, NumberTarget]:
         """Conversions of stored columns that a reader may do, by name."""
         return {name: target for name, target in self.targets.items() if name not in self.encoders}
+
+    @property
+    def leaves(self) -> dict[str, dict[str, FieldPath]]:
+        """Name and path of each leaf of columns of structs: a reader may deliver leaves in place of the columns."""
+        paths = {name: struct.paths(name) for name, struct in self.structs.items()}
+        return {name: dict(zip(self.structs[name].leaves, each, strict=True)) for name, each in paths.items() if each}
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """See Shaper."""

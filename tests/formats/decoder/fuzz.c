@@ -256,7 +256,7 @@ int main(int count, char **arguments) {
             continue;
         }
         if (!below(8)) fields[0] = (int64_t)below(8);
-        if (!below(8)) fields[4] = (int64_t)below(2);
+        if (!below(8)) fields[4] = (int64_t)below(fields[10] ? 2 : 4);
         if (!below(8)) fields[5] = (int64_t)below((size_t)fields[5] * 2 + 2);
         if (!below(4)) fields[6] = (int64_t)below((size_t)fields[5] + 1);
         if (fields[6] > fields[5]) fields[6] = fields[5];
@@ -272,6 +272,7 @@ int main(int count, char **arguments) {
         uint8_t *list_validity = malloc((rows + 7) / 8);
         Chunk chunk = {.pages = {exact, exact + length}, .codec = (int)fields[0],
                        .layout = layout, .is_optional = fields[4] != 0,
+                       .levels = (int)fields[4],
                        .num_values = fields[5], .first = fields[6], .count = fields[7],
                        .most_page_bytes = (size_t)fields[8], .checks_pages = fields[9] != 0, .values = values,
                        .validity = validity, .first_bit = (int64_t)first_bit, .room = (int64_t)room,

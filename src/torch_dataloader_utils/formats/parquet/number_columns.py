@@ -4,6 +4,7 @@ Source: parquet-format, "Types" and "Logical Types".
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -26,6 +27,9 @@ _DIGITS_OF_INT64 = 18
 # Bytes of a decimal in memory, and the most in a file.
 _DECIMAL_BYTES = 16
 
+# Levels of a value that is not in a list: of the value itself and the structs around it.
+_MOST_LEVELS = 3
+
 # Metadata of fields whose values the decoder has converted.
 _CONVERTED = {b"converted": b""}
 
@@ -34,7 +38,8 @@ class NumberColumn(NamedTuple):
     """Top-level column of one number a row, or of one list of numbers a row.
 
     leaf: Number of the column among the leaf columns. stored, width: Bytes of a value in the file, and in memory; a
-    bit: 0, 1. is_optional: Whether values, or items of lists, may be null. Whether lists may be null is in `field`.
+    bit: 0, 1. levels: Definition level of a value that is there; 0 if none is null. Of lists, 1 if items may be null;
+    whether lists may be null is in `field`.
     conversion: Conversion as the decoder takes it (`CONVERSION` in module.c); 0 for none.
     """
 
@@ -43,7 +48,7 @@ class NumberColumn(NamedTuple):
     stored: int
     width: int
     is_integer: bool
-    is_optional: bool
+    levels: int
     is_list: bool
     conversion: int = 0
 
@@ -52,14 +57,14 @@ class NumberColumn(NamedTuple):
         return self.is_list, self.value_bits, bool(pa.types.is_floating(self.value_type))
 
     @property
-    def layout(self) -> tuple[int, int, bool, bool, bool, int, int]:
-        """Facts for the decoder: stored, width, is_integer, is_optional, list_is_optional, conversion, value_bits."""
+    def layout(self) -> tuple[int, int, bool, int, bool, int, int]:
+        """Facts for the decoder: stored, width, is_integer, levels, list_is_optional, conversion, value_bits."""
         may_be_null = self.is_list and self.field.nullable
         return (
             self.stored,
             self.width,
             self.is_integer,
-            self.is_optional,
+            self.levels,
             may_be_null,
             self.conversion,
             self.value_bits,
@@ -112,7 +117,7 @@ class NumberColumn(NamedTuple):
 
 def is_converted(field: pa.Field) -> bool:
     """Return whether the decoder has converted the values of a column."""
-    return field.metadata == _CONVERTED
+    return bool(field.metadata == _CONVERTED)
 
 
 def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
@@ -124,35 +129,46 @@ def number_columns(metadata: Any, schema: pa.Schema) -> dict[str, NumberColumn]:
         return {}
     found = {}
     for field, leaves in zip(schema, leaf_ranges(schema), strict=True):
-        if len(leaves) != 1:
-            continue
-        column = metadata.schema.column(leaves[0])
-        stored = _stored_type(column) if _is_plain(column, field) else None
-        if stored is None or not _is_same(stored, _value_field(field).type):
-            continue
-        found[field.name] = NumberColumn(
-            leaf=leaves[0],
-            field=field,
-            stored={"BOOLEAN": 0, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": column.length}.get(
-                column.physical_type, 8
-            ),
-            width=max(1, stored.bit_width // 8),
-            is_integer=column.physical_type in ("INT32", "INT64"),
-            is_optional=_value_field(field).nullable,
-            is_list=bool(column.max_repetition_level),
-            conversion=_decimal_code(stored) | _DECIMAL << 8 if pa.types.is_decimal(stored) else 0,
-        )
+        column = number_column(metadata, field, leaves)
+        if column is not None:
+            found[field.name] = column
     return found
+
+
+def number_column(metadata: Any, field: pa.Field, leaves: Sequence[int]) -> NumberColumn | None:
+    """Return a column, or a field inside structs, as the decoder can read it; None if it cannot.
+
+    leaves: Numbers of its leaf columns.
+    """
+    if not _engine.IS_BUILT or len(leaves) != 1:
+        return None
+    column = metadata.schema.column(leaves[0])
+    stored = _stored_type(column) if _is_plain(column, field) else None
+    if stored is None or not _is_same(stored, _value_field(field).type):
+        return None
+    is_list, physical = bool(column.max_repetition_level), column.physical_type
+    return NumberColumn(
+        leaf=leaves[0],
+        field=field,
+        stored={"BOOLEAN": 0, "INT32": 4, "FLOAT": 4, "FIXED_LEN_BYTE_ARRAY": column.length}.get(physical, 8),
+        width=max(1, stored.bit_width // 8),
+        is_integer=physical in ("INT32", "INT64"),
+        levels=int(_value_field(field).nullable) if is_list else column.max_definition_level,
+        is_list=is_list,
+        conversion=_decimal_code(stored) | _DECIMAL << 8 if pa.types.is_decimal(stored) else 0,
+    )
 
 
 def _is_plain(column: Any, field: pa.Field) -> bool:
     """Return whether the leaf of a field holds one value a row, or one list of values that are no lists or structs.
 
-    Levels tell: a list has one level for each part that may be null, and one more.
+    Levels tell: a list has one level for each part that may be null, and one more. A value has one for itself and one
+    for each struct around it, if they may be null.
     """
-    of_values = 1 + _value_field(field).nullable if _is_list(field.type) else 0
-    levels = (int(_is_list(field.type)), field.nullable + of_values)
-    return (column.max_repetition_level, column.max_definition_level) == levels
+    levels = (column.max_repetition_level, column.max_definition_level)
+    if _is_list(field.type):
+        return levels == (1, field.nullable + 1 + _value_field(field).nullable)
+    return levels[0] == 0 and field.nullable <= levels[1] <= (_MOST_LEVELS if field.nullable else 0)
 
 
 def _is_list(data_type: pa.DataType) -> bool:

@@ -103,11 +103,11 @@ class Places(NamedTuple):
         Only decoding counts the items of lists.
         """
         layouts, are_lists = table.layouts, table.are_lists
-        are_optional, lists_are_optional, conversions, bits = layouts[:, 3:].T
+        levels, lists_are_optional, conversions, bits = layouts[:, 3:].T
         lengths = np.stack(
             [
                 -(-room * bits // 8),
-                -(-room // 8) * are_optional,
+                -(-room // 8) * (levels > 0),
                 (num_rows + 1) * 4 * are_lists,
                 -(-num_rows // 8) * lists_are_optional,
             ],

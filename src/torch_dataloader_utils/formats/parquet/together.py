@@ -62,7 +62,7 @@ class NumberGroups(NamedTuple):
             footers += [parquet_footer(of_file[0])] * len(of_file)
         columns, names = footers[0].columns, set(schema.names)
         flat = (field for field in schema if field.name in columns.numbers and not columns.numbers[field.name].is_list)
-        numbers = columns.number_table(flat, sources[0].conversions)
+        numbers = columns.number_table(flat, sources[0].changes.conversions)
         others = frozenset(names.intersection(columns.leaves).difference(numbers.schema.names))
         if not numbers.columns or any(footer.columns is not columns for footer in footers):
             return None
