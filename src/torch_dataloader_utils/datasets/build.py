@@ -280,7 +280,7 @@ def changes_of(shaper: Shaper) -> Changes:
     if not isinstance(shaper, PreparingShaper):
         return NO_CHANGES
     conversions = {name: Conversion(target.data_type, target.loss) for name, target in shaper.conversions.items()}
-    return Changes(conversions, shaper.leaves)
+    return Changes(conversions, shaper.leaves, shaper.dictionaries)
 
 
 def _counted(inventory: Inventory, reader: Reader, options: TableOptions, share: Share) -> Inventory:

@@ -33,14 +33,16 @@ class Changes(NamedTuple):
     """Changes of columns that a decoder may make, where this is cheaper than to make them afterwards.
 
     conversions: Conversions by name of the column or leaf. leaves: Name and path of each wanted leaf, by column of
-        structs. A leaf is a field that is not a struct.
+        structs. A leaf is a field that is not a struct. dictionaries: Names of columns of text that may be
+        dictionary-encoded.
     """
 
     conversions: Mapping[str, Conversion]
     leaves: Mapping[str, Mapping[str, FieldPath]]
+    dictionaries: frozenset[str]
 
 
-NO_CHANGES = Changes({}, {})
+NO_CHANGES = Changes({}, {}, frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

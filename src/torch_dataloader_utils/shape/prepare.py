@@ -25,7 +25,7 @@ from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify, is_text
 from torch_dataloader_utils.shape.casting import Room, converted
 from torch_dataloader_utils.shape.dtypes import NumberTarget, find_targets, number_element, target_of, with_number_type
-from torch_dataloader_utils.shape.encode import Encoder, encoded, encoded_schema
+from torch_dataloader_utils.shape.encode import Bytes, Encoder, encoded, encoded_schema
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 from torch_dataloader_utils.shape.shapers import OutputFormat, make_shaper
 from torch_dataloader_utils.shape.specs import stack_members
@@ -216,6 +216,11 @@ class PreparingShaper:
     def conversions(self) -> dict[str, NumberTarget]:
         """Conversions of stored columns that a reader may do, by name."""
         return {name: target for name, target in self.targets.items() if name not in self.encoders}
+
+    @property
+    def dictionaries(self) -> frozenset[str]:
+        """Names of columns whose values are encoded one by one: dictionary-encoded text has fewer of them."""
+        return frozenset(name for name, encoder in self.encoders.items() if not isinstance(encoder, Bytes))
 
     @property
     def leaves(self) -> dict[str, dict[str, FieldPath]]:

@@ -68,7 +68,8 @@ class Projection:
     made: Fields, delivered or filtered, that no file holds: partition columns, and `_file` and `_pos`.
     row_filter: The expression, or None. holdout: Part to deliver, or None.
     known: Names of all columns of the data set, if all are delivered; else None.
-    leaves: Paths of leaves of structs that may come in place of their columns, by name.
+    leaves: Paths of leaves of structs that may come in place of their columns, by name. dictionaries: Names of columns
+        of text that may come dictionary-encoded.
     """
 
     stored: pa.Schema
@@ -79,6 +80,7 @@ class Projection:
     holdout: Holdout | None
     known: frozenset[str] | None
     leaves: Mapping[str, FieldPath]
+    dictionaries: Set[str]
     _schemas: Recent[tuple[str, ...], pa.Schema] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
     _of_parts: Recent[int, tuple[pa.Schema, tuple[pa.Schema, Set[str]]]] = field(
         default_factory=lambda: Recent(_MOST_SCHEMAS), init=False
@@ -97,10 +99,9 @@ class Projection:
         known = self._of_parts.find(id(part))
         if known is None or known[0] is not part:
             columns = [self.leaves.get(name, (name,))[0] for name in part.names]
-            if columns == part.names and not any(map(is_converted, part)):
+            fields = pa.schema(map(self._changed_field, part))
+            if columns == part.names and fields.equals(self.fields(columns)):
                 fields = self.fields(columns)
-            else:
-                fields = pa.schema(map(self._changed_field, part))
             known = part, (fields, frozenset(columns))
             self._of_parts.keep(id(part), known)
         return known[1]
@@ -108,7 +109,8 @@ class Projection:
     def _changed_field(self, found: pa.Field) -> pa.Field:
         path = self.leaves.get(found.name, (found.name,))
         wanted = field_at(self.stored.field(path[0]), path).with_name(found.name)
-        return wanted.with_type(found.type) if is_converted(found) else wanted
+        is_encoded = found.name in self.dictionaries and found.type == pa.dictionary(pa.int32(), wanted.type)
+        return wanted.with_type(found.type) if is_converted(found) or is_encoded else wanted
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """Return the schema of these stored columns."""
@@ -153,6 +155,7 @@ def project(spec: ReadSpec) -> Projection:
         holdout=spec.holdout,
         known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
         leaves={name: path for leaves in spec.changes.leaves.values() for name, path in leaves.items()},
+        dictionaries=spec.changes.dictionaries,
     )
 
 

@@ -23,12 +23,13 @@ from tests.formats.files import make_spec, parquet_tasks, write_parquet
 from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils._arrow.schema import field_paths
 from torch_dataloader_utils._core.block import Block, read_block
-from torch_dataloader_utils._core.inventory import GroupRows
+from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
 from torch_dataloader_utils.datasets.build import changes_of
 from torch_dataloader_utils.errors import SchemaError
 from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.shape import casting
 from torch_dataloader_utils.shape.dtypes import check_dtypes
+from torch_dataloader_utils.shape.encode import Hash, Vocabulary
 from torch_dataloader_utils.shape.prepare import prepared_shaper
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.specs import select_fields
@@ -261,3 +262,28 @@ def test_other_leaves_of_a_struct_are_not_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(decode, "open_parquet", None)  # that is, pyarrow decodes nothing
     (batch,) = islice(_loader(path, columns=["s.inner.c"], dtypes="float32"), 1)
     assert batch["s"]["inner"]["c"].tolist() == [value / 2 for value in range(1000)]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_text_that_is_encoded_comes_as_a_dictionary(tmp_path: Path, is_compiled: bool) -> None:
+    """Dictionary and plain pages in one chunk, text with nulls, bytes, and a struct of text give the same numbers."""
+    rng = np.random.default_rng(0)
+    words = pa.array([None, "", "ä", *map(str, range(3000))])
+    columns = {
+        "a": words.take(pa.array(rng.integers(0, 3003, 5000))),
+        "few": words.take(pa.array(rng.integers(0, 9, 5000))),
+    }
+    columns |= {"bytes": columns["a"].cast(pa.binary()), "large": columns["few"].cast(pa.large_string())}
+    columns |= {"s": pa.StructArray.from_arrays([columns["a"]], ["t"]), "x": pa.array(np.arange(5000))}
+    path = tmp_path / "a.parquet"
+    (task,) = write_parquet(path, pa.table(columns), dictionary_pagesize_limit=2000, data_page_size=1000)
+    schema = pq.read_schema(path)
+    encode = dict.fromkeys(["a", "few", "bytes", "large", "s.t", "x"], Hash(buckets=1000))
+    encode["few"] = Vocabulary(["0", "1", "ä"])
+    _, shaper = prepared_shaper("torch", schema, encode=encode, nulls="fill")
+    specs = [make_spec(schema, changes=changes_of(shaper), is_compiled=is_compiled), make_spec(schema)]
+    for rows in (ALL_ROWS, GroupRows(0, 0), GroupRows(1500, 4000)):
+        ours, other = (outcome(partial(read_block, make_reader(spec), shaper, task, rows)) for spec in specs)
+        assert ours == other
+    types = {field.name: field.type for part in make_reader(specs[0]).read_columns(task) for field in part.schema}
+    assert [name for name, each in types.items() if pa.types.is_dictionary(each)] == ["a", "few", "bytes"]

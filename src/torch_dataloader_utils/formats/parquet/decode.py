@@ -126,7 +126,8 @@ def _columns(source: TaskSource, schema: pa.Schema, needed: GroupRows, changes: 
         int96_unit = _WIDE_UNIT if _is_wide(source, of_file, schema, columns) else None
         if int96_unit is None:
             _check_int96(source, file, footer, of_file, columns, stored)
-        reader = open_parquet(source, file, footer.metadata, int96_unit)
+        encoded = [leaf for name in columns if name in wanted.dictionaries for leaf in of_file.leaves[name]]
+        reader = open_parquet(source, file, footer.metadata, int96_unit, encoded)
         num_rows = yield from decode_columns(reader, task, of_file, columns, stored, num_rows)
     if num_rows != stop:
         check_stored_rows(task, num_rows)
@@ -167,11 +168,16 @@ class StoredRows(NamedTuple):
 
 
 def open_parquet(
-    source: TaskSource, file: pa.NativeFile, metadata: pq.FileMetaData | None = None, int96_unit: str | None = None
+    source: TaskSource,
+    file: pa.NativeFile,
+    metadata: pq.FileMetaData | None = None,
+    int96_unit: str | None = None,
+    dictionaries: Sequence[int] = (),
 ) -> pq.ParquetReader:
     """Return a pyarrow.parquet.ParquetReader of a file; metadata: The file's footer, if it is parsed already.
 
-    int96_unit: Unit of INT96 timestamps; None for nanoseconds.
+    int96_unit: Unit of INT96 timestamps; None for nanoseconds. dictionaries: Leaf columns of text that become
+    dictionary-encoded.
     """
     # A ParquetFile would first look at every column of the file: 5,000 columns take 20 ms.
     reader = pq.ParquetReader()
@@ -179,6 +185,7 @@ def open_parquet(
         file,
         metadata=metadata,
         pre_buffer=False,
+        read_dictionary=dictionaries,
         coerce_int96_timestamp_unit=int96_unit,
         page_checksum_verification=source.page_checksums,
         arrow_extensions_enabled=True,

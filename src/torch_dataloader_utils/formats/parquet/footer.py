@@ -3,7 +3,7 @@
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
@@ -29,6 +29,9 @@ from torch_dataloader_utils.formats.parquet.trailer import (
 )
 from torch_dataloader_utils.formats.task_source import Changes, Conversion, TaskSource
 
+# Types that pyarrow can read as dictionaries.
+_DICTIONARY_TYPES = (pa.string(), pa.binary())
+
 # Number of tables, each with other columns.
 _MOST_KNOWN = 16
 
@@ -38,7 +41,8 @@ class WantedColumns(NamedTuple):
 
     columns: Columns of the file, with leaves of structs beside them. names: Names of the columns and leaves to read; a
     column of structs is not read if its leaves are. numbers: The columns that the compiled decoder reads. row_bits:
-    Bits of a decoded row. num_leaves: Number of their leaf columns.
+    Bits of a decoded row. num_leaves: Number of their leaf columns. dictionaries: Names of columns of text that become
+    dictionary-encoded.
     """
 
     schema: pa.Schema
@@ -48,6 +52,7 @@ class WantedColumns(NamedTuple):
     numbers: NumberTable
     row_bits: int
     num_leaves: int
+    dictionaries: Set[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -116,7 +121,14 @@ class FileColumns:
             row_bits = sum(columns.row_bits[name] for name in names)
             num_leaves = sum(len(columns.leaves[name]) for name in names)
             numbers = columns.number_table(found, changes.conversions)
-            known = WantedColumns(schema, changes, columns, names, numbers, row_bits, num_leaves)
+            dictionaries = {
+                each.name
+                for each in found
+                if each.name in changes.dictionaries.difference(columns.paths)
+                and each.type in _DICTIONARY_TYPES
+                and self.schema.field(each.name).type == each.type
+            }
+            known = WantedColumns(schema, changes, columns, names, numbers, row_bits, num_leaves, dictionaries)
             self._wanted.keep(id(schema), known)
         return known
 

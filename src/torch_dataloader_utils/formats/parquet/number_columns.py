@@ -165,10 +165,10 @@ def _is_plain(column: Any, field: pa.Field) -> bool:
     Levels tell: a list has one level for each part that may be null, and one more. A value has one for itself and one
     for each struct around it, if they may be null.
     """
-    levels = (column.max_repetition_level, column.max_definition_level)
+    repetition, definition = int(column.max_repetition_level), int(column.max_definition_level)
     if _is_list(field.type):
-        return levels == (1, field.nullable + 1 + _value_field(field).nullable)
-    return levels[0] == 0 and field.nullable <= levels[1] <= (_MOST_LEVELS if field.nullable else 0)
+        return (repetition, definition) == (1, field.nullable + 1 + _value_field(field).nullable)
+    return repetition == 0 and int(field.nullable) <= definition <= (_MOST_LEVELS if field.nullable else 0)
 
 
 def _is_list(data_type: pa.DataType) -> bool:
