@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from torch_dataloader_utils import _engine
-from torch_dataloader_utils._arrow.schema import column_names, decode_schema
+from torch_dataloader_utils._arrow.schema import column_names, decode_schema, is_list
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
@@ -263,6 +263,8 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
+        if not is_list(schema.field(column).type):  # lengths are stored numbers, or bytes of text
+            changes = changes.without(column)
         shaper = LengthShaper(shaper=shaper, column=column)
         columns = columns if column in columns else (*columns, column)
     if options.stack is not None:

@@ -41,6 +41,11 @@ class Changes(NamedTuple):
     leaves: Mapping[str, Mapping[str, FieldPath]]
     dictionaries: frozenset[str]
 
+    def without(self, column: str) -> "Changes":
+        """Return the changes of all other columns."""
+        conversions = {name: each for name, each in self.conversions.items() if name != column}
+        return Changes(conversions, self.leaves, self.dictionaries.difference([column]))
+
 
 NO_CHANGES = Changes({}, {}, frozenset())
 

@@ -177,7 +177,11 @@ def _misfit(name: str, array: pa.Array, values: Numbers, target: NumberTarget) -
         why = " as an unscaled integer"
     wide = "float64" if is_decimal or pt.is_floating(array.type) else "int64"
     key = target.stack or name
+    try:
+        seen = array[first].as_py()
+    except (OverflowError, ValueError):  # a time that Python does not hold
+        seen = values[first]
     return SchemaError(
-        f"column {name!r} ({array.type}) has {array[first].as_py()!s}, which {target.name} does not hold{why}. Pass "
+        f"column {name!r} ({array.type}) has {seen!s}, which {target.name} does not hold{why}. Pass "
         f'dtypes={{{key!r}: "{wide}"}}, or dtypes={{{key!r}: ("clip", "{target.name}")}} to take the nearest number.'
     )

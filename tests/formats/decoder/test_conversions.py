@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.engine import needs_engine
 from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, WAYS, encodings_of, fixed_lists, lists, numbers
 from tests.formats.files import make_spec, parquet_tasks, write_parquet
-from torch_dataloader_utils import Decoding, StructuredDataset
+from torch_dataloader_utils import Decoding, StructuredDataset, TokenBatches
 from torch_dataloader_utils._arrow.schema import field_paths
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
@@ -287,3 +287,19 @@ def test_text_that_is_encoded_comes_as_a_dictionary(tmp_path: Path, is_compiled:
         assert ours == other
     types = {field.name: field.type for part in make_reader(specs[0]).read_columns(task) for field in part.schema}
     assert [name for name, each in types.items() if pa.types.is_dictionary(each)] == ["a", "few", "bytes"]
+
+
+def test_lengths_are_measured_before_numbers_are_converted(tmp_path: Path) -> None:
+    """Rows are grouped by lengths that are all one number in float32."""
+    lengths = 100 + np.random.default_rng(0).permutation(40) * 1e-9
+    pq.write_table(pa.table({"length": lengths, "row": np.arange(40)}), tmp_path / "a.parquet")
+    options = {"token_batches": TokenBatches("length"), "dtypes": {"length": "float32"}, "shuffle_rows": 40}
+    batches = [
+        [batch["row"].tolist() for batch in loader]
+        for each in (True, False)
+        for loader in StructuredDataset.create_dataloader(
+            str(tmp_path), batch_size=4, decoding=Decoding(compiled=each), **options
+        )[:1]
+    ]
+    assert batches[0] == batches[1]
+    assert all(np.ptp(np.argsort(np.argsort(lengths))[rows]) == 3 for rows in batches[0])
