@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tests.engine import needs_engine
 from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, WAYS, encodings_of, fixed_lists, lists, numbers
 from tests.formats.files import make_spec, parquet_tasks, write_parquet
@@ -95,6 +96,7 @@ def bits_of(column: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
+@settings(max_examples=effort(100))
 @given(drawn=columns(), data=st.data(), rows=ROW_RANGES)
 def test_numbers_are_those_of_a_conversion_afterwards(
     tmp_path_factory: pytest.TempPathFactory,
@@ -208,6 +210,7 @@ def struct_arrays(data: st.DataObject, depth: int, rows: int, rng: np.random.Gen
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=["whole", "large"])
+@settings(max_examples=effort(100))
 @given(data=st.data(), rows=ROW_RANGES)
 def test_leaves_of_structs_are_those_of_the_whole_structs(
     tmp_path_factory: pytest.TempPathFactory, way: AbstractContextManager[Any], data: st.DataObject, rows: GroupRows
