@@ -1,7 +1,7 @@
 """Columns to decode, to filter on and to deliver, from a ReadSpec."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -68,8 +68,8 @@ class Projection:
     made: Fields, delivered or filtered, that no file holds: partition columns, and `_file` and `_pos`.
     row_filter: The expression, or None. holdout: Part to deliver, or None.
     known: Names of all columns of the data set, if all are delivered; else None.
-    leaves: Paths of leaves of structs that may come in place of their columns, by name. dictionaries: Names of columns
-        of text that may come dictionary-encoded.
+    changes: Changes of columns that may come. leaves: Paths of leaves of structs that may come in place of their
+        columns, by name.
     """
 
     stored: pa.Schema
@@ -79,10 +79,10 @@ class Projection:
     row_filter: pc.Expression | None
     holdout: Holdout | None
     known: frozenset[str] | None
+    changes: Changes
     leaves: Mapping[str, FieldPath]
-    dictionaries: Set[str]
     _schemas: Recent[tuple[str, ...], pa.Schema] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
-    _of_parts: Recent[int, tuple[pa.Schema, tuple[pa.Schema, Set[str]]]] = field(
+    _of_parts: Recent[int, tuple[pa.Schema, tuple[pa.Schema, Sequence[str]]]] = field(
         default_factory=lambda: Recent(_MOST_SCHEMAS), init=False
     )
 
@@ -91,25 +91,27 @@ class Projection:
         """Whether values of columns say which rows are delivered."""
         return self.row_filter is not None or (self.holdout is not None and self.holdout.by is not None)
 
-    def fields_of(self, part: pa.Schema) -> tuple[pa.Schema, Set[str]]:
+    def fields_of(self, part: pa.Schema) -> tuple[pa.Schema, Sequence[str]]:
         """Return the schema of the columns and leaves of a part, in converted types, and the names of the columns.
 
         Row groups of one kind come with one object.
         """
         known = self._of_parts.find(id(part))
         if known is None or known[0] is not part:
-            columns = [self.leaves.get(name, (name,))[0] for name in part.names]
-            fields = pa.schema(map(self._changed_field, part))
-            if columns == part.names and fields.equals(self.fields(columns)):
+            columns = part.names
+            if any(self.changes):
+                columns = [self.leaves.get(name, (name,))[0] for name in columns]
+                fields = pa.schema(map(self._changed_field, part))
+            else:
                 fields = self.fields(columns)
-            known = part, (fields, frozenset(columns))
+            known = part, (fields, columns)
             self._of_parts.keep(id(part), known)
         return known[1]
 
     def _changed_field(self, found: pa.Field) -> pa.Field:
         path = self.leaves.get(found.name, (found.name,))
         wanted = field_at(self.stored.field(path[0]), path).with_name(found.name)
-        is_encoded = found.name in self.dictionaries and found.type == pa.dictionary(pa.int32(), wanted.type)
+        is_encoded = found.name in self.changes.dictionaries and found.type == pa.dictionary(pa.int32(), wanted.type)
         return wanted.with_type(found.type) if is_converted(found) or is_encoded else wanted
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
@@ -155,7 +157,7 @@ def project(spec: ReadSpec) -> Projection:
         holdout=spec.holdout,
         known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
         leaves={name: path for leaves in spec.changes.leaves.values() for name, path in leaves.items()},
-        dictionaries=spec.changes.dictionaries,
+        changes=spec.changes,
     )
 
 

@@ -208,12 +208,15 @@ class Reader:
         self, task: RowGroupTask, parts: Iterable[pa.RecordBatch], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
         """Yield the parts (at least one) in the types of `schema`, and one more part with the missing columns."""
-        missing, num_rows = set(schema.names), 0
+        found, num_rows = [], 0
         for part in parts:
             num_rows = part.num_rows
             fields, columns = self.projection.fields_of(part.schema)
-            missing -= columns
+            found.append(columns)
             yield conform(task, part, fields)
+        # Leaves of one column may come in several parts.
+        may_lack = sum(map(len, found)) < len(schema) or bool(self.projection.leaves)
+        missing = set(schema.names).difference(*found) if may_lack else None
         if missing:
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
