@@ -44,12 +44,12 @@ else:
                 [
                     f"src/torch_dataloader_utils/_engine/{name}.c"
                     for name in (
-                        *("module", "chunk", "lists", "values", "codecs", "gather", "permute"),
+                        *("module", "chunk", "lists", "values", "convert", "codecs", "gather", "permute"),
                         *("footer", "check", "thrift", "json"),
                     )
                 ],
                 depends=[f"src/torch_dataloader_utils/_engine/{name}.h" for name in ("engine", "thrift")],
-                extra_compile_args=["-O3", "-Wall", "-Wextra"],
+                extra_compile_args=["-O3", "-ffp-contract=off", "-Wall", "-Wextra"],
                 libraries=["dl"],
                 py_limited_api=True,
                 optional=True,

@@ -117,6 +117,14 @@ def test_decimals_of_15_digits_are_the_nearest_floats(unscaled: list[int], scale
     assert converted("x", array, NumberTarget(name="float64")).to_pylist() == [float(value) for value in values]
 
 
+def test_the_error_names_a_time_that_python_does_not_hold() -> None:
+    array = pa.array([-(2**62)], pa.int64()).cast(pa.timestamp("us"))
+    with pytest.raises(
+        SchemaError, match=r"column 'x' \(timestamp\[us\]\) has -4611686018427387904, which int8 does not"
+    ):
+        converted("x", array, NumberTarget(name="int8"))
+
+
 @pytest.mark.parametrize("kind", [lambda item: pa.list_(item), lambda item: pa.list_(item, 2), pa.large_list])
 def test_numbers_in_lists_are_converted_and_nulls_stay(kind: Any) -> None:
     rows = [[1.5, 2.0], None, [None, 4.0], [5.0, 6.0]]

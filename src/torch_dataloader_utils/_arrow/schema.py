@@ -64,14 +64,6 @@ def nested_path(schema: pa.Schema | pa.StructType, name: str) -> FieldPath:
     return ()
 
 
-def field_at(schema: pa.Schema, path: FieldPath) -> pa.Field:
-    """Return the field at a path of `nested_path`."""
-    field = schema.field(path[0])
-    for name in path[1:]:
-        field = field.type.field(name)
-    return field
-
-
 def values_at(rows: pa.RecordBatch, path: FieldPath) -> pa.Array:
     """Return the values at a path of `nested_path`: a field of a struct that is null is null."""
     values = rows.column(path[0])
@@ -154,6 +146,24 @@ def _num_leaves(data_type: pa.DataType) -> int:
     if data_type.num_fields == 0:
         return 0 if pa.types.is_struct(data_type) else 1
     return sum(_num_leaves(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
+def field_at(field: pa.Field, path: FieldPath) -> pa.Field:
+    """Return a field inside structs, nullable if a struct around it is; path: names from the outermost field on."""
+    for name in path[1:]:
+        inner = field.type.field(name)
+        field = inner.with_nullable(inner.nullable or field.nullable)
+    return field
+
+
+def leaves_at(field: pa.Field, path: FieldPath) -> range:
+    """Return the numbers of the Parquet leaf columns of a field inside structs, counted in the outermost field."""
+    first = 0
+    for name in path[1:]:
+        index = field.type.get_field_index(name)
+        first += sum(_num_leaves(field.type.field(before).type) for before in range(index))
+        field = field.type.field(index)
+    return range(first, first + _num_leaves(field.type))
 
 
 def with_change(field: pa.Field, change: Callable[[pa.Field], pa.Field]) -> pa.Field:

@@ -1,4 +1,4 @@
-"""The compiled decoder: Parquet column chunks of numbers and of lists of numbers, decoded into the caller's memory.
+"""The compiled decoder: Parquet column chunks of numbers, decimals and lists of both, in the memory of the caller.
 
 In: the pages of column chunks, and addresses for their values. Out: values and bitmaps of nulls, or the reason for
 which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and verdicts. `gather` writes rows

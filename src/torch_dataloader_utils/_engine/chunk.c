@@ -29,6 +29,7 @@ void free_work(Work *work) {
     free(work->page.bytes);
     free(work->dictionary_page.bytes);
     free(work->dictionary.bytes);
+    free(work->stored.bytes);
     free(work->values.bytes);
     free(work->present.bytes);
     free(work->expanded.bytes);
@@ -102,14 +103,14 @@ static Reason read_dictionary(const Chunk *chunk, const Header *header, Bytes st
     /* Every value takes bytes of the page, so that the count is bounded by it. */
     if (!is_within(header->count, (uint64_t)header->size / (uint64_t)chunk->layout.stored)) return DAMAGED;
     size_t count = (size_t)header->count;
-    if (chunk->layout.stored == chunk->layout.width) { /* as they lie */
+    if (are_as_stored(chunk->layout)) { /* as they lie */
         *dictionary = (Dictionary){page, count};
         return DECODED;
     }
     uint8_t *values = scratch_of(&work->dictionary, count * (size_t)chunk->layout.width);
     if (values == NULL) return NO_MEMORY;
     Bytes plain = {page, page + header->size};
-    reason = decode_values(PLAIN, plain, count, chunk->layout, NULL, values);
+    reason = decode_values(PLAIN, plain, count, chunk->layout, NULL, NULL, values);
     *dictionary = (Dictionary){values, count};
     return reason;
 }
@@ -162,7 +163,7 @@ static Reason open_page(const Chunk *chunk, const Header *header, Bytes stored, 
     } else {
         bool fits = size == (size_t)header->count * (size_t)chunk->layout.width;
         *is_direct = direct != NULL && !has_levels_inside && fits && header->encoding == PLAIN &&
-                     chunk->layout.stored == chunk->layout.width;
+                     are_as_stored(chunk->layout);
         uint8_t *page = *is_direct ? direct : scratch_of(&work->page, size);
         if (page == NULL) return NO_MEMORY;
         reason = decompress(chunk->codec, stored, page, size, &work->codecs);
@@ -219,7 +220,8 @@ static void spread(const uint8_t *from, const uint8_t *present, size_t count, in
         case 1: SPREAD(uint8_t)
         case 2: SPREAD(uint16_t)
         case 4: SPREAD(uint32_t)
-        default: SPREAD(uint64_t)
+        case 8: SPREAD(uint64_t)
+        default: SPREAD(Word16)
     }
 }
 
@@ -233,12 +235,13 @@ static Items rows_of(const Chunk *chunk, int64_t begin, int64_t count) {
     return items;
 }
 
-static Reason read_rows(Bytes definitions, Work *work, Items *items) {
+static Reason read_rows(Bytes definitions, int levels, Work *work, Items *items) {
     uint8_t *present = scratch_of(&work->present, items->count);
     bool all_present;
     if (present == NULL) return NO_MEMORY;
-    Reason reason = decode_levels(definitions, items->count, 1, present, &all_present);
+    Reason reason = decode_levels(definitions, items->count, levels, present, &all_present);
     if (reason != DECODED || all_present) return reason;
+    for (size_t i = 0; levels > 1 && i < items->count; i++) present[i] = present[i] == levels;
     items->present = present;
     items->num_values = count_ones(present, items->count);
     return DECODED;
@@ -264,20 +267,21 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
     if (has_lists(chunk))
         reason = read_lists(chunk, repetitions, definitions, (size_t)header->count, header->rows, work, &items);
     else if (chunk->is_optional)
-        reason = read_rows(definitions, work, &items);
+        reason = read_rows(definitions, chunk->levels, work, &items);
     if (reason != DECODED) return reason;
     if (header->type == DATA_PAGE_V2 && header->nulls != header->count - (int64_t)items.num_values) return DAMAGED;
     if (is_direct) return items.present == NULL ? DECODED : DAMAGED; /* as many values as rows, and nulls among them */
     uint8_t *goal = goal_of(chunk, &items), *decoded = goal;
     const uint8_t *packed = values.at; /* values without those of nulls, where they lie already */
-    bool lie_there = items.present != NULL && header->encoding == PLAIN && chunk->layout.stored == chunk->layout.width &&
+    bool lie_there = items.present != NULL && header->encoding == PLAIN && are_as_stored(chunk->layout) &&
                      left_of(values) / width > items.num_values;
     if (!lie_there) {
         if (goal == NULL || items.present != NULL) {
             decoded = scratch_of(&work->values, (items.num_values + 1) * width);
             if (decoded == NULL) return NO_MEMORY;
         }
-        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary, decoded);
+        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary,
+                               &work->stored, decoded);
         if (reason != DECODED) return reason;
         packed = decoded;
     }

@@ -3,6 +3,7 @@
  *     chunk.c    page headers, which rows of a page are wanted
  *     lists.c    levels of lists
  *     values.c   encodings: PLAIN, dictionary, RLE, BYTE_STREAM_SPLIT, DELTA_BINARY_PACKED
+ *     convert.c  numbers and decimals as numbers of another type
  *     codecs.c   compression, checksums
  *     gather.c   rows of decoded columns in another order
  *     permute.c  random orders of rows
@@ -29,6 +30,8 @@
 #if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "Numbers are copied as Parquet stores them, little-endian. The package installs without this module."
 #endif
+
+__extension__ typedef unsigned __int128 Word16; /* of 16 bytes */
 
 /* Eight bytes of 0 or 1 at a time, as one word; a bitmap has the first byte in its lowest bit. */
 #define EACH_BYTE_1 UINT64_C(0x0101010101010101)
@@ -63,6 +66,7 @@ typedef enum {
     TOO_LARGE,  /* a page of more bytes than the plan allows */
     NO_MEMORY,
     NOT_READ,   /* the file did not give the bytes of the pages */
+    MISFIT,     /* a value that the wanted type does not hold */
 } Reason;
 
 /* Bytes from `at` to `end`. */
@@ -94,12 +98,47 @@ void free_codecs(Codecs *codecs);
 uint32_t crc32_of(Bytes bytes, uint32_t before);
 bool has_codec(int codec);
 
-/* values.c: values are little-endian numbers of `stored` bytes in the file (0: booleans, a bit each), of which the
- * first `width` bytes are kept: 1, 2, 4 or 8. Booleans become bytes of 0 and 1. */
+/* Types of values, in the file and in memory. Decimals are INT32, INT64 or big-endian integers of 1 to 16 bytes in the file,
+ * of up to 18 digits or more (LONG_DECIMAL), and integers of 16 bytes in memory. */
+typedef enum {
+    AS_STORED = 0,
+    S8,
+    S16,
+    S32,
+    S64,
+    U8,
+    U16,
+    U32,
+    U64,
+    F32,
+    F64,
+    DECIMAL,
+    LONG_DECIMAL
+} NumberType;
+
+/* Which losses are allowed; see convert.c. CLIP: floats may become infinities; integer types do not know it here. */
+typedef enum { ROUND = 0, EXACT, CLIP } Loss;
+
+enum { MOST_DIGITS = 38 };
+
+/* Values have `stored` bytes in the file (0: booleans, a bit each, which become bytes of 0 and 1). Of values that are not
+ * converted (`to` is AS_STORED), little-endian numbers, the first `width` bytes are kept: 1, 2, 4 or 8. */
 typedef struct {
     int stored, width;
     bool is_integer; /* INT32 or INT64 */
+    int from, to;    /* of NumberType */
+    int scale, loss;
 } Layout;
+
+static inline bool are_as_stored(Layout layout) { return layout.to == AS_STORED && layout.stored == layout.width; }
+
+/* convert.c */
+bool is_layout(Layout layout);
+
+/* Converts values as PLAIN stores them; false if one of them does not fit. */
+bool convert(const uint8_t *in, size_t count, Layout layout, uint8_t *out);
+
+/* values.c */
 
 /* The values of a dictionary page, `count` of `width` bytes. */
 typedef struct {
@@ -116,8 +155,9 @@ typedef enum {
     BYTE_STREAM_SPLIT = 9
 } Encoding;
 
-/* Writes exactly `count` values to `out`. */
-Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, uint8_t *out);
+/* Writes exactly `count` values to `out`. `stored`: for values that are converted afterwards. */
+Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, Scratch *stored,
+                     uint8_t *out);
 
 /* A reader of the RLE / bit-packing hybrid: one run at a time. */
 typedef struct {
@@ -151,6 +191,7 @@ typedef struct {
     int codec;
     Layout layout;
     bool is_optional;         /* whether values, or items of lists, may be null */
+    int levels;               /* the definition level of values that are there, up to 3, if there are no lists */
     int64_t num_values;       /* of the whole chunk, by the footer; of lists: levels, which are no fewer than items */
     int64_t first, count;     /* the rows that are wanted */
     size_t most_page_bytes;   /* no page may be larger, stored or decompressed */
@@ -165,7 +206,7 @@ typedef struct {
 } Chunk;
 
 typedef struct {
-    Scratch page, dictionary_page, dictionary, values, present, expanded, definitions, repetitions;
+    Scratch page, dictionary_page, dictionary, stored, values, present, expanded, definitions, repetitions;
     Codecs codecs;
 } Work;
 
@@ -191,7 +232,7 @@ void free_work(Work *work);
 /* Sets `count` bits from bit `from` on: to those of `bytes` (0 or 1 each), or all of them, if that is NULL. */
 void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 
-/* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4 or 8. The caller has checked the order. */
+/* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4, 8 or 16. The caller has checked the order. */
 void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
 
 /* Where columns of one width lie: the address of the first, and the bytes from column to column. */

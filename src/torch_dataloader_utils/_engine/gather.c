@@ -16,7 +16,8 @@ void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_
         case 1: TAKE(uint8_t)
         case 2: TAKE(uint16_t)
         case 4: TAKE(uint32_t)
-        default: TAKE(uint64_t)
+        case 8: TAKE(uint64_t)
+        default: TAKE(Word16)
     }
 }
 

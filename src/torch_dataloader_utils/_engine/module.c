@@ -9,7 +9,7 @@
 
 #include "engine.h"
 
-static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read"};
+static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read", "type"};
 static const char *const faults[] = {
     "",
     "it does not parse",
@@ -26,12 +26,13 @@ enum {
     STORED,
     WIDTH,
     IS_INTEGER,
-    IS_OPTIONAL,
+    LEVELS, /* 0: no value, or item of a list, may be null */
     LIST_IS_OPTIONAL,
     VALUES, /* where in `memory` they begin, and so on */
     VALIDITY,
     OFFSETS, /* negative: no lists */
     LIST_VALIDITY,
+    CONVERSION, /* from, to, scale and loss, 8 bits each, the lowest first; 0: none */
     COLUMN_NUMBERS
 };
 enum { FIRST_ROW, NUM_ROWS, ROW_NUMBERS };
@@ -47,10 +48,10 @@ typedef struct {
     int64_t num_rows;
 } Request;
 
-static int is_layout(Layout layout) {
-    if (layout.stored == 0) return layout.width == 1;
-    return (layout.width == 1 || layout.width == 2 || layout.width == 4 || layout.width == 8) &&
-           layout.width <= layout.stored && layout.stored <= 8;
+static Layout layout_of(const int64_t *column) {
+    uint64_t conversion = (uint64_t)column[CONVERSION];
+    return (Layout){(int)column[STORED], (int)column[WIDTH],   column[IS_INTEGER] != 0,  conversion & 255,
+                    conversion >> 8 & 255, conversion >> 16 & 255, conversion >> 24 & 255};
 }
 
 static bool fits(int64_t start, uint64_t length, Py_ssize_t size) {
@@ -64,11 +65,11 @@ static bool check_column(const Request *request, const int64_t *column, int64_t 
     int64_t stored = column[STORED], width = column[WIDTH];
     uintptr_t memory = (uintptr_t)request->memory.buf;
     Py_ssize_t size = request->memory.len;
-    if (stored < 0 || stored > 8 || width < 1 || width > 8 || !is_layout((Layout){(int)stored, (int)width, false}))
-        return false;
+    if (stored < 0 || stored > 16 || width < 1 || width > 16 || !is_layout(layout_of(column))) return false;
     uint64_t bytes = stored == 0 ? bytes_of_bits(room) : (uint64_t)room * (uint64_t)width;
     if (!fits(column[VALUES], bytes, size) || (memory + (uintptr_t)column[VALUES]) % (uintptr_t)width ||
-        !fits(column[VALIDITY], column[IS_OPTIONAL] ? bytes_of_bits(room) : 0, size))
+        !fits(column[VALIDITY], column[LEVELS] ? bytes_of_bits(room) : 0, size) ||
+        column[LEVELS] < 0 || column[LEVELS] > (column[OFFSETS] < 0 ? 3 : 1))
         return false;
     if (column[OFFSETS] < 0) return true;
     return request->num_groups == 1 && room <= INT32_MAX && request->num_rows <= INT32_MAX - 1 &&
@@ -136,8 +137,9 @@ static Chunk chunk_of(const Request *request, const int64_t *column, const int64
     bool is_list = column[OFFSETS] >= 0;
     Chunk chunk = {.pages = {pages, pages + part[LENGTH]},
                    .codec = part[CODEC_OF] < 0 || part[CODEC_OF] > INT16_MAX ? -1 : (int)part[CODEC_OF],
-                   .layout = {(int)column[STORED], (int)column[WIDTH], column[IS_INTEGER] != 0},
-                   .is_optional = column[IS_OPTIONAL] != 0,
+                   .layout = layout_of(column),
+                   .is_optional = column[LEVELS] != 0,
+                   .levels = (int)column[LEVELS],
                    .num_values = part[NUM_VALUES],
                    .first = rows[FIRST_ROW],
                    .count = rows[NUM_ROWS],
@@ -192,7 +194,7 @@ PyDoc_STRVAR(decode_doc,
              "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1) -> reasons\n\n"
              "Decodes columns of one row group, or the same columns of several, one after the other, without the interpreter's\n"
              "lock.\n\n"
-             "columns: int64 [columns, 9]: stored, width, is_integer, is_optional, list_is_optional, and where in `memory` values,\n"
+             "columns: int64 [columns, 10]: stored, width, is_integer, levels, list_is_optional, and where in `memory` values,\n"
              "validity, offsets (negative: no lists, which come from one row group only) and validity of lists begin.\n"
              "rows: int64 [row groups, 2]: the first wanted row, and how many. chunks: int64 [row groups, columns, 4]: codec,\n"
              "start and length in `pages`, and values by the footer. file: a descriptor that each chunk is read from, from its\n"

@@ -151,7 +151,8 @@ static void fill(const uint8_t *from, int width, size_t count, uint8_t *out) {
         case 1: FILL(uint8_t)
         case 2: FILL(uint16_t)
         case 4: FILL(uint32_t)
-        default: FILL(uint64_t)
+        case 8: FILL(uint64_t)
+        default: FILL(Word16)
     }
 }
 
@@ -392,7 +393,7 @@ static Reason decode_rle_booleans(Bytes in, size_t count, Layout layout, uint8_t
     return decode_bits(in, count, 1, out);
 }
 
-Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, uint8_t *out) {
+static Reason decode_stored(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, uint8_t *out) {
     switch (encoding) {
         case PLAIN: return decode_plain(in, count, layout, out);
         case PLAIN_DICTIONARY:
@@ -402,4 +403,21 @@ Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const 
         case BYTE_STREAM_SPLIT: return decode_byte_streams(in, count, layout, out);
         default: return ENCODING;
     }
+}
+
+Reason decode_values(int encoding, Bytes in, size_t count, Layout layout, const Dictionary *dictionary, Scratch *stored,
+                     uint8_t *out) {
+    bool is_dictionary = encoding == PLAIN_DICTIONARY || encoding == RLE_DICTIONARY; /* of converted values */
+    if (layout.to == AS_STORED || is_dictionary) return decode_stored(encoding, in, count, layout, dictionary, out);
+    size_t bytes = (size_t)layout.stored;
+    if (encoding != PLAIN) {
+        uint8_t *values = scratch_of(stored, count * bytes);
+        if (values == NULL) return NO_MEMORY;
+        Layout whole = {.stored = layout.stored, .width = layout.stored, .is_integer = layout.is_integer};
+        Reason reason = decode_stored(encoding, in, count, whole, NULL, values);
+        if (reason != DECODED) return reason;
+        in = (Bytes){values, values + count * bytes};
+    }
+    if (left_of(in) / bytes < count) return DAMAGED;
+    return convert(in.at, count, layout, out) ? DECODED : MISFIT;
 }

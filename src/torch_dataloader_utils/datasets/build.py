@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from torch_dataloader_utils import _engine
-from torch_dataloader_utils._arrow.schema import column_names, decode_schema
+from torch_dataloader_utils._arrow.schema import column_names, decode_schema, is_list
 from torch_dataloader_utils._core.arguments import format_bytes
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.division import Share
@@ -42,6 +42,7 @@ from torch_dataloader_utils.datasets.row_counts import (
 from torch_dataloader_utils.datasets.source import Source, find_inventory
 from torch_dataloader_utils.errors import ConfigError, plural
 from torch_dataloader_utils.formats.registry import format_of
+from torch_dataloader_utils.formats.task_source import NO_CHANGES, Changes, Conversion
 from torch_dataloader_utils.plan.planner import Planner
 from torch_dataloader_utils.plan.problems import warn_about
 from torch_dataloader_utils.plan.strategy_call import find_strategy
@@ -60,7 +61,7 @@ from torch_dataloader_utils.samples.token_packing import TokenPacking
 from torch_dataloader_utils.shape.arrow_types import ListType
 from torch_dataloader_utils.shape.convert import counted_nulls_error, refuses_nulls
 from torch_dataloader_utils.shape.lengths import LengthShaper, check_has_lengths
-from torch_dataloader_utils.shape.prepare import log_objects, prepared_shaper
+from torch_dataloader_utils.shape.prepare import PreparingShaper, log_objects, prepared_shaper
 from torch_dataloader_utils.shape.slab import TensorBatchCodec
 from torch_dataloader_utils.shape.specs import column_specs, select_fields
 from torch_dataloader_utils.stream.dataset import Stages, TableDataset
@@ -258,18 +259,30 @@ def build_rows(inventory: Inventory, options: TableOptions, access: StoreAccess,
         return _build_sequences(inventory, options, options.sequences, selected, access, share)
     columns = tuple(selected.names)
     delivered, shaper = _shaper(selected, options)
+    changes = changes_of(shaper)
     if options.token_batches is not None:
         column = options.token_batches.column
         check_has_lengths(schema, column, "token_batches")
+        if not is_list(schema.field(column).type):  # lengths are stored numbers, or bytes of text
+            changes = changes.without(column)
         shaper = LengthShaper(shaper=shaper, column=column)
         columns = columns if column in columns else (*columns, column)
     if options.stack is not None:
         # If the columns of a stack are read one after the other, their memory may be the matrix already.
         columns = column_names(schema, itertools.chain(*options.stack.values(), columns))
-    reader = make_reader(read_spec(inventory, options, access, columns))
+    spec = read_spec(inventory, options, access, columns)
+    reader = make_reader(replace(spec, changes=changes))
     if options.on_error == "skip" or (options.count_rows and not inventory.rows_are_known):
         inventory = _counted(inventory, reader, options, share)
     return TableRows(inventory=inventory, delivered=delivered, reader=reader, shaper=shaper)
+
+
+def changes_of(shaper: Shaper) -> Changes:
+    """Return the changes of columns that a reader may make for a shaper."""
+    if not isinstance(shaper, PreparingShaper):
+        return NO_CHANGES
+    conversions = {name: Conversion(target.data_type, target.loss) for name, target in shaper.conversions.items()}
+    return Changes(conversions, shaper.leaves, shaper.dictionaries)
 
 
 def _counted(inventory: Inventory, reader: Reader, options: TableOptions, share: Share) -> Inventory:

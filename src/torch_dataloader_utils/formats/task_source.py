@@ -1,13 +1,15 @@
 """Bytes of one task's file, and the check that the file is the planned file."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from stat import S_ISFIFO
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, planned_file
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
@@ -15,6 +17,37 @@ from torch_dataloader_utils.errors import LoaderError, NoDataError
 
 # Reading this many bytes more takes no longer than another request.
 _FREE_BYTES = 16 << 10
+
+
+class Conversion(NamedTuple):
+    """Conversion of the numbers of a column, also in lists, to another type.
+
+    loss: "round", "exact" or "clip"; see `shape.dtypes.NumberTarget`.
+    """
+
+    data_type: pa.DataType
+    loss: str
+
+
+class Changes(NamedTuple):
+    """Changes of columns that a decoder may make, where this is cheaper than to make them afterwards.
+
+    conversions: Conversions by name of the column or leaf. leaves: Name and path of each wanted leaf, by column of
+        structs. A leaf is a field that is not a struct. dictionaries: Names of columns of text that may be
+        dictionary-encoded.
+    """
+
+    conversions: Mapping[str, Conversion]
+    leaves: Mapping[str, Mapping[str, FieldPath]]
+    dictionaries: frozenset[str]
+
+    def without(self, column: str) -> "Changes":
+        """Return the changes of all other columns."""
+        conversions = {name: each for name, each in self.conversions.items() if name != column}
+        return Changes(conversions, self.leaves, self.dictionaries.difference([column]))
+
+
+NO_CHANGES = Changes({}, {}, frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +62,8 @@ class TaskSource:
         page_checksums: Whether checksums of Parquet pages are verified.
         max_row_group_bytes: Limit of the decoded bytes of one row group.
         is_compiled: Whether the compiled decoder may be used.
+        changes: Changes that `decode_parts` and `decode_together` of a format may make. Fields of columns that are
+            converted say so: see `is_converted`.
         known: Names of all columns of the data set, if all are delivered; else None.
         is_of_table: Whether a table names the file. Then times are microseconds, as tables have no finer times, and a
             task of the first row group may stand for all row groups of the file.
@@ -41,6 +76,7 @@ class TaskSource:
     is_compiled: bool = True
     known: frozenset[str] | None = None
     is_of_table: bool = False
+    changes: Changes = NO_CHANGES
     _fetched: list[Buffer] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property

@@ -46,6 +46,8 @@ def converted(name: str, array: pa.Array, target: NumberTarget, room: Room | Non
         return wanted.wrap_array(converted(name, array.storage, target))
     array = plain(array)
     if is_list(array.type):
+        if array.type.value_type == target.data_type:
+            return array
         return change_items(array, partial(converted, name, target=target))
     if array.type == target.data_type and room is None:
         return array
@@ -67,7 +69,7 @@ def _numbers(array: pa.Array, target: NumberTarget) -> Numbers:
     """Return the numbers of a column without lists; what nulls hold is undefined."""
     if not pt.is_decimal(array.type):
         numbers = raw_numbers(array).values
-        return np.frombuffer(numbers.buffers()[1], numpy_dtype(numbers.type))[numbers.offset :][: len(numbers)]
+        return _stored(numbers, numpy_dtype(numbers.type), 1)[:, 0]
     unscaled = _unscaled(array)
     if not pt.is_floating(target.data_type):
         return _large_unscaled(array, target) if unscaled is None else unscaled
@@ -108,8 +110,9 @@ def _large_unscaled(array: pa.Array, target: NumberTarget) -> Numbers:
 
 def _stored(array: pa.Array, dtype: NumpyType, words: int) -> Numbers:
     """Return the words of each value, lowest first, shape [rows, words]."""
+    # Counted: without rows, pyarrow gives items of lists in a buffer of any size.
     start, count = array.offset * words, len(array) * words
-    return np.frombuffer(array.buffers()[1], dtype)[start : start + count].reshape(-1, words)
+    return np.frombuffer(array.buffers()[1], dtype, count, start * dtype.itemsize).reshape(-1, words)
 
 
 def _cast(values: Numbers, target: NumberTarget, out: Numbers | None = None) -> Numbers | None:
@@ -174,7 +177,11 @@ def _misfit(name: str, array: pa.Array, values: Numbers, target: NumberTarget) -
         why = " as an unscaled integer"
     wide = "float64" if is_decimal or pt.is_floating(array.type) else "int64"
     key = target.stack or name
+    try:
+        seen = array[first].as_py()
+    except (OverflowError, ValueError):  # a time that Python does not hold
+        seen = values[first]
     return SchemaError(
-        f"column {name!r} ({array.type}) has {array[first].as_py()!s}, which {target.name} does not hold{why}. Pass "
+        f"column {name!r} ({array.type}) has {seen!s}, which {target.name} does not hold{why}. Pass "
         f'dtypes={{{key!r}: "{wide}"}}, or dtypes={{{key!r}: ("clip", "{target.name}")}} to take the nearest number.'
     )

@@ -10,20 +10,22 @@ Begin with `prepared_shaper`. Nulls, stacks, masks and slabs work with the prepa
 import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
+from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify, is_text
 from torch_dataloader_utils.shape.casting import Room, converted
 from torch_dataloader_utils.shape.dtypes import NumberTarget, find_targets, number_element, target_of, with_number_type
-from torch_dataloader_utils.shape.encode import Encoder, encoded, encoded_schema
+from torch_dataloader_utils.shape.encode import Bytes, Encoder, encoded, encoded_schema
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 from torch_dataloader_utils.shape.shapers import OutputFormat, make_shaper
 from torch_dataloader_utils.shape.specs import stack_members
@@ -32,6 +34,8 @@ from torch_dataloader_utils.shape.structs import leaf_arrays, leaf_types, with_f
 _log = logging.getLogger(__name__)
 
 _MOST_NAMES = 100
+# Sets of columns that come together; see `tables.projection`.
+_MOST_SCHEMAS = 16
 
 
 def prepared_shaper(
@@ -172,12 +176,28 @@ class StructColumn:
     data_type: pa.DataType
     leaves: tuple[str, ...] = ()
 
+    def paths(self, name: str) -> list[FieldPath]:
+        """Return the path of each leaf of a column; none if the column stays one column, or has lists of structs."""
+        found = leaf_types(self.data_type) if self.leaves else []
+        return (
+            [(name, *path) for path, _ in found] if all(_is_inside(self.data_type, path) for path, _ in found) else []
+        )
+
     def columns(self, name: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         """Yield name and rows of each column that the column becomes."""
         if not self.leaves:
             yield name, with_fewer_fields(array, self.data_type)
             return
         yield from zip(self.leaves, leaf_arrays(array, self.data_type), strict=True)
+
+
+def _is_inside(data_type: pa.DataType, path: FieldPath) -> bool:
+    """Return whether a path leads through structs alone."""
+    for name in path:
+        if not pa.types.is_struct(data_type):
+            return False
+        data_type = data_type.field(name).type
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +213,23 @@ class PreparingShaper:
     encoders: Mapping[str, Encoder]
     targets: Mapping[str, NumberTarget]
     places: Mapping[str, Place]
+    _seen: Recent[int, tuple[pa.Schema, bool]] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
+
+    @property
+    def conversions(self) -> dict[str, NumberTarget]:
+        """Conversions of stored columns that a reader may do, by name."""
+        return {name: target for name, target in self.targets.items() if name not in self.encoders}
+
+    @property
+    def dictionaries(self) -> frozenset[str]:
+        """Names of columns whose values are encoded one by one: dictionary-encoded text has fewer of them."""
+        return frozenset(name for name, encoder in self.encoders.items() if not isinstance(encoder, Bytes))
+
+    @property
+    def leaves(self) -> dict[str, dict[str, FieldPath]]:
+        """Name and path of each leaf of columns of structs: a reader may deliver leaves in place of the columns."""
+        paths = {name: struct.paths(name) for name, struct in self.structs.items()}
+        return {name: dict(zip(self.structs[name].leaves, each, strict=True)) for name, each in paths.items() if each}
 
     def use_memory(self, memory: RecycledMemory) -> None:
         """See Shaper."""
@@ -211,6 +248,8 @@ class PreparingShaper:
         return self.shaper.block(map(partial(self._prepared, {}), parts))
 
     def _prepared(self, matrices: dict[str, Numbers], part: pa.RecordBatch) -> pa.RecordBatch:
+        if isinstance(part, NumberBatch) and self._is_prepared(part.schema):
+            return part
         names, columns = [], []
         stored_columns = part.columns
         for stored, column in zip(part.schema.names, stored_columns, strict=True):
@@ -224,6 +263,18 @@ class PreparingShaper:
         if all(map(operator.is_, columns, stored_columns)) and names == part.schema.names:
             return part
         return pa.RecordBatch.from_arrays(columns, names)
+
+    def _is_prepared(self, schema: pa.Schema) -> bool:
+        """Return whether the reader has converted all columns of a part."""
+        known = self._seen.find(id(schema))
+        if known is None or known[0] is not schema:
+            is_prepared = all(
+                field.name not in self.encoders
+                and (field.name not in self.targets or self.targets[field.name].data_type == field.type)
+                for field in schema
+            )
+            known = self._seen.keep(id(schema), (schema, is_prepared))
+        return known[1]
 
     def _room(self, matrices: dict[str, Numbers], name: str, num_rows: int) -> Room | None:
         """Return the memory of a column in its matrix, which the first column makes; None for other columns."""

@@ -1,20 +1,22 @@
 """Columns to decode, to filter on and to deliver, from a ReadSpec."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.row_filter import filter_columns
-from torch_dataloader_utils._arrow.schema import decode_schema, field_at, field_paths, nested_path
+from torch_dataloader_utils._arrow.schema import FieldPath, decode_schema, field_at, field_paths, nested_path
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
 from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.formats.checks import repeated_names
+from torch_dataloader_utils.formats.parquet.number_columns import is_converted
+from torch_dataloader_utils.formats.task_source import NO_CHANGES, Changes
 from torch_dataloader_utils.tables.holdout import check_by
 from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 
@@ -41,6 +43,8 @@ class ReadSpec:
     is_compiled: Whether columns of plain numbers are decoded by the compiled decoder, where it is built.
     max_row_group_bytes: Decoded size above which a row group is refused instead of read.
     holdout: Part of the rows to deliver, None for all rows.
+    changes: Changes of columns that the reader may make: `read_columns` and `read_together` deliver columns with or
+        without them.
     """
 
     schema: bytes
@@ -52,6 +56,7 @@ class ReadSpec:
     is_compiled: bool = True
     max_row_group_bytes: int = MAX_ROW_GROUP_BYTES
     holdout: Holdout | None = None
+    changes: Changes = NO_CHANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,6 +68,8 @@ class Projection:
     made: Fields, delivered or filtered, that no file holds: partition columns, and `_file` and `_pos`.
     row_filter: The expression, or None. holdout: Part to deliver, or None.
     known: Names of all columns of the data set, if all are delivered; else None.
+    changes: Changes of columns that may come. leaves: Paths of leaves of structs that may come in place of their
+        columns, by name.
     """
 
     stored: pa.Schema
@@ -72,8 +79,10 @@ class Projection:
     row_filter: pc.Expression | None
     holdout: Holdout | None
     known: frozenset[str] | None
+    changes: Changes
+    leaves: Mapping[str, FieldPath]
     _schemas: Recent[tuple[str, ...], pa.Schema] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
-    _of_parts: Recent[int, tuple[pa.Schema, pa.Schema]] = field(
+    _of_parts: Recent[int, tuple[pa.Schema, tuple[pa.Schema, Sequence[str]]]] = field(
         default_factory=lambda: Recent(_MOST_SCHEMAS), init=False
     )
 
@@ -82,13 +91,28 @@ class Projection:
         """Whether values of columns say which rows are delivered."""
         return self.row_filter is not None or (self.holdout is not None and self.holdout.by is not None)
 
-    def fields_of(self, part: pa.Schema) -> pa.Schema:
-        """Return the schema of the stored columns that a part has. Row groups of one kind come with one object."""
+    def fields_of(self, part: pa.Schema) -> tuple[pa.Schema, Sequence[str]]:
+        """Return the schema of the columns and leaves of a part, in converted types, and the names of the columns.
+
+        Row groups of one kind come with one object.
+        """
         known = self._of_parts.find(id(part))
         if known is None or known[0] is not part:
-            known = part, self.fields(part.names)
+            columns = part.names
+            if any(self.changes):
+                columns = [self.leaves.get(name, (name,))[0] for name in columns]
+                fields = pa.schema(map(self._changed_field, part))
+            else:
+                fields = self.fields(columns)
+            known = part, (fields, columns)
             self._of_parts.keep(id(part), known)
         return known[1]
+
+    def _changed_field(self, found: pa.Field) -> pa.Field:
+        path = self.leaves.get(found.name, (found.name,))
+        wanted = field_at(self.stored.field(path[0]), path).with_name(found.name)
+        is_encoded = found.name in self.changes.dictionaries and found.type == pa.dictionary(pa.int32(), wanted.type)
+        return wanted.with_type(found.type) if is_converted(found) or is_encoded else wanted
 
     def fields(self, names: Sequence[str]) -> pa.Schema:
         """Return the schema of these stored columns."""
@@ -120,7 +144,7 @@ def project(spec: ReadSpec) -> Projection:
         path = nested_path(schema, spec.holdout.by)
         if not path or known[path[0]] != 1:
             raise ConfigError(f"Holdout.by: {_unknown(path[0] if path else spec.holdout.by, schema)}")
-        check_by(spec.holdout.by, field_at(schema, path).type)
+        check_by(spec.holdout.by, field_at(schema.field(path[0]), path).type)
         filtered = tuple(dict.fromkeys((*filtered, path[0])))
     fields = {name: schema.field(name) for name in (*names, *filtered)}
     places = {FILE, POSITION}.intersection(metadata_columns(names, frozenset(of_data.names)))
@@ -133,6 +157,8 @@ def project(spec: ReadSpec) -> Projection:
         row_filter=spec.row_filter,
         holdout=spec.holdout,
         known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
+        leaves={name: path for leaves in spec.changes.leaves.values() for name, path in leaves.items()},
+        changes=spec.changes,
     )
 
 

@@ -23,7 +23,7 @@ from torch_dataloader_utils.formats.conform import conform, constant
 from torch_dataloader_utils.formats.errors import FOREIGN, foreign_errors
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 from torch_dataloader_utils.formats.registry import format_of
-from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.formats.task_source import NO_CHANGES, Changes, TaskSource
 from torch_dataloader_utils.tables.holdout import is_in_part, left_out, other_parts
 from torch_dataloader_utils.tables.iceberg.decode import decode_table_rows, stored_name
 from torch_dataloader_utils.tables.live_rows import group_deletes, has_unplaced_deletes, live_mask, stored_range
@@ -71,7 +71,7 @@ class Reader:
                 supported.
             StoreError: the storage failed.
         """
-        batch = side_by_side(list(self.read_columns(task, rows)))
+        batch = side_by_side(list(self._without_changes().read_columns(task, rows)))
         names = list(self.projection.delivered)
         return batch if batch.schema.names == names else batch.select(names)
 
@@ -95,7 +95,7 @@ class Reader:
         groups = self.numbers_of(tasks)
         numbers = None if groups is None else groups.decode()
         if groups is None or numbers is None:
-            return join_row_groups(self, tasks)
+            return join_row_groups(self._without_changes(), tasks)
         stored, rows = self.projection.stored, groups.rows.tolist()
         others = pa.schema([field for field in stored if field.name in groups.others])
         here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
@@ -103,7 +103,7 @@ class Reader:
         if others:
             found = [conform(source.task, _decode(source, others, ALL_ROWS), others) for source in groups.sources]
             if [columns.num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
-                return join_row_groups(self, tasks)
+                return join_row_groups(self._without_changes(), tasks)
             parts.append(one_after_other([[columns] for columns in found]))
         if self.projection.made:
             of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
@@ -115,6 +115,10 @@ class Reader:
             check_live_rows(task, num_rows)
         return JoinedRows(parts, rows, by_one_call=not others)
 
+    def _without_changes(self) -> "Reader":
+        """Return a reader whose row groups have the same columns: changes are made row group by row group."""
+        return replace(self, spec=replace(self.spec, changes=NO_CHANGES))
+
     def numbers_of(self, tasks: Sequence[RowGroupTask]) -> NumberGroups | None:
         """Return the columns of numbers of these row groups for one call of the compiled decoder, or None."""
         if not self.spec.is_compiled or None in map(self._decoder_of_parts, tasks):
@@ -122,7 +126,8 @@ class Reader:
         decode_together = format_of(tasks[0].file_format).decode_together
         if decode_together is None or len({task.file_format for task in tasks}) > 1:
             return None
-        return decode_together(list(map(self._source, tasks)), self.projection.stored)
+        sources = [self._source(task, changes=self.spec.changes) for task in tasks]
+        return decode_together(sources, self.projection.stored)
 
     def _decoder_of_parts(self, task: RowGroupTask) -> "DecodeParts | None":
         """Return the decoder of a few columns at a time, where rows are delivered by their place alone; else None."""
@@ -174,7 +179,7 @@ class Reader:
         self, task: RowGroupTask, rows: GroupRows, decode_parts: "DecodeParts"
     ) -> Generator[pa.RecordBatch]:
         """Yield all columns of a row group, with its stored rows (or the rows of one part) as delivered rows."""
-        source, num_rows, mask = self._source(task), 0, None
+        source, num_rows, mask = self._source(task, changes=self.spec.changes), 0, None
         others = left_out(None, task, task.physical_rows, self.projection.holdout)
         rows = stored_range(rows, others)
         with foreign_errors(task, source.file_is_planned, lambda: self._refused_columns(source, self.projection)):
@@ -207,13 +212,18 @@ class Reader:
         found, num_rows = [], 0
         for part in parts:
             num_rows = part.num_rows
-            found.append(part.schema)
-            yield conform(task, part, self.projection.fields_of(part.schema))
-        if sum(map(len, found)) < len(schema):
-            missing = set(schema.names).difference(*(each.names for each in found))
+            fields, columns = self.projection.fields_of(part.schema)
+            found.append(columns)
+            yield conform(task, part, fields)
+        # Leaves of one column may come in several parts.
+        may_lack = sum(map(len, found)) < len(schema) or bool(self.projection.leaves)
+        missing = set(schema.names).difference(*found) if may_lack else None
+        if missing:
             yield conform(task, rows_only(num_rows), self.projection.fields(sorted(missing)))
 
-    def _source(self, task: RowGroupTask, known: frozenset[str] | None = None) -> TaskSource:
+    def _source(
+        self, task: RowGroupTask, known: frozenset[str] | None = None, changes: Changes = NO_CHANGES
+    ) -> TaskSource:
         store = self._store(task.path)
         store.note_read(task.path, task.identity, task.ordinal)
         return TaskSource(
@@ -223,6 +233,7 @@ class Reader:
             is_compiled=self.spec.is_compiled,
             max_row_group_bytes=self.spec.max_row_group_bytes,
             known=known,
+            changes=changes,
             is_of_table=isinstance(task.extra, TableFile),
         )
 

@@ -2,9 +2,9 @@
  *
  *     fuzz SEEDS SECONDS RANDOM_SEED
  *
- * SEEDS: a file of seeds, one after the other, each 12 int64 (codec, stored, width, is_integer, is_optional, num_values,
- * first, count, most_page_bytes, checks_pages, lists, length) and the pages; or FOOTER or LINES, ten zeros, length, and a
- * footer or lines of JSON.
+ * SEEDS: a file of seeds, one after the other, each 13 int64 (codec, stored, width, is_integer, is_optional, num_values,
+ * first, count, most_page_bytes, checks_pages, lists, conversion as in module.c, length) and the pages; or FOOTER or LINES,
+ * eleven zeros, length, and a footer or lines of JSON.
  * lists: 0 for flat chunks, 1 for lists, 2 for those that may be null. A mutation flips bits, sets bytes, cuts, doubles or
  * exchanges spans, or takes a number at random for one of the arguments. Buffers are allocated for each run with the
  * exact size, so that one byte too far is found. Offsets of a chunk that decoded must ascend to no more than its values.
@@ -17,7 +17,7 @@
 
 #include "engine.h"
 
-enum { FIELDS = 12, LENGTH = 11, FOOTER = 100, LINES = 101 };
+enum { FIELDS = 13, CONVERSION = 11, LENGTH = 12, FOOTER = 100, LINES = 101 };
 typedef struct {
     int64_t fields[FIELDS];
     uint8_t *pages;
@@ -110,16 +110,32 @@ static void check_bits(void) {
     free(before);
 }
 
+/* Of a chunk; with another conversion, of other numbers or decimals of the same bytes, as far as there is one. */
+static Layout layout_of(int64_t *fields) {
+    static const int widths[] = {0, 1, 2, 4, 8, 1, 2, 4, 8, 4, 8, 16};
+    int64_t conversion = fields[CONVERSION];
+    Layout layout = {(int)fields[1], (int)fields[2], fields[3] != 0, conversion & 255, conversion >> 8 & 255,
+                     conversion >> 16 & 255, conversion >> 24 & 255};
+    for (int tries = below(2) ? 8 : 0; tries > 0; tries--) {
+        Layout other = {layout.stored, 0, layout.is_integer, (int)below(13), 1 + (int)below(11), (int)below(40), (int)below(3)};
+        other.width = widths[other.to];
+        if (!is_layout(other)) continue;
+        fields[2] = other.width;
+        return other;
+    }
+    return layout;
+}
+
 /* Decodes plain and split numbers of random widths; ends the process if a byte is another one. */
 static void check_widths(void) {
     size_t count = below(100), width = (size_t)1 << below(4), stored = width;
     if (stored < 4) stored = below(2) ? 4 : 8;
     uint8_t *in = malloc(count * stored + 1), *out = malloc(count * width + 1);
     for (size_t i = 0; i < count * stored; i++) in[i] = (uint8_t)next_number();
-    Layout layout = {(int)stored, (int)width, true};
+    Layout layout = {.stored = (int)stored, .width = (int)width, .is_integer = true};
     for (int is_split = 0; is_split < 2; is_split++) {
         Bytes bytes = {in, in + count * stored};
-        if (decode_values(is_split ? BYTE_STREAM_SPLIT : PLAIN, bytes, count, layout, NULL, out) != DECODED) abort();
+        if (decode_values(is_split ? BYTE_STREAM_SPLIT : PLAIN, bytes, count, layout, NULL, NULL, out) != DECODED) abort();
         for (size_t i = 0; i < count; i++)
             for (size_t k = 0; k < width; k++)
                 if (out[i * width + k] != in[is_split ? k * count + i : i * stored + k]) abort();
@@ -240,12 +256,13 @@ int main(int count, char **arguments) {
             continue;
         }
         if (!below(8)) fields[0] = (int64_t)below(8);
-        if (!below(8)) fields[4] = (int64_t)below(2);
+        if (!below(8)) fields[4] = (int64_t)below(fields[10] ? 2 : 4);
         if (!below(8)) fields[5] = (int64_t)below((size_t)fields[5] * 2 + 2);
         if (!below(4)) fields[6] = (int64_t)below((size_t)fields[5] + 1);
         if (fields[6] > fields[5]) fields[6] = fields[5];
         if (!below(4) || fields[7] > fields[5] - fields[6]) fields[7] = (int64_t)below((size_t)(fields[5] - fields[6]) + 1);
         if (!below(16)) fields[10] = (int64_t)below(3);
+        Layout layout = layout_of(fields);
         size_t rows = (size_t)fields[7], width = (size_t)fields[2], room = fields[10] ? (size_t)fields[5] : rows;
         size_t first_bit = fields[10] ? 0 : below(2) * below(64), bits = (first_bit + room + 7) / 8;
         uint8_t *exact = malloc(length == 0 ? 1 : length), *validity = malloc(bits);
@@ -254,7 +271,8 @@ int main(int count, char **arguments) {
         int32_t *offsets = fields[10] ? malloc((rows + 1) * sizeof *offsets) : NULL;
         uint8_t *list_validity = malloc((rows + 7) / 8);
         Chunk chunk = {.pages = {exact, exact + length}, .codec = (int)fields[0],
-                       .layout = {(int)fields[1], (int)fields[2], fields[3] != 0}, .is_optional = fields[4] != 0,
+                       .layout = layout, .is_optional = fields[4] != 0,
+                       .levels = (int)fields[4],
                        .num_values = fields[5], .first = fields[6], .count = fields[7],
                        .most_page_bytes = (size_t)fields[8], .checks_pages = fields[9] != 0, .values = values,
                        .validity = validity, .first_bit = (int64_t)first_bit, .room = (int64_t)room,

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -38,13 +39,14 @@ TIMES = (
     pa.timestamp("us", "UTC"),
     pa.timestamp("ns"),
 )
-TYPES = (*INTEGERS, pa.float16(), pa.float32(), pa.float64(), pa.bool_(), *TIMES)
+DECIMALS = (pa.decimal128(1, 1), pa.decimal128(9, 2), pa.decimal128(18, 5), pa.decimal128(20, 0), pa.decimal128(38, 9))
+TYPES = (*INTEGERS, pa.float16(), pa.float32(), pa.float64(), pa.bool_(), *TIMES, *DECIMALS)
 # What the decoder leaves to pyarrow, beside the others in one row group.
 FOREIGN = (
     pa.string(),
     pa.dictionary(pa.int32(), pa.string()),
     pa.list_(pa.string()),
-    pa.decimal128(21, 2),
+    pa.decimal256(40, 2),
     pa.timestamp("s"),
     pa.duration("us"),
 )
@@ -58,11 +60,13 @@ ROW_RANGES = st.just(ALL_ROWS) | st.builds(
 )
 
 
-def encodings_of(data_type: pa.DataType) -> list[str]:
+def encodings_of(data_type: pa.DataType, decimals_are_integers: bool = True) -> list[str]:
     """The encodings that pyarrow's writer knows for a type; "dictionary" and "PLAIN" for nearly all."""
     if data_type == pa.bool_():
         return ["PLAIN", "RLE"]
     is_whole = not pa.types.is_floating(data_type)
+    if pa.types.is_decimal(data_type):
+        is_whole = decimals_are_integers and data_type.precision <= 18
     return ["dictionary", "PLAIN", "BYTE_STREAM_SPLIT", *(["DELTA_BINARY_PACKED"] if is_whole else [])]
 
 
@@ -70,6 +74,8 @@ def numbers(data_type: pa.DataType, rows: int, spread: int, nulls: float, rng: n
     mask = rng.random(rows) < nulls
     if data_type == pa.bool_():
         return pa.array(rng.random(rows) < 0.5, mask=mask)
+    if pa.types.is_decimal(data_type):
+        return decimals(data_type, rows, spread, mask, rng)
     bits = data_type.bit_width
     raw = rng.integers(0, 1 << min(bits, spread), rows, dtype=np.uint64)
     if pa.types.is_integer(data_type) and not pa.types.is_unsigned_integer(data_type):
@@ -79,6 +85,18 @@ def numbers(data_type: pa.DataType, rows: int, spread: int, nulls: float, rng: n
     values = raw.astype(f"u{bits // 8}")
     validity = pa.array(~mask).buffers()[1] if mask.any() else None
     return pa.Array.from_buffers(data_type, rows, [validity, pa.py_buffer(values)])
+
+
+def decimals(
+    data_type: pa.DataType, rows: int, spread: int, mask: npt.NDArray[np.bool_], rng: np.random.Generator
+) -> pa.Array:
+    """Decimals of either sign, of few bits or of up to all digits."""
+    digits = rng.integers(0, 10**19, (2, rows), dtype=np.uint64).astype(object)
+    most = 10**data_type.precision if spread == 64 else min(10**data_type.precision, 1 << spread)
+    unscaled = (digits[0] * 10**19 + digits[1]) % most * rng.choice([-1, 1], rows)
+    words = np.stack([unscaled & (1 << 64) - 1, unscaled >> 64 & (1 << 64) - 1], axis=1).astype(np.uint64)
+    validity = pa.array(~mask).buffers()[1] if mask.any() else None
+    return pa.Array.from_buffers(data_type, rows, [validity, pa.py_buffer(words)])
 
 
 def lists(items: pa.Array, nulls: float, is_nullable: bool, rng: np.random.Generator) -> pa.Array:
@@ -108,6 +126,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
     rows = draw(st.sampled_from([0, 1, 2, 7, 8, 9, 31, 32, 33, 100, 1000, 3000]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     columns, fields, encodings = [], [], {}
+    decimals_are_integers = draw(st.booleans())
     for index, data_type in enumerate(draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=6))):
         name, nulls = f"c{index}", draw(st.sampled_from([0.0, 0.0, 0.02, 0.5, 1.0]))
         kind = draw(st.sampled_from(["number", "list", "large_list", "fixed"]))
@@ -123,7 +142,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
                 column = column.cast(pa.large_list(column.type.value_field))
         columns.append(column)
         fields.append(pa.field(name, column.type, nullable=column.null_count > 0 or draw(st.booleans())))
-        possible = encodings_of(data_type)
+        possible = encodings_of(data_type, decimals_are_integers)
         if kind != "number" and data_type == pa.bool_():
             possible.remove("RLE")  # pyarrow reads its own lists of these as none
         encodings[name if kind == "number" else f"{name}.list.element"] = draw(st.sampled_from(possible))
@@ -144,6 +163,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, dict[str, Any], int]:
         "dictionary_pagesize_limit": draw(st.sampled_from([100, 1 << 20])),
         "write_page_checksum": draw(st.booleans()),
         "store_schema": draw(st.booleans()),
+        "store_decimal_as_integer": decimals_are_integers,
         "use_dictionary": [name for name, encoding in encodings.items() if encoding == "dictionary"],
         "column_encoding": {name: each for name, each in encodings.items() if each != "dictionary"} or None,
     }

@@ -25,10 +25,14 @@ JSON = b"""{"a": 1, "b": {"c": [1.5e-3, null, true, "2024-01-01T12:30:00+01:00"]
 CODECS = {"UNCOMPRESSED": 0, "SNAPPY": 1, "GZIP": 2, "ZSTD": 6, "LZ4": 7}
 STORED = {"BOOLEAN": 0, "INT32": 4, "FLOAT": 4}
 ITEMS = "l.list.element"
+DECIMALS = {"q": 11 | 11 << 8 | 3 << 16, "r": 12 | 11 << 8 | 3 << 16}  # see CONVERSION in module.c
 ENCODINGS = {
     "dictionary": {"use_dictionary": True},
     "plain": {"use_dictionary": False},
-    "split": {"use_dictionary": False, "column_encoding": dict.fromkeys(["f", "d", ITEMS], "BYTE_STREAM_SPLIT")},
+    "split": {
+        "use_dictionary": False,
+        "column_encoding": dict.fromkeys(["f", "d", "q", "r", ITEMS], "BYTE_STREAM_SPLIT"),
+    },
     "delta": {"use_dictionary": False, "column_encoding": dict.fromkeys(["i", "b", ITEMS], "DELTA_BINARY_PACKED")},
 }
 
@@ -45,6 +49,8 @@ def table(nulls: bool, rng: np.random.Generator) -> pa.Table:
         "o": rng.random(300) < 0.5,
     }
     arrays = {name: pa.array(values, mask=mask) for name, values in columns.items()}
+    for name, digits in (("q", 12), ("r", 30)):
+        arrays[name] = numbers(pa.decimal128(digits, 3), 300, 64, 0.3 if nulls else 0, rng)
     lengths = rng.choice([0, 1, 2, 70], 300) if nulls else rng.integers(1, 9, 300)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     items = numbers(pa.int32(), int(offsets[-1]), 9, 0.2 if nulls else 0, rng)
@@ -72,18 +78,21 @@ def seeds() -> bytes:
         pq.write_table(content, file, write_page_checksum=checksums, **options, **ENCODINGS[encoding])
         footer_bytes = int.from_bytes(file.getvalue()[-8:-4], "little")
         footer = file.getvalue()[-8 - footer_bytes : -8]
-        found.append(struct.pack("<12q", FOOTER, *[0] * 10, len(footer)) + footer)
+        found.append(struct.pack("<13q", FOOTER, *[0] * 11, len(footer)) + footer)
         for index, field in enumerate(content.schema):
             chunk = pq.read_metadata(file).row_group(0).column(index)
             start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
             pages = file.getvalue()[start : start + chunk.total_compressed_size]
             stored = STORED.get(chunk.physical_type, 8)
+            if pa.types.is_decimal(field.type):
+                stored = pq.read_metadata(file).schema.column(index).length
             is_list = pa.types.is_list(field.type)
             width = max(1, (field.type.value_type if is_list else field.type).bit_width // 8)
             layout = (stored, width, chunk.physical_type in ("INT32", "INT64"), 1)
-            rest = (chunk.num_values, 0, 300, 1 << 20, checksums, 2 * is_list, len(pages))
-            found.append(struct.pack("<12q", *map(int, (CODECS[chunk.compression], *layout, *rest))) + pages)
-    found += [struct.pack("<12q", LINES, *[0] * 10, len(JSON)) + JSON] * (len(found) // 10)
+            conversion = DECIMALS.get(field.name, 0)
+            rest = (chunk.num_values, 0, 300, 1 << 20, checksums, 2 * is_list, conversion, len(pages))
+            found.append(struct.pack("<13q", *map(int, (CODECS[chunk.compression], *layout, *rest))) + pages)
+    found += [struct.pack("<13q", LINES, *[0] * 11, len(JSON)) + JSON] * (len(found) // 10)
     return b"".join(found)
 
 

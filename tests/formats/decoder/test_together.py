@@ -207,8 +207,12 @@ def test_footers_that_are_cut_or_empty_are_not_understood(length: int) -> None:
     assert _engine.read_footer(footer + b"\0") is None
 
 
+def conversion(source: int, to: int, scale: int = 0, loss: int = 0) -> int:
+    return source | to << 8 | scale << 16 | loss << 24
+
+
 GOOD: dict[str, Any] = {
-    "columns": [(4, 4, 1, 1, 0, 0, 64, -1, 64)],
+    "columns": [(4, 4, 1, 1, 0, 0, 64, -1, 64, 0)],
     "chunks": [(0, 0, 16, 4)],
     "rows": [(0, 4)],
     "pages": bytearray(16),
@@ -216,23 +220,33 @@ GOOD: dict[str, Any] = {
     "results": 2,
     "file": -1,
 }
-OF_LISTS = (4, 4, 1, 1, 1, 0, 32, 64, 96)
+OF_LISTS = (4, 4, 1, 1, 1, 0, 32, 64, 96, 0)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"columns": [(3, 4, 1, 1, 0, 0, 64, -1, 64)]},
-        {"columns": [(4, 3, 1, 1, 0, 0, 64, -1, 64)]},
-        {"columns": [(4, 8, 1, 1, 0, 0, 64, -1, 64)]},
-        {"columns": [(4, 4, 1, 1, 0, 116, 64, -1, 64)]},
-        {"columns": [(4, 4, 1, 1, 0, -4, 64, -1, 64)]},
-        {"columns": [(4, 4, 1, 1, 0, 2, 64, -1, 64)]},
-        {"columns": [(4, 4, 1, 1, 0, 0, 128, -1, 64)]},
-        {"columns": [(4, 4, 1, 1, 0, 0, -1, -1, 64)]},
-        {"columns": [(4, 4, 1, 1, 1, 0, 64, 112, 64)]},
-        {"columns": [(4, 4, 1, 1, 1, 0, 64, 66, 64)]},
-        {"columns": [(4, 4, 1, 1, 1, 0, 64, 64, 128)]},
+        {"columns": [(3, 4, 1, 1, 0, 0, 64, -1, 64, 0)]},
+        {"columns": [(4, 3, 1, 1, 0, 0, 64, -1, 64, 0)]},
+        {"columns": [(4, 8, 1, 1, 0, 0, 64, -1, 64, 0)]},
+        {"columns": [(4, 8, 1, 1, 0, 0, 64, -1, 64, conversion(3, 9))]},
+        {"columns": [(8, 4, 1, 1, 0, 0, 64, -1, 64, conversion(3, 9))]},
+        {"columns": [(4, 4, 1, 1, 0, 0, 64, -1, 64, conversion(3, 13))]},
+        {"columns": [(4, 4, 1, 1, 0, 0, 64, -1, 64, conversion(0, 9))]},
+        {"columns": [(4, 4, 1, 1, 0, 0, 64, -1, 64, conversion(3, 9, loss=3))]},
+        {"columns": [(4, 16, 1, 1, 0, 0, 64, -1, 64, conversion(3, 11))]},
+        {"columns": [(3, 16, 1, 1, 0, 0, 64, -1, 64, conversion(11, 11))]},
+        {"columns": [(17, 16, 0, 1, 0, 0, 64, -1, 64, conversion(11, 11))]},
+        {"columns": [(5, 8, 0, 1, 0, 0, 64, -1, 64, conversion(11, 10, scale=39))]},
+        {"columns": [(4, 8, 1, 1, 0, 104, 64, -1, 64, conversion(3, 10))]},
+        {"columns": [(4, 4, 1, 1, 0, 116, 64, -1, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 0, -4, 64, -1, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 0, 2, 64, -1, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 0, 0, 128, -1, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 0, 0, -1, -1, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 1, 0, 64, 112, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 1, 0, 64, 66, 64, 0)]},
+        {"columns": [(4, 4, 1, 1, 1, 0, 64, 64, 128, 0)]},
         {"columns": [OF_LISTS], "chunks": [(0, 0, 16, 33)]},
         {"columns": [OF_LISTS], "chunks": [(0, 0, 8, 4), (0, 8, 8, 4)], "rows": [(0, 4), (0, 4)]},
         {"columns": []},

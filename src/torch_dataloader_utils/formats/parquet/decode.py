@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
-from torch_dataloader_utils._arrow.schema import type_holds
+from torch_dataloader_utils._arrow.schema import field_at, type_holds
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
@@ -26,7 +26,7 @@ from torch_dataloader_utils.formats.parquet.footer import FileColumns, Footer, W
 from torch_dataloader_utils.formats.parquet.numbers import read_numbers
 from torch_dataloader_utils.formats.parquet.trailer import chunk_start
 from torch_dataloader_utils.formats.statistics import counts_contradict
-from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.formats.task_source import NO_CHANGES, Changes, TaskSource
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def decode_parquet(source: TaskSource, schema: pa.Schema, needed: GroupRows = AL
     Raises:
         CorruptFileError, SchemaError, UnsupportedFeatureError, FileChangedError; and every error of pyarrow.
     """
-    parts = [list(parquet_columns(part, schema, rows)) for part, rows in _of_one_group_each(source, needed)]
+    parts = [list(_columns(part, schema, rows, NO_CHANGES)) for part, rows in _of_one_group_each(source, needed)]
     if len(parts) > 1 and not any(batch.num_columns for part in parts for batch in part):
         return rows_only(sum(part[0].num_rows for part in parts))
     return one_after_other(parts) if len(parts) > 1 else side_by_side(parts[0])
@@ -92,20 +92,24 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
     """Yield rows of one row group, a few columns at a time, as soon as they are decoded; see `decode_parquet`.
 
     One batch without columns comes if the file has none of the columns. Rows are valid only once the iterator has
-    ended: then the file is known to have stayed the same.
+    ended: then the file is known to have stayed the same. Columns come as `source.changes` has them, if they can.
     """
+    return _columns(source, schema, needed, source.changes)
+
+
+def _columns(source: TaskSource, schema: pa.Schema, needed: GroupRows, changes: Changes) -> Iterator[pa.RecordBatch]:
     task = source.task
     footer = parquet_footer(source)
     group = footer.row_group(task)
     # The plan may be from another footer (a stale _metadata file), and rows after the last needed row are not read.
     check_stored_rows(task, group.num_rows)
-    wanted = footer.columns.wanted(schema)
-    columns: Sequence[str] = wanted.names
-    check_unique(task, footer.columns.repeated, columns)
+    wanted = footer.wanted(schema, changes)
+    of_file, columns = wanted.columns, wanted.names
+    check_unique(task, of_file.repeated, columns)
     start, stop = needed.of(group.num_rows)
     _check_budget(source, footer, wanted, stop - start)
     num_rows = None
-    numbers = wanted.numbers if source.is_compiled else footer.columns.number_table(())
+    numbers = wanted.numbers if source.is_compiled else of_file.number_table((), {})
     _count_others(source, footer, wanted.num_leaves, len(numbers.columns))
     chunks = footer.chunks_of(numbers, task.file_size) if numbers.columns else None
     if chunks is not None:
@@ -117,13 +121,14 @@ def parquet_columns(source: TaskSource, schema: pa.Schema, needed: GroupRows = A
             num_rows = stop
             found = {name for batch in decoded for name in batch.schema.names}
             columns = [name for name in columns if name not in found]
-    with source.open(lambda: _spans(source, footer, columns)) as file:
+    with source.open(lambda: _spans(source, footer, of_file.leaves_of(columns))) as file:
         stored = StoredRows(groups=(task.ordinal,), rows=group.num_rows, needed=GroupRows(start, stop))
-        int96_unit = _WIDE_UNIT if _is_wide(source, footer, schema, columns) else None
+        int96_unit = _WIDE_UNIT if _is_wide(source, of_file, schema, columns) else None
         if int96_unit is None:
-            _check_int96(source, file, footer, columns, stored)
-        reader = open_parquet(source, file, footer.metadata, int96_unit)
-        num_rows = yield from decode_columns(reader, task, footer.columns, columns, stored, num_rows)
+            _check_int96(source, file, footer, of_file, columns, stored)
+        encoded = [leaf for name in columns if name in wanted.dictionaries for leaf in of_file.leaves[name]]
+        reader = open_parquet(source, file, footer.metadata, int96_unit, encoded)
+        num_rows = yield from decode_columns(reader, task, of_file, columns, stored, num_rows)
     if num_rows != stop:
         check_stored_rows(task, num_rows)
 
@@ -136,11 +141,11 @@ def _count_others(source: TaskSource, footer: Footer, num_leaves: int, num_numbe
         count_chunks("damaged", num_numbers)
 
 
-def _is_wide(source: TaskSource, footer: Footer, schema: pa.Schema, columns: Sequence[str]) -> bool:
+def _is_wide(source: TaskSource, of_file: FileColumns, schema: pa.Schema, columns: Sequence[str]) -> bool:
     """Return whether the schema or a table wants INT96 timestamps as microseconds."""
     if source.is_of_table:
         return True
-    wanted = [schema.field(name).type for name in columns if name in footer.columns.int96]
+    wanted = [schema.field(of_file.path(name)[0]).type for name in columns if name in of_file.int96]
     return bool(wanted) and not any(type_holds(each, _is_nanoseconds) for each in wanted)
 
 
@@ -163,11 +168,16 @@ class StoredRows(NamedTuple):
 
 
 def open_parquet(
-    source: TaskSource, file: pa.NativeFile, metadata: pq.FileMetaData | None = None, int96_unit: str | None = None
+    source: TaskSource,
+    file: pa.NativeFile,
+    metadata: pq.FileMetaData | None = None,
+    int96_unit: str | None = None,
+    dictionaries: Sequence[int] = (),
 ) -> pq.ParquetReader:
     """Return a pyarrow.parquet.ParquetReader of a file; metadata: The file's footer, if it is parsed already.
 
-    int96_unit: Unit of INT96 timestamps; None for nanoseconds.
+    int96_unit: Unit of INT96 timestamps; None for nanoseconds. dictionaries: Leaf columns of text that become
+    dictionary-encoded.
     """
     # A ParquetFile would first look at every column of the file: 5,000 columns take 20 ms.
     reader = pq.ParquetReader()
@@ -175,6 +185,7 @@ def open_parquet(
         file,
         metadata=metadata,
         pre_buffer=False,
+        read_dictionary=dictionaries,
         coerce_int96_timestamp_unit=int96_unit,
         page_checksum_verification=source.page_checksums,
         arrow_extensions_enabled=True,
@@ -203,6 +214,8 @@ def decode_columns(
     for few in _few_at_once(file_columns, columns, stored.num_needed):
         leaves = [leaf for name in few for leaf in file_columns.leaves[name]]
         decoded, end = _decode(reader, leaves, stored)
+        if file_columns.paths:
+            decoded = _apart(decoded, few, file_columns)
         check_all_decoded(task, few, decoded)
         if num_rows not in (None, end):
             raise CorruptFileError(
@@ -212,6 +225,22 @@ def decode_columns(
         num_rows = end
         yield decoded
     return num_rows or 0
+
+
+def _apart(decoded: pa.RecordBatch, names: Sequence[str], file_columns: FileColumns) -> pa.RecordBatch:
+    """Return columns and leaves of structs by their names. A leaf of a null struct is null."""
+    arrays = {}
+    for name in names:
+        column, *inside = file_columns.path(name)
+        if column in decoded.schema.names:
+            array = decoded.column(column)
+            for each in inside:
+                array = array.flatten()[array.type.get_field_index(each)]
+            arrays[name] = array
+        elif decoded.num_rows == 0:  # pyarrow leaves columns out then
+            stored = file_columns.schema.field(column)
+            arrays[name] = pa.array([], field_at(stored, file_columns.path(name)).type)
+    return pa.RecordBatch.from_arrays([*arrays.values()], [*arrays]) if arrays else decoded
 
 
 def _few_at_once(file_columns: FileColumns, columns: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
@@ -256,36 +285,41 @@ def _check_budget(source: TaskSource, footer: Footer, wanted: WantedColumns, row
     # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.
     check_decoded_size(source.task, rows * wanted.row_bits // 8, budget)
     if group.total_byte_size > budget:
-        leaves = footer.columns.leaves_of(wanted.names)
+        leaves = wanted.columns.leaves_of(wanted.names)
         check_decoded_size(source.task, sum(group.column(leaf).total_uncompressed_size for leaf in leaves), budget)
 
 
 def _check_int96(
-    source: TaskSource, file: pa.NativeFile, footer: Footer, columns: Sequence[str], stored: StoredRows
+    source: TaskSource,
+    file: pa.NativeFile,
+    footer: Footer,
+    of_file: FileColumns,
+    columns: Sequence[str],
+    stored: StoredRows,
 ) -> None:
     """Raise SchemaError for INT96 timestamps that nanoseconds cannot hold: pyarrow would give wrong times.
 
     The columns are decoded twice.
     """
-    names = [name for name in columns if name in footer.columns.int96]
+    names = [name for name in columns if name in of_file.int96]
     if not names:
         return
     reader = open_parquet(source, file, footer.metadata, _WIDE_UNIT)
-    for part in decode_columns(reader, source.task, footer.columns, names, stored):
+    for part in decode_columns(reader, source.task, of_file, names, stored):
         for name, column in zip(part.schema.names, part.columns, strict=True):
             try:
-                column.cast(footer.columns.schema.field(name).type)
+                column.cast(of_file.schema.field(name).type)
             except pa.ArrowInvalid as error:
                 raise SchemaError(
                     f"{source.task.where}: column {name} has timestamps (INT96) outside of 1677 to 2262, which its "
-                    f"type, {footer.columns.schema.field(name).type}, does not hold. Read them as microseconds with "
+                    f"type, {of_file.schema.field(name).type}, does not hold. Read them as microseconds with "
                     'inventory=scan_files(..., int96_unit="us"), or leave the column out.'
                 ) from error
 
 
-def _spans(source: TaskSource, footer: Footer, columns: Sequence[str]) -> list[Span]:
+def _spans(source: TaskSource, footer: Footer, leaves: Sequence[int]) -> list[Span]:
     group = footer.row_group(source.task)
-    return [_chunk_span(source.task, group.column(leaf)) for leaf in footer.columns.leaves_of(columns)]
+    return [_chunk_span(source.task, group.column(leaf)) for leaf in leaves]
 
 
 def _chunk_span(task: RowGroupTask, chunk: pq.ColumnChunkMetaData) -> Span:

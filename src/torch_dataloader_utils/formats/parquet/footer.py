@@ -3,21 +3,21 @@
 Source: parquet-format, "File Format"; pyarrow.parquet.FileMetaData.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils._arrow.schema import leaf_ranges
+from torch_dataloader_utils._arrow.schema import FieldPath, all_nullable, field_at, leaf_ranges, leaves_at
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Store, redact
 from torch_dataloader_utils.formats.checks import no_such_group, repeated_names
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, footer_numbers
-from torch_dataloader_utils.formats.parquet.number_columns import NumberColumn, number_columns
+from torch_dataloader_utils.formats.parquet.number_columns import NumberColumn, number_column, number_columns
 from torch_dataloader_utils.formats.parquet.number_places import NumberTable
 from torch_dataloader_utils.formats.parquet.numbers import FileChunks
 from torch_dataloader_utils.formats.parquet.trailer import (
@@ -27,7 +27,10 @@ from torch_dataloader_utils.formats.parquet.trailer import (
     footer_length,
     has_sound_bounds,
 )
-from torch_dataloader_utils.formats.task_source import TaskSource
+from torch_dataloader_utils.formats.task_source import Changes, Conversion, TaskSource
+
+# Types that pyarrow can read as dictionaries.
+_DICTIONARY_TYPES = (pa.string(), pa.binary())
 
 # Number of tables, each with other columns.
 _MOST_KNOWN = 16
@@ -36,15 +39,20 @@ _MOST_KNOWN = 16
 class WantedColumns(NamedTuple):
     """Columns of a schema that a file has, with what reading a row group has to know of them, computed once.
 
-    names: Names of the columns. numbers: The columns that the compiled decoder reads. row_bits: Bits of a decoded row.
-    num_leaves: Number of their leaf columns.
+    columns: Columns of the file, with leaves of structs beside them. names: Names of the columns and leaves to read; a
+    column of structs is not read if its leaves are. numbers: The columns that the compiled decoder reads. row_bits:
+    Bits of a decoded row. num_leaves: Number of their leaf columns. dictionaries: Names of columns of text that become
+    dictionary-encoded.
     """
 
     schema: pa.Schema
-    names: list[str]
+    changes: Changes
+    columns: "FileColumns"
+    names: Sequence[str]
     numbers: NumberTable
     row_bits: int
     num_leaves: int
+    dictionaries: Set[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,6 +64,7 @@ class FileColumns:
     row_bits: Bits of a decoded row, by top-level column (of an offset, if values have no fixed width).
     int96: Top-level columns with timestamps of the type INT96.
     numbers: Top-level columns that the compiled decoder reads.
+    paths: Paths of leaves of structs that `leaves`, `row_bits`, `int96` and `numbers` have by name, beside the columns.
     """
 
     schema: pa.Schema
@@ -65,7 +74,8 @@ class FileColumns:
     row_bits: dict[str, int]
     int96: frozenset[str]
     numbers: dict[str, NumberColumn]
-    _tables: Recent[tuple[str, ...], NumberTable] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
+    paths: Mapping[str, FieldPath] = field(default_factory=dict)
+    _tables: Recent[tuple[object, ...], NumberTable] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
     _wanted: Recent[int, WantedColumns] = field(default_factory=lambda: Recent(_MOST_KNOWN), init=False)
 
     @classmethod
@@ -84,26 +94,84 @@ class FileColumns:
             numbers=number_columns(metadata, schema),
         )
 
-    def number_table(self, names: Sequence[str]) -> NumberTable:
-        """The columns of these names that the compiled decoder reads."""
-        return self._tables.get(
-            tuple(names), lambda key: NumberTable.of(self.numbers[name] for name in key if name in self.numbers)
-        )
+    def number_table(self, fields: Iterable[pa.Field], conversions: Mapping[str, Conversion]) -> NumberTable:
+        """The columns of a data set that the compiled decoder reads in the file, with their values converted."""
+        wanted = {field.name: field.type for field in fields if field.name in self.numbers}
+        changes = tuple((name, wanted[name], conversions[name]) for name in wanted if name in conversions)
 
-    def wanted(self, schema: pa.Schema) -> WantedColumns:
-        """Return the columns of a schema that the file has. A reader asks with one object for all row groups."""
+        def table(_: object) -> NumberTable:
+            columns = {name: self.numbers[name] for name in wanted}
+            columns |= {name: columns[name].converted(data_type, to) for name, data_type, to in changes}
+            return NumberTable.of(columns.values())
+
+        return self._tables.get((tuple(wanted), changes), table)
+
+    def wanted(self, metadata: Callable[[], pq.FileMetaData], schema: pa.Schema, changes: Changes) -> WantedColumns:
+        """Return the columns of a schema that the file has. A reader asks with the same objects for all row groups.
+
+        metadata: Function that returns the footer.
+        """
         known = self._wanted.find(id(schema))
-        if known is None or known.schema is not schema:
-            names = [name for name in schema.names if name in self.leaves]
-            row_bits = sum(self.row_bits[name] for name in names)
-            num_leaves = sum(len(self.leaves[name]) for name in names)
-            known = WantedColumns(schema, names, self.number_table(names), row_bits, num_leaves)
+        if known is None or known.schema is not schema or known.changes is not changes:
+            fields = [each for each in schema if each.name in self.leaves]
+            apart = {each.name: changes.leaves[each.name] for each in fields if self._has_leaves(each, changes)}
+            columns = self._with_leaves(metadata(), apart) if apart else self
+            found = [leaf for each in fields for leaf in _leaf_fields(each, apart.get(each.name))]
+            names = [each.name for each in found]
+            row_bits = sum(columns.row_bits[name] for name in names)
+            num_leaves = sum(len(columns.leaves[name]) for name in names)
+            numbers = columns.number_table(found, changes.conversions)
+            dictionaries = {
+                each.name
+                for each in found
+                if each.name in changes.dictionaries.difference(columns.paths)
+                and each.type in _DICTIONARY_TYPES
+                and self.schema.field(each.name).type == each.type
+            }
+            known = WantedColumns(schema, changes, columns, names, numbers, row_bits, num_leaves, dictionaries)
             self._wanted.keep(id(schema), known)
         return known
+
+    def path(self, name: str) -> FieldPath:
+        """Return the path of a column or leaf."""
+        return self.paths.get(name, (name,))
+
+    def _has_leaves(self, wanted: pa.Field, changes: Changes) -> bool:
+        """Return whether a column is read by its leaves: its type is that of the data set, so no leaf is cast."""
+        if wanted.name not in changes.leaves or wanted.name in self.repeated:
+            return False
+        stored = self.schema.field(wanted.name)
+        is_same = all_nullable(stored.type) == all_nullable(wanted.type)
+        return is_same and (wanted.nullable or not stored.nullable)
+
+    def _with_leaves(self, metadata: pq.FileMetaData, apart: Mapping[str, Mapping[str, FieldPath]]) -> Self:
+        """Return the columns with leaves of structs beside them; apart: Name and path of each leaf, by column."""
+        paths = {name: path for leaves in apart.values() for name, path in leaves.items()}
+        leaves, row_bits, int96, numbers = dict(self.leaves), dict(self.row_bits), set(self.int96), dict(self.numbers)
+        for name, path in paths.items():
+            column = self.schema.field(path[0])
+            leaf = field_at(column, path).with_name(name)
+            leaves[name] = tuple(self.leaves[path[0]][0] + inside for inside in leaves_at(column, path))
+            row_bits[name] = _row_bits(leaf.type)
+            int96.discard(name)
+            if any(metadata.schema.column(number).physical_type == "INT96" for number in leaves[name]):
+                int96.add(name)
+            numbers.pop(name, None)
+            number = number_column(metadata, leaf, leaves[name])
+            if number is not None:
+                numbers[name] = number
+        return replace(self, leaves=leaves, row_bits=row_bits, int96=frozenset(int96), numbers=numbers, paths=paths)
 
     def leaves_of(self, columns: Iterable[str]) -> tuple[int, ...]:
         """Return the leaf columns of these columns, each once, in the file's order."""
         return tuple(sorted({leaf for name in columns for leaf in self.leaves[name]}))
+
+
+def _leaf_fields(column: pa.Field, leaves: Mapping[str, FieldPath] | None) -> list[pa.Field]:
+    """Return the leaves of a column in the types of the data set; None: the column itself."""
+    if leaves is None:
+        return [column]
+    return [field_at(column, path).with_name(name) for name, path in leaves.items()]
 
 
 class KnownColumns:
@@ -188,6 +256,10 @@ class Footer:
     def num_row_groups(self) -> int:
         """Number of row groups of the file."""
         return self.metadata.num_row_groups if self.numbers is None else len(self.numbers.groups)
+
+    def wanted(self, schema: pa.Schema, changes: Changes) -> WantedColumns:
+        """Return the columns of a schema that the file has; see `FileColumns.wanted`."""
+        return self.columns.wanted(lambda: self.metadata, schema, changes)
 
     def row_group(self, task: RowGroupTask) -> pq.RowGroupMetaData:
         """Return the metadata of a task's row group; raise as `check_has`."""

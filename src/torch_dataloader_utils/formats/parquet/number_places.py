@@ -24,8 +24,9 @@ class NumberTable(NamedTuple):
     """Columns of numbers in the order in which they lie in memory once they are decoded, with their facts as arrays.
 
     schema: Fields of the columns. leaves: Numbers of the leaf columns, int64 [columns]. layouts: See
-    `NumberColumn.layout`, int64 [columns, 6]. are_lists: bool [columns]. fixed_sizes: Length of fixed-size lists, by
-    column. dtypes: Type of the values of each column; None for lists and bits, which have no place in a NumberBatch.
+    `NumberColumn.layout`, int64 [columns, 7]. are_lists: bool [columns]. fixed_sizes: Length of fixed-size lists, by
+    column. dtypes: Type of the values of each column; None for lists, bits and decimals, which have no place in a
+    NumberBatch.
     flat_places: Places by number of rows, see `Places.flat`. schemas: Schemas of some of the columns, see `some`.
     """
 
@@ -47,7 +48,7 @@ class NumberTable(NamedTuple):
             columns=columns,
             schema=pa.schema([column.field for column in columns]),
             leaves=np.array([column.leaf for column in columns], np.int64),
-            layouts=np.array([column.layout for column in columns], np.int64).reshape(len(columns), 6),
+            layouts=np.array([column.layout for column in columns], np.int64).reshape(len(columns), 7),
             are_lists=np.array([column.is_list for column in columns], np.bool_),
             fixed_sizes={index: column.fixed_size for index, column in enumerate(columns) if column.fixed_size},
             dtypes=list(map(_dtype, columns)),
@@ -66,18 +67,14 @@ class NumberTable(NamedTuple):
 
 
 def _dtype(column: NumberColumn) -> np.dtype[Any] | None:
-    if column.is_list or not column.stored:
-        return None
-    data_type = column.field.type
-    kind = "f" if pa.types.is_floating(data_type) else "u" if pa.types.is_unsigned_integer(data_type) else "i"
-    return np.dtype(f"{kind}{column.width}")
+    return np.dtype(column.value_dtype) if column.value_dtype and not column.is_list else None
 
 
 class Places(NamedTuple):
     """Places of columns in one piece of memory: values one column after the other, everything else behind all values.
 
-    numbers: Places as the decoder takes them, int64 [columns, 9]. lengths: Bytes of values, their validity, offsets,
-    and validity of lists, int64 [columns, 4]. runs: See `NumberBatch`, of all columns but lists and bits.
+    numbers: Places as the decoder takes them, int64 [columns, 10]. lengths: Bytes of values, their validity, offsets,
+    and validity of lists, int64 [columns, 4]. runs: See `NumberBatch`, of all columns in a NumberBatch.
     """
 
     table: NumberTable
@@ -106,11 +103,11 @@ class Places(NamedTuple):
         Only decoding counts the items of lists.
         """
         layouts, are_lists = table.layouts, table.are_lists
-        are_optional, lists_are_optional, bits = layouts[:, 3:].T
+        levels, lists_are_optional, conversions, bits = layouts[:, 3:].T
         lengths = np.stack(
             [
                 -(-room * bits // 8),
-                -(-room // 8) * are_optional,
+                -(-room // 8) * (levels > 0),
                 (num_rows + 1) * 4 * are_lists,
                 -(-num_rows // 8) * lists_are_optional,
             ],
@@ -122,7 +119,7 @@ class Places(NamedTuple):
         starts = np.cumsum(sizes) - sizes
         others = starts[len(room) :].reshape(-1, 3)
         others[~are_lists, 1] = -1
-        numbers = np.column_stack([layouts[:, :5], starts[: len(room)], others])
+        numbers = np.column_stack([layouts[:, :5], starts[: len(room)], others, conversions])
         runs = _runs(table, np.array([each is not None for each in table.dtypes], np.bool_), starts, aligned[:, 0])
         return cls(table, numbers, lengths, num_rows, int(sizes.sum()), runs)
 

@@ -98,7 +98,7 @@ class FileChunks(NamedTuple):
             numbers=np.ascontiguousarray(np.stack([codecs, starts, lengths, values], axis=-1)),
             fit=fit,
             are_known=are_known,
-            num_bytes=np.minimum(values, _MOST_COUNTED) * table.layouts[:, 5] // 8,
+            num_bytes=np.minimum(values, _MOST_COUNTED) * table.layouts[:, -1] // 8,
             have_nulls=have_nulls,
             are_usual=np.logical_and.reduce(fit & are_known & ~have_nulls, axis=1),
         )

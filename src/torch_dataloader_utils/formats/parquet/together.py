@@ -61,9 +61,8 @@ class NumberGroups(NamedTuple):
             of_file = list(run)
             footers += [parquet_footer(of_file[0])] * len(of_file)
         columns, names = footers[0].columns, set(schema.names)
-        numbers = columns.number_table(
-            [name for name in schema.names if name in columns.numbers and not columns.numbers[name].is_list]
-        )
+        flat = (field for field in schema if field.name in columns.numbers and not columns.numbers[field.name].is_list)
+        numbers = columns.number_table(flat, sources[0].changes.conversions)
         others = frozenset(names.intersection(columns.leaves).difference(numbers.schema.names))
         if not numbers.columns or any(footer.columns is not columns for footer in footers):
             return None
