@@ -176,6 +176,20 @@ def test_actors_that_stop_again_and_again_end_the_pass(folder):
         next(iter(loader_over(transport, folder)))
 
 
+def test_a_node_that_is_lost_with_actors_that_are_starting_counts_once(folder):
+    transport = over_ray(3, actors=3, max_restarts=1)
+
+    def lose_all_once():
+        if transport.cluster.num_started == 3 and not any(actor.has_answered for actor in transport.cluster.living):
+            for actor in transport.cluster.living:
+                actor.die()
+
+    transport.world.chaos = lose_all_once
+    with transport.running():
+        assert sum(map(len, map(rows_of, loader_over(transport, folder)))) == TOTAL
+    assert transport.cluster.num_started == 6
+
+
 def test_losses_with_batches_in_between_may_be_any_number(folder):
     transport = over_ray(1, actors=1, max_restarts=1, prefetch=1)
     with transport.running():

@@ -88,6 +88,8 @@ class Transport:
                 self.rate = 0
                 for loading in list(torch_workers._started):  # persistent workers
                     torch_workers.end(loading)
+                # The pool's finalizer knows the actors, and through the world's events all frames of the pass.
+                world.end()
 
     def _do_harm(self) -> None:
         chance = self.world.random

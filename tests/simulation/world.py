@@ -109,6 +109,10 @@ class World:
         process.is_alive = False
         self._events = [event for event in self._events if event.process is not process]
 
+    def end(self) -> None:
+        """Forget what was still to happen."""
+        self._events.clear()
+
     def _next(self, end: float | None) -> _Event | None:
         inside = self.inside
         events = [

@@ -31,12 +31,14 @@ class Actor:
 
     handle: Ray's handle. placed: host and process of the actor, once it runs. streams: number of streams that it runs.
     answer: last sign of life. After the loss of another actor it is pending until this actor has answered again.
+    failed_before: number of failed starts in a row before this start. Actors that a lost node takes along count once.
     """
 
     handle: Any
     placed: "Future[str]"
     answer: "Future[Any]"
     streams: int = 0
+    failed_before: int = 0
 
     @property
     def is_ready(self) -> bool:
@@ -71,7 +73,7 @@ class ActorPool:
         while len(self._actors) < self._workers.num_actors:
             handle = made.remote()
             placed = handle.place.remote().future()
-            self._actors.append(Actor(handle, placed, placed))
+            self._actors.append(Actor(handle, placed, placed, failed_before=self._failed_starts))
 
     def take(self) -> Actor:
         """Return the actor with the fewest streams, for one more stream.
@@ -150,6 +152,8 @@ class ActorPool:
             ready = [each for each in self._actors if each.is_ready]
             if ready:
                 self._failed_starts = 0
+                for each in self._actors:
+                    each.failed_before = 0
                 return ready
             wait([each.placed for each in self._actors], _PATIENCE_SEC, FIRST_COMPLETED)
             if not has_warned and not any(each.placed.done() for each in self._actors):
@@ -164,7 +168,7 @@ class ActorPool:
 
     def _start_failed(self, actor: Actor) -> None:
         error = actor.placed.exception()
-        self._failed_starts += 1
+        self._failed_starts = max(self._failed_starts, actor.failed_before + 1)
         if self._failed_starts > self._workers.max_restarts:
             raise WorkerDiedError(
                 f"Actors of RayWorkers do not start ({_last_line(error)}). This package, in the version of the "
