@@ -1,7 +1,7 @@
 """Checksums of columns: sums over rows in which each row has a weight of its own.
 
-Rows may be summed in any order and in any parts. A value that is lost, repeated, changed or moved to another row changes
-the sum of its column.
+Rows may be summed in any order and in any parts. A value that is lost, repeated, changed or moved to another row
+changes the sum of its column.
 """
 
 import numpy as np

@@ -51,7 +51,9 @@ class PendingTable:
         for name, size in record["files"].items():
             file = self.target / name
             if not file.is_file() or file.stat().st_size != size:
-                raise ConfigError(f"{file} is not the file that the shuffle wrote. Remove {self.target}, or pass another.")
+                raise ConfigError(
+                    f"{file} is not the file that the shuffle wrote. Remove {self.target}, or pass another."
+                )
         shutil.rmtree(self.directory, ignore_errors=True)
         return record
 
@@ -71,8 +73,8 @@ class PendingTable:
             job = read_json(self.directory / "job.json")
             if job is not None and job != self._job:
                 raise ConfigError(
-                    f"{self.directory} has the work of another shuffle (other data, seed, columns or sizes). Finish that "
-                    "shuffle, remove the directory, or pass another target."
+                    f"{self.directory} has the work of another shuffle (other data, seed, columns or sizes). Finish "
+                    "that shuffle, remove the directory, or pass another target."
                 )
             for left in [*self.directory.glob(".*"), *(self.directory / _TABLE).glob(".*")]:
                 left.unlink(missing_ok=True)
@@ -118,7 +120,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a receipt, None if there is none."""
     try:
         content: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return content
 

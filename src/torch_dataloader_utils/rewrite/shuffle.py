@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import is_local
 from torch_dataloader_utils.datasets.files import Files
 from torch_dataloader_utils.datasets.open import open_loader
-from torch_dataloader_utils.errors import ConfigError, CorruptFileError, of_type
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
 from torch_dataloader_utils.rewrite.checksums import WORD
 from torch_dataloader_utils.rewrite.layout import choose_writing, in_schema, with_required
 from torch_dataloader_utils.rewrite.order import RowOrder
@@ -101,7 +101,7 @@ def shuffle_table(
         ConfigError: a target that exists with other content, lies in a store or inside the source, or is being written
             by another process; row counts that are not known; memory below three row groups; another argument out of
             range.
-        NoDataError: nothing to read. DataError, StoreError: the source cannot be read.
+        NoDataError: no rows. DataError, StoreError: the source cannot be read.
         UnsupportedFeatureError: a column that Parquet cannot hold.
         CorruptFileError: the rows that were written are not the rows that were read.
         OSError: the disk is full or failed.
@@ -126,7 +126,7 @@ def shuffle_table(
         num_files=len(record["files"]),
         num_bytes=sum(record["files"].values()),
         checksums=tuple(record["checksums"].items()),
-        reused_jobs=record["reused_jobs"],
+        reused_jobs=record.get("reused_jobs", record["jobs"]),
     )
 
 
@@ -182,8 +182,8 @@ class _Shuffle:
         group_bytes = max(1, min(group_bytes, sizes.file_bytes, num_bytes))
         if group_bytes > sizes.held_bytes:
             raise ConfigError(
-                f"memory={sizes.memory} holds less than {_SHARES_OF_MEMORY} row groups of {int(group_bytes)} bytes. Pass "
-                "more memory, or a smaller row_group_bytes."
+                f"memory={sizes.memory} holds less than {_SHARES_OF_MEMORY} row groups of {int(group_bytes)} bytes. "
+                "Pass more memory, or a smaller row_group_bytes."
             )
         order = RowOrder(seed=seed, outputs=max(1, min(num_rows, round(num_bytes / sizes.file_bytes))))
         group_rows = max(1, int(group_bytes / row_bytes))
@@ -215,8 +215,8 @@ class _Shuffle:
         jobs = self._output_jobs(spills, spilled)
         written = work.run(jobs)
         checksums = self._compare(spilled, written)
-        facts = {"rows": self.starts[-1], "checksums": checksums, "reused_jobs": work.reused}
-        return self.table.publish(facts)
+        record = self.table.publish({"rows": self.starts[-1], "checksums": checksums, "jobs": work.total})
+        return {**record, "reused_jobs": work.reused}
 
     def _spill_jobs(self) -> Iterator[SpillJob]:
         """Yield a job for each run of neighbouring row groups with the rows of an output file, or one row group."""
@@ -248,7 +248,7 @@ class _Shuffle:
         nulls = {tuple(place) for receipt in receipts for place in receipt.nulls}
         written = with_required(self.schema, nulls)
         fragments = [_fragments(spills, receipts, output) for output in range(self.order.outputs)]
-        sample_stop = min(self.order.edge(1), (min(_SAMPLE_ROWS, self.group_rows) << 64) // max(1, self.starts[-1]))
+        sample_stop = min(self.order.edge(1), (min(_SAMPLE_ROWS, self.group_rows) << 64) // self.starts[-1])
         sample = read_spilled(fragments[0], self.schema, 0, max(1, sample_stop))
         writing = choose_writing(in_schema(take_rows(sample.rows, sample.order), written))
         jobs = []
@@ -283,9 +283,9 @@ class _Shuffle:
         wrong = [name for name, old, new in zip(self.schema.names, read, back, strict=True) if old != new]
         if wrong or not read_rows == written_rows == self.starts[-1]:
             raise CorruptFileError(
-                f"{self.table.directory}: of {self.starts[-1]:,} rows, {read_rows:,} were read and {written_rows:,} were "
-                f"written, and the values differ in {wrong or 'no column'}. A disk or memory has damaged a file. Remove "
-                "the directory and run the shuffle again."
+                f"{self.table.directory}: of {self.starts[-1]:,} rows, {read_rows:,} were read and {written_rows:,} "
+                f"written, and the values differ in {wrong or 'no column'}. A disk or memory has damaged a file. "
+                "Remove the directory and run the shuffle again."
             )
         return {name: f"{total:016x}" for name, total in zip(self.schema.names, read, strict=True)}
 
@@ -295,10 +295,12 @@ def _stored_rows(dataset: TableDataset) -> tuple[Inventory, Reader]:
     reader, inventory = dataset.pipeline.reader, dataset.planner.inventory
     if not isinstance(reader, Reader) or dataset.pipeline.functions or dataset.planner.options.stop_row is not None:
         raise ConfigError(
-            "A shuffle writes stored rows: pass a whole data set without pack, transform and collate_fn, not a shard of one."
+            "A shuffle writes stored rows: pass a whole data set, not a shard, without pack, transform and collate_fn."
         )
     if not inventory.rows_are_known:
         raise ConfigError("A shuffle needs known row counts: leave count_rows=False out.")
+    if not inventory.num_rows:
+        raise NoDataError(f"{inventory.source} has no rows to shuffle. Check the path and the filter.")
     return inventory, reader
 
 
@@ -306,17 +308,17 @@ def _check_outside(inventory: Inventory, target: Path) -> None:
     source = Path(inventory.source)
     if source.is_dir() and source.resolve() in target.resolve().parents:
         raise ConfigError(
-            f"{target} would lie inside its source {source}, whose readers would read rows twice. Pass a target outside."
+            f"{target} would lie inside its source {source}, whose readers would read rows twice. Pass another target."
         )
 
 
 def _measure(inventory: Inventory, reader: Reader) -> tuple[pa.Schema, float]:
     """Return the plain schema of the rows, and the bytes of a row: of the first rows of three row groups."""
     live = np.flatnonzero(inventory.groups.live_rows)
-    picked = {int(live[at]) for at in (0, len(live) // 2, len(live) - 1)} if len(live) else {0}
+    picked = {int(live[at]) for at in (0, len(live) // 2, len(live) - 1)}
     rows = [reader.read(inventory.task(group), GroupRows(0, _MEASURED_ROWS)) for group in sorted(picked)]
     count = sum(each.num_rows for each in rows)
-    return plain_schema(rows[0].schema), max(1.0, sum(each.nbytes for each in rows) / max(1, count))
+    return plain_schema(rows[0].schema), max(1.0, sum(each.nbytes for each in rows) / count)
 
 
 def _fragments(spills: Sequence[SpillJob], receipts: Sequence[SpillReceipt], output: int) -> Fragments:
@@ -348,7 +350,7 @@ class _Work:
     """Runs jobs in an executor or here, those that are not finished."""
 
     def __init__(self, executor: Executor | None, on_progress: OnProgress | None, total: int) -> None:
-        self._executor, self._on_progress, self._total = executor, on_progress, total
+        self._executor, self._on_progress, self.total = executor, on_progress, total
         self._done = self.reused = 0
 
     def run(self, jobs: Sequence[Job[Receipt]]) -> list[Receipt]:
@@ -370,7 +372,7 @@ class _Work:
     def _note(self, done: int) -> None:
         self._done += done
         if done and self._on_progress is not None:
-            self._on_progress(self._done, self._total)
+            self._on_progress(self._done, self.total)
 
 
 def _run(job: Job[Receipt]) -> Receipt:

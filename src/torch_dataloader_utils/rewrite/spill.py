@@ -153,16 +153,18 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     Raises:
         UnsupportedFeatureError: a column that Parquet cannot hold.
     """
-    plain = pa.schema([with_change(_without_runs(field), lambda each: each.with_type(plain_type(each.type))) for field in schema])
-    for field in plain:
+    plain = pa.schema(
+        [with_change(_without_runs(field), lambda each: each.with_type(plain_type(each.type))) for field in schema]
+    )
+    for each in plain:
         try:
-            if type_holds(field.type, _is_list_view):
-                raise pa.ArrowNotImplementedError(str(field.type))
-            pq.ParquetWriter(io.BytesIO(), pa.schema([field])).close()
+            if type_holds(each.type, _is_list_view):
+                raise pa.ArrowNotImplementedError(str(each.type))
+            pq.ParquetWriter(io.BytesIO(), pa.schema([each])).close()
         except pa.ArrowException as error:
             raise UnsupportedFeatureError(
-                f"column {field.name!r}: pyarrow {pa.__version__} cannot write it to Parquet ({error}). Leave it out with "
-                "columns=."
+                f"column {each.name!r}: pyarrow {pa.__version__} cannot write it to Parquet ({error}). Leave it out "
+                "with columns=."
             ) from error
     return plain
 
