@@ -9,7 +9,7 @@ from tests.tables.delta.reading import read_rows as read_delta
 from tests.tables.delta.tables import HandTable, add, column
 from tests.tables.iceberg.reading import read_rows as read_iceberg
 from tests.tables.iceberg.tables import field_of, ids, numbered
-from torch_dataloader_utils.rewrite import shuffle_table
+from torch_dataloader_utils import shuffle_table
 
 
 def test_an_iceberg_table_with_deletes_of_both_kinds_and_a_new_column(tmp_path: Path) -> None:

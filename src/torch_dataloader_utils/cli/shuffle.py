@@ -47,8 +47,8 @@ def command(
     The order depends on the files and the seed alone. TARGET, a local directory, appears when the rows that were
     written have been read back and compared with the rows that were read.
     """
+    from torch_dataloader_utils import shuffle_table
     from torch_dataloader_utils._observe.work_bar import work_bar
-    from torch_dataloader_utils.rewrite import shuffle_table
 
     with continued_later("Finished jobs stay; the same command continues with them."), ExitStack() as stack:
         report = shuffle_table(

@@ -3,8 +3,6 @@
 In: whatever loaders read. Out: a directory of plain Parquet files in a layout that loaders read fast, verified against
 the source. The order is a pure function of inventory and seed. Not for the shuffle of an epoch: loaders mix chunks and
 windows while they read.
+
+This module imports nothing: worker processes import single modules of the room, which need no torch.
 """
-
-from torch_dataloader_utils.rewrite.shuffle import ShuffleReport, shuffle_table
-
-__all__ = ["ShuffleReport", "shuffle_table"]

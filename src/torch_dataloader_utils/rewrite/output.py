@@ -14,7 +14,7 @@ from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils.rewrite.checksums import WORD, sum_columns
 from torch_dataloader_utils.rewrite.layout import in_schema, open_writer
 from torch_dataloader_utils.rewrite.order import Words
-from torch_dataloader_utils.rewrite.pending import read_json, whole_file, write_json
+from torch_dataloader_utils.rewrite.pending import read_json, size_of, whole_file, write_json
 from torch_dataloader_utils.rewrite.spill import Fragments, read_spilled
 
 
@@ -50,8 +50,8 @@ class OutputJob:
     def finished(self) -> OutputReceipt | None:
         """Return the receipt of the file, None if there is none."""
         content = read_json(self.receipt)
-        is_whole = content is not None and self.path.is_file() and self.path.stat().st_size == content["size"]
-        return OutputReceipt(**content) if content is not None and is_whole else None
+        receipt = None if content is None else OutputReceipt(**content)
+        return receipt if receipt is not None and size_of(self.path) == receipt.size else None
 
     def run(self) -> OutputReceipt:
         """Write the file and read it back.

@@ -50,7 +50,7 @@ class PendingTable:
             )
         for name, size in record["files"].items():
             file = self.target / name
-            if not file.is_file() or file.stat().st_size != size:
+            if size_of(file) != size:
                 raise ConfigError(
                     f"{file} is not the file that the shuffle wrote. Remove {self.target}, or pass another."
                 )
@@ -76,22 +76,25 @@ class PendingTable:
                     f"{self.directory} has the work of another shuffle (other data, seed, columns or sizes). Finish "
                     "that shuffle, remove the directory, or pass another target."
                 )
-            for left in [*self.directory.glob(".*"), *(self.directory / _TABLE).glob(".*")]:
-                left.unlink(missing_ok=True)
+            self._sweep()
             write_json(self.directory / "job.json", self._job)
             yield
 
-    def spill(self, number: int) -> Path:
-        """Return the path of a spill file."""
-        return self.directory / f"spill-{number:05d}.arrow"
+    def _sweep(self) -> None:
+        """Remove files that killed jobs have begun: spill files that no receipt names, and files without a name."""
+        receipts = filter(None, map(read_json, self.directory.glob("spill-*.json")))
+        known = {receipt["file"] for receipt in receipts}
+        begun = [path for path in self.directory.glob("spill-*.arrow") if path.name not in known]
+        for left in [*begun, *self.directory.glob(".*"), *(self.directory / _TABLE).glob(".*")]:
+            left.unlink(missing_ok=True)
 
     def output(self, number: int) -> Path:
         """Return the path of an output file until the table is published."""
         return self.directory / _TABLE / f"part-{number:05d}.parquet"
 
-    def receipt(self, file: Path) -> Path:
-        """Return the path of the receipt of a finished file."""
-        return self.directory / f"{file.stem}.json"
+    def receipt(self, name: str) -> Path:
+        """Return the path of the receipt of a job."""
+        return self.directory / f"{name}.json"
 
     def publish(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Rename the table to its target and remove everything else. Return the record, with these facts."""
@@ -114,6 +117,11 @@ def whole_file(path: Path) -> Iterator[Path]:
         pending.replace(path)
     finally:
         pending.unlink(missing_ok=True)
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes, -1 if there is none."""
+    return path.stat().st_size if path.is_file() else -1
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

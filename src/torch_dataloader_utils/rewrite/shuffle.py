@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from torch_dataloader_utils.rewrite.order import RowOrder
 from torch_dataloader_utils.rewrite.output import OutputJob, OutputReceipt
 from torch_dataloader_utils.rewrite.pending import PendingTable
 from torch_dataloader_utils.rewrite.spill import Fragments, SpillJob, SpillReceipt, plain_schema, read_spilled
+from torch_dataloader_utils.rewrite.work import Work
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.tables.reader import Reader
 
@@ -210,9 +211,9 @@ class _Shuffle:
     def run(self, executor: Executor | None, on_progress: OnProgress | None) -> dict[str, Any]:
         """Run both passes, compare both sides and publish the table. Return its record."""
         spills = list(self._spill_jobs())
-        work = _Work(executor, on_progress, len(spills) + self.order.outputs)
+        work = Work(executor, on_progress, len(spills) + self.order.outputs)
         spilled = work.run(spills)
-        jobs = self._output_jobs(spills, spilled)
+        jobs = self._output_jobs(spilled)
         written = work.run(jobs)
         checksums = self._compare(spilled, written)
         record = self.table.publish({"rows": self.starts[-1], "checksums": checksums, "jobs": work.total})
@@ -232,10 +233,8 @@ class _Shuffle:
             yield self._spill_job(number, groups)
 
     def _spill_job(self, number: int, groups: Sequence[int]) -> SpillJob:
-        path = self.table.spill(number)
         return SpillJob(
-            path=path,
-            receipt=self.table.receipt(path),
+            receipt=self.table.receipt(f"spill-{number:05d}"),
             reader=self.reader,
             groups=tuple((self.inventory.task(group), self.starts[group]) for group in groups),
             order=self.order,
@@ -244,10 +243,10 @@ class _Shuffle:
             read_rows=max(1, int(self.sizes.held_bytes / 2 / self.row_bytes)),
         )
 
-    def _output_jobs(self, spills: Sequence[SpillJob], receipts: Sequence[SpillReceipt]) -> list[OutputJob]:
+    def _output_jobs(self, receipts: Sequence[SpillReceipt]) -> list[OutputJob]:
         nulls = {tuple(place) for receipt in receipts for place in receipt.nulls}
         written = with_required(self.schema, nulls)
-        fragments = [_fragments(spills, receipts, output) for output in range(self.order.outputs)]
+        fragments = [_fragments(self.table.directory, receipts, output) for output in range(self.order.outputs)]
         sample_stop = min(self.order.edge(1), (min(_SAMPLE_ROWS, self.group_rows) << 64) // self.starts[-1])
         sample = read_spilled(fragments[0], self.schema, 0, max(1, sample_stop))
         writing = choose_writing(in_schema(take_rows(sample.rows, sample.order), written))
@@ -260,7 +259,7 @@ class _Shuffle:
             jobs.append(
                 OutputJob(
                     path=path,
-                    receipt=self.table.receipt(path),
+                    receipt=self.table.receipt(path.stem),
                     fragments=its_fragments,
                     edges=(*(low + (high - low) * step // steps for step in range(steps)), high),
                     num_rows=sum(receipt.output_rows[output] for receipt in receipts),
@@ -321,59 +320,13 @@ def _measure(inventory: Inventory, reader: Reader) -> tuple[pa.Schema, float]:
     return plain_schema(rows[0].schema), max(1.0, sum(each.nbytes for each in rows) / count)
 
 
-def _fragments(spills: Sequence[SpillJob], receipts: Sequence[SpillReceipt], output: int) -> Fragments:
+def _fragments(directory: Path, receipts: Sequence[SpillReceipt], output: int) -> Fragments:
     found = []
-    for job, receipt in zip(spills, receipts, strict=True):
+    for receipt in receipts:
         spans = ((places[output], places[output + 1]) for places in receipt.rounds)
-        found.append((job.path, tuple(span for span in spans if span[0] < span[1])))
+        found.append((directory / receipt.file, tuple(span for span in spans if span[0] < span[1])))
     return tuple(found)
 
 
 def _totals(sums: Sequence[Sequence[int]], columns: int) -> list[int]:
     return [sum(each[column] for each in sums) & WORD for column in range(columns)]
-
-
-Receipt = TypeVar("Receipt", covariant=True)
-
-
-class Job(Protocol[Receipt]):
-    """Job whose result is kept."""
-
-    def finished(self) -> Receipt | None:
-        """Return the receipt of an earlier run."""
-
-    def run(self) -> Receipt:
-        """Do the work."""
-
-
-class _Work:
-    """Runs jobs in an executor or here, those that are not finished."""
-
-    def __init__(self, executor: Executor | None, on_progress: OnProgress | None, total: int) -> None:
-        self._executor, self._on_progress, self.total = executor, on_progress, total
-        self._done = self.reused = 0
-
-    def run(self, jobs: Sequence[Job[Receipt]]) -> list[Receipt]:
-        """Return the receipts of the jobs, in their order."""
-        receipts = [job.finished() for job in jobs]
-        missing = [place for place, receipt in enumerate(receipts) if receipt is None]
-        self.reused += len(jobs) - len(missing)
-        self._note(len(jobs) - len(missing))
-        futures = [self._executor.submit(_run, jobs[place]) for place in missing] if self._executor else []
-        try:
-            for number, place in enumerate(missing):
-                receipts[place] = futures[number].result() if futures else jobs[place].run()
-                self._note(1)
-        finally:
-            for future in futures:
-                future.cancel()
-        return receipts  # type: ignore[return-value]
-
-    def _note(self, done: int) -> None:
-        self._done += done
-        if done and self._on_progress is not None:
-            self._on_progress(self._done, self.total)
-
-
-def _run(job: Job[Receipt]) -> Receipt:
-    return job.run()

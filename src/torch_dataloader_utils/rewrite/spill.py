@@ -5,6 +5,7 @@ record batch of its rows, with their words as the first column.
 """
 
 import io
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch_dataloader_utils._core.permute import stable_order
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.rewrite.checksums import WORD, FieldPlace, sum_columns
 from torch_dataloader_utils.rewrite.order import RowOrder, Words
-from torch_dataloader_utils.rewrite.pending import read_json, whole_file, write_json
+from torch_dataloader_utils.rewrite.pending import read_json, size_of, write_json
 from torch_dataloader_utils.tables.reader import Reader
 
 Fragments = tuple[tuple[Path, tuple[tuple[int, int], ...]], ...]
@@ -34,11 +35,13 @@ Fragments = tuple[tuple[Path, tuple[tuple[int, int], ...]], ...]
 class SpillReceipt:
     """Facts about a finished spill file.
 
+    file: Its name; each run of a job writes a file of its own.
     rows: Number of rows. sums: Checksum of each column. nulls: Fields with nulls; see `sum_columns`.
     rounds: For each round, the first byte of each output file's fragment, and the end of the last fragment.
     output_rows, output_bytes: Rows, and bytes in memory, for each output file.
     """
 
+    file: str
     rows: int
     sums: list[int]
     nulls: list[list[int]]
@@ -57,7 +60,6 @@ class SpillJob:
     read_rows: Rows that are read at once.
     """
 
-    path: Path
     receipt: Path
     reader: Reader
     groups: tuple[tuple[RowGroupTask, int], ...]
@@ -69,8 +71,9 @@ class SpillJob:
     def finished(self) -> SpillReceipt | None:
         """Return the receipt of the spill file, None if there is none."""
         content = read_json(self.receipt)
-        is_whole = content is not None and self.path.is_file() and self.path.stat().st_size == content["rounds"][-1][-1]
-        return SpillReceipt(**content) if content is not None and is_whole else None
+        receipt = None if content is None else SpillReceipt(**content)
+        is_whole = receipt is not None and size_of(self.receipt.parent / receipt.file) == receipt.rounds[-1][-1]
+        return receipt if is_whole else None
 
     def run(self) -> SpillReceipt:
         """Scatter the rows.
@@ -80,7 +83,8 @@ class SpillJob:
         """
         schema = decode_schema(self.schema)
         sums, nulls, rows = [0] * len(schema), set[FieldPlace](), 0
-        with whole_file(self.path) as path, pa.OSFile(str(path), "wb") as file:
+        path = self.receipt.with_name(f"{self.receipt.stem}-{secrets.token_hex(4)}.arrow")
+        with pa.OSFile(str(path), "wb") as file:
             spill = _SpillFile(file, self.order.outputs)
             for batch, first in self._batches():
                 batch = plain_rows(batch, schema)
@@ -95,6 +99,7 @@ class SpillJob:
                     spill.write_round()
             spill.write_round()
         receipt = SpillReceipt(
+            file=path.name,
             rows=rows,
             sums=sums,
             nulls=sorted(map(list, nulls)),
