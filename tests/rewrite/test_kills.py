@@ -69,7 +69,7 @@ def test_a_shuffle_killed_before_any_step_goes_on_with_the_same_bytes(tmp_path: 
     )
     assert done.returncode == 0, done.stderr
     *tries, end = (line.split() for line in done.stdout.splitlines())
-    # job.json; the receipts of the spill files; the output files and their receipts; the record; the table; its remains.
+    # job.json, a receipt for each spill file, two names for each output file, the record, the table, the remains.
     assert len(tries) >= 10, done.stdout
     assert {code for _, _, code in tries} == {"0"}, done.stderr
     assert end[:2] == ["end", "0"]

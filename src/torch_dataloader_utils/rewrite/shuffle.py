@@ -36,7 +36,7 @@ from torch_dataloader_utils.tables.reader import Reader
 _VERSION = 1
 _MIB = 1 << 20
 _LEAST_GROUP_BYTES, _MOST_GROUP_BYTES, _GROUPS = 8 * _MIB, 128 * _MIB, 1024
-_SAMPLE_ROWS = 65_536
+_SAMPLE_ROWS = 16_384
 # Rows that are read of a few row groups to know the bytes of a decoded row.
 _MEASURED_ROWS = 4_096
 # An output job holds its rows as fragments, joined, and a row group of them in order.

@@ -7,7 +7,7 @@ record batch of its rows, with their words as the first column.
 import io
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class SpillJob:
         sums, nulls, rows = [0] * len(schema), set[FieldPlace](), 0
         path = self.receipt.with_name(f"{self.receipt.stem}-{secrets.token_hex(4)}.arrow")
         with pa.OSFile(str(path), "wb") as file:
-            spill = _SpillFile(file, self.order.outputs)
+            spill = _SpillFile(file, _words_schema(schema), self.order.outputs)
             for batch, first in self._batches():
                 batch = plain_rows(batch, schema)
                 words = self.order.words(first, batch.num_rows)
@@ -118,37 +118,36 @@ class SpillJob:
                 yield self.reader.read(task, GroupRows(start, stop)), first + start
 
 
-@dataclass(slots=True)
 class _SpillFile:
-    """Writer of rounds. held: Batches in the order of words, with the place where each output file's rows begin."""
+    """Writer of rounds; it holds batches in the order of words, with the place where each output file's rows begin."""
 
-    file: pa.NativeFile
-    outputs: int
-    held: list[tuple[pa.RecordBatch, list[int]]] = field(default_factory=list)
-    held_bytes: int = 0
-    rounds: list[list[int]] = field(default_factory=list)
-    output_rows: list[int] = field(init=False)
-    output_bytes: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.output_rows, self.output_bytes = [0] * self.outputs, [0] * self.outputs
+    def __init__(self, file: pa.NativeFile, schema: pa.Schema, outputs: int) -> None:
+        self._file, self._writer = file, pa.ipc.new_stream(file, schema)
+        # Otherwise the schema would stand before the first fragment.
+        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema))
+        self._held: list[tuple[pa.RecordBatch, list[int]]] = []
+        self.held_bytes = 0
+        self.rounds: list[list[int]] = []
+        self.output_rows, self.output_bytes = [0] * outputs, [0] * outputs
 
     def add(self, batch: pa.RecordBatch, starts: list[int]) -> None:
-        self.held.append((batch, starts))
+        """Hold rows for the next round."""
+        self._held.append((batch, starts))
         self.held_bytes += batch.nbytes
 
     def write_round(self) -> None:
+        """Write the rows that are held, a fragment for each output file."""
         places = []
-        for output in range(self.outputs):
-            places.append(self.file.tell())
-            parts = [batch.slice(at[output], at[output + 1] - at[output]) for batch, at in self.held]
+        for output in range(len(self.output_rows)):
+            places.append(self._file.tell())
+            parts = [batch.slice(at[output], at[output + 1] - at[output]) for batch, at in self._held]
             if parts := [part for part in parts if part.num_rows]:
                 fragment = pa.concat_batches(parts)
-                self.file.write(fragment.serialize())
+                self._writer.write_batch(fragment)
                 self.output_rows[output] += fragment.num_rows
                 self.output_bytes[output] += fragment.nbytes
-        self.rounds.append([*places, self.file.tell()])
-        self.held.clear()
+        self.rounds.append([*places, self._file.tell()])
+        self._held.clear()
         self.held_bytes = 0
 
 
