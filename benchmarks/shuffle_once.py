@@ -12,12 +12,11 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +25,9 @@ from measure import alternate, print_machine, save
 
 from torch_dataloader_utils import shuffle_table
 from torch_dataloader_utils.rewrite.layout import choose_writing, open_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROWS = {"numbers": 2_000_000, "text": 400_000}
 FILES = 4

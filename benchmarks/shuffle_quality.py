@@ -9,8 +9,8 @@ The plan alone is asked, nothing is read: 64 files of 4 row groups of 4,096 rows
 
 The second table is about the noise of batches, for files as they are and after `shuffle_table` has written them once:
 
-    sorted, clustered  standard deviation of the mean of a batch, as a multiple of what independent rows have; of a column
-                       by which the rows are sorted, and of a column that is the same in all rows of a row group
+    sorted, clustered  standard deviation of the mean of a batch, as a multiple of that of independent rows; of a column
+                       by which the rows are sorted, and of a column that is the same in a row group
     meet again         of two rows of one batch, how often they are in one batch in the next epoch as well
 """
 
