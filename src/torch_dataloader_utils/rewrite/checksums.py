@@ -68,6 +68,10 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
 
 def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
     """Return the checksum of values of any length: of their lengths, and of their pieces, each hashed as a whole."""
+    first = int(spans.starts[0])
+    spans = ByteSpans(
+        spans.data[first : int(spans.starts[-1] + spans.lengths[-1])], spans.starts - first, spans.lengths
+    )
     lengths = np.where(weights != 0, spans.lengths, 0)
     counts = -(-lengths // _PIECE_BYTES)
     of_pieces, places = _spread(weights, counts)

@@ -70,6 +70,8 @@ class PendingTable:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(f"Another process is writing {self.target}. Wait until it is done.") from error
+            except OSError:
+                pass  # a file system without locks
             job = read_json(self.directory / "job.json")
             if job is not None and job != self._job:
                 raise ConfigError(

@@ -41,6 +41,8 @@ _SAMPLE_ROWS = 16_384
 _MEASURED_ROWS = 4_096
 # An output job holds its rows as fragments, joined, and a row group of them in order.
 _SHARES_OF_MEMORY = 3
+# Text of joined fragments has 32-bit offsets.
+_MOST_HELD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ class _Sizes:
     @property
     def held_bytes(self) -> int:
         """Bytes of rows that one step of a job works on."""
-        return self.memory // _SHARES_OF_MEMORY
+        return min(self.memory // _SHARES_OF_MEMORY, _MOST_HELD_BYTES)
 
 
 def _local(target: str | os.PathLike[str]) -> Path:
@@ -188,10 +190,10 @@ class _Shuffle:
             )
         order = RowOrder(seed=seed, outputs=max(1, min(num_rows, round(num_bytes / sizes.file_bytes))))
         group_rows = max(1, int(group_bytes / row_bytes))
-        facts = (inventory.fingerprint(), schema.serialize().to_pybytes().hex(), seed, order.outputs, group_rows)
+        cut = (sizes.file_bytes, row_bytes, order.outputs, group_rows)
+        facts = (inventory.fingerprint(), schema.serialize().to_pybytes().hex(), seed, *cut)
         job = {
             "version": _VERSION,
-            "source": inventory.source,
             "seed": seed,
             "outputs": order.outputs,
             "digest": blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest(),
@@ -216,7 +218,8 @@ class _Shuffle:
         jobs = self._output_jobs(spilled)
         written = work.run(jobs)
         checksums = self._compare(spilled, written)
-        record = self.table.publish({"rows": self.starts[-1], "checksums": checksums, "jobs": work.total})
+        facts = {"source": self.inventory.source, "rows": self.starts[-1], "checksums": checksums, "jobs": work.total}
+        record = self.table.publish(facts)
         return {**record, "reused_jobs": work.reused}
 
     def _spill_jobs(self) -> Iterator[SpillJob]:
