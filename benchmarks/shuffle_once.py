@@ -7,7 +7,6 @@ options, once with those that the shuffle has chosen. Peak memory is that of a w
 before its first job.
 """
 
-import resource
 import shutil
 import statistics
 import sys
@@ -76,8 +75,9 @@ def shuffle(source: Path, target: Path) -> None:
 
 
 def peak_bytes() -> int:
-    """Peak resident bytes of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Peak resident bytes of this process. (`getrusage` would count the process from which it was forked.)"""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def worker_bytes(source: Path, target: Path, memory: str) -> int:
