@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         RoundRobinSplitStrategy as RoundRobinSplitStrategy,
         SizeBalancedSplitStrategy as SizeBalancedSplitStrategy,
     )
+    from torch_dataloader_utils.rewrite.shuffle import ShuffleReport as ShuffleReport, shuffle_table as shuffle_table
     from torch_dataloader_utils.shape.encode import Bytes as Bytes, Hash as Hash, Vocabulary as Vocabulary
     from torch_dataloader_utils.shape.padding import PadRagged as PadRagged
     from torch_dataloader_utils.shape.ragged import Ragged as Ragged
@@ -121,6 +122,7 @@ _HOMES = {
     "plan.epoch_plan": "EpochPlan",
     "plan.planner": "plan_epoch",
     "plan.strategies": "RoundRobinSplitStrategy SizeBalancedSplitStrategy",
+    "rewrite.shuffle": "ShuffleReport shuffle_table",
     "shape.encode": "Bytes Hash Vocabulary",
     "shape.padding": "PadRagged",
     "shape.ragged": "Ragged",

@@ -16,7 +16,7 @@ from tests.cli.shell import one_line, tdu
 from tests.faults.web_server import web_server
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils.cache.kept_values import VARIABLE
-from torch_dataloader_utils.cli.tokens import process_pool
+from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.megatron import corpora
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 POOL = """
 import os, sys, tempfile, time
 from torch_dataloader_utils.cli.app import sigterm_as_interrupt
-from torch_dataloader_utils.cli.tokens import process_pool
+from torch_dataloader_utils.cli.process_pool import process_pool
 from torch_dataloader_utils.errors import ConfigError
 
 def stay(pipe):
@@ -86,7 +86,7 @@ def test_workers_end_with_their_parent_and_leave_no_temporary_file(tmp_path, num
 # the signal, as Arrow's do.
 STARTING = """
 import multiprocessing.util, os, signal, threading, time
-from torch_dataloader_utils.cli.tokens import process_pool
+from torch_dataloader_utils.cli.process_pool import process_pool
 
 def spawn(path, arguments, descriptors):
     process = start(path, arguments, descriptors)

@@ -36,6 +36,7 @@ SMALL = {
     "remote": ["--files", "1", "--rows", "4000", "--rounds", "1"],
     "resume": ["0.05", "1"],
     "shape_blocks": ["--rounds", "1"],
+    "shuffle_once": ["0.02", "1"],
     "shuffle_quality": [],
     "small_files": ["20", "1"],
     "tabular": ["0.02", "1"],

@@ -29,18 +29,22 @@ class Purpose(IntEnum):
     DOCUMENTS = 8
     HOLDOUT = 9
     PLACES = 10
+    ROWS = 11
 
 
-def random_words(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.uint64]:
-    """Return `count` raw 64-bit words keyed by (seed, epoch, purpose, index).
+def random_words(
+    count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0, first: int = 0
+) -> npt.NDArray[np.uint64]:
+    """Return `count` raw 64-bit words keyed by (seed, epoch, purpose, index), from word number `first` on.
 
     seed, epoch and index are taken modulo 2^64, so a negative seed is valid. Layout of the Philox state:
-    key = (seed, epoch), counter = (0, 0, index, purpose); the low counter words count the blocks.
+    key = (seed, epoch), counter = (0, 0, index, purpose); the low counter words count the blocks of four words.
     """
-    counter = np.array([0, 0, index & _WORD, int(purpose)], dtype=np.uint64)
+    block, left_out = divmod(first, 4)
+    counter = np.array([block, 0, index & _WORD, int(purpose)], dtype=np.uint64)
     key = np.array([seed & _WORD, epoch & _WORD], dtype=np.uint64)
-    words: npt.NDArray[np.uint64] = np.random.Philox(counter=counter, key=key).random_raw(count)
-    return words
+    words: npt.NDArray[np.uint64] = np.random.Philox(counter=counter, key=key).random_raw(left_out + count)
+    return words[left_out:]
 
 
 def permutation(count: int, *, seed: int, epoch: int, purpose: Purpose, index: int = 0) -> npt.NDArray[np.int64]:

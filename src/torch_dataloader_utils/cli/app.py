@@ -123,6 +123,7 @@ COMMANDS = {
     "verify": "Read everything once; check counts, checksums and the plan.",
     "bench": "Measure throughput on your data, and recommend settings.",
     "head": "Show the first batches as a table.",
+    "shuffle": "Write the rows in random order, as Parquet files that load fast.",
     "vocabulary": "Count the values of a column, and save them as a vocabulary.",
     "audit": "Compare the rows that a job gave with its data, from the records of audit=.",
     "state": "Show a saved state: the epoch, the rows done and the rows left.",
@@ -138,6 +139,7 @@ Examples:
   tdu verify data/ --ranks 8 --workers 4
   tdu bench data/ --columns x,y,label
   tdu head data/ --filter "x > 3 and label == 'a'"
+  tdu shuffle data/ shuffled/ --workers 8
   tdu vocabulary data/ --columns city --save city.parquet
   tdu state checkpoint.json data/
   tdu scan db.events --catalog prod

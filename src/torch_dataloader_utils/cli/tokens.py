@@ -1,23 +1,16 @@
 """`tdu tokens`: builds, merges and counts token corpora."""
 
-import multiprocessing
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._runtime.processes import end_with_parent, held
-from torch_dataloader_utils.cli.app import DATA_PROBLEM, USAGE, Failure, disk_is_full, of_interrupt, of_os_error
+from torch_dataloader_utils.cli.app import DATA_PROBLEM, USAGE, Failure
 from torch_dataloader_utils.cli.options import (
     catalog_option,
     catalog_properties_option,
@@ -26,86 +19,12 @@ from torch_dataloader_utils.cli.options import (
     storage_option,
 )
 from torch_dataloader_utils.cli.output import emit_json, print_facts
+from torch_dataloader_utils.cli.process_pool import continued_later, process_pool
 from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, find_source, parse_pairs
 from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, NullValueError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.megatron.corpora import CorpusReport
-
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-# A terminal sends SIGINT to the whole group of processes, supervisors (systemd, timeout) send SIGTERM. The parent ends
-# its workers; tracebacks of workers, and of a pool that loses its workers first, would say nothing.
-_SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def process_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Give an executor of spawned processes.
-
-    After an error of the caller, running tasks finish, so that no work is lost; KeyboardInterrupt ends the processes at
-    once. If this process is killed, the processes end by themselves. Temporary files end with the processes.
-    """
-    with tempfile.TemporaryDirectory(prefix="tdu-workers-", ignore_cleanup_errors=True) as directory:
-        pool = _SpawnedPool(workers, directory)
-        # Twice, for a Ctrl-C while the pool waits for its tasks.
-        with _ended_on_interrupt(pool), pool, _ended_on_interrupt(pool):
-            yield pool
-
-
-class _Worker(SpawnProcess):
-    def terminate(self) -> None:
-        """Kill the process. The pool calls this when another worker has died; SIGTERM is blocked in workers."""
-        self.kill()
-
-
-class _WorkerContext(SpawnContext):
-    Process = _Worker
-
-
-class _SpawnedPool(ProcessPoolExecutor):
-    """Pool of spawned processes: Arrow's threads do not survive a fork."""
-
-    def __init__(self, workers: int, directory: str) -> None:
-        super().__init__(workers, mp_context=_WorkerContext(), initializer=_begin, initargs=(directory,))
-
-    def submit(
-        self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> Future[Result]:
-        """See Executor. Starts processes with blocked signals, from their first instruction.
-
-        Signals to this process are delivered after the start: an interrupted start ends in a traceback.
-        """
-        with held(*_SENT_TO_ALL) as deliver:
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_ALL)
-            try:
-                future = super().submit(fn, *args, **kwargs)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        deliver()
-        return future
-
-
-def _begin(directory: str) -> None:
-    """Start a worker process. directory: place of its temporary files."""
-    tempfile.tempdir = directory
-    end_with_parent(directory)
-
-
-@contextmanager
-def _ended_on_interrupt(pool: ProcessPoolExecutor) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        # First, so that the pool forgets cancelled tasks: its thread would fail with a traceback over dead workers.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.kill()
-            process.join()  # files written until then would stay in the directory
-        raise
-
 
 _SOURCE_OPTIONS = ("file_format", "filter_text", "catalog", "catalog_options", "snapshot_id", "storage")
 
@@ -184,7 +103,7 @@ def build(
 
     file_format = options["file_format"]
     source = _source(sources, {name: options.pop(name) for name in _SOURCE_OPTIONS})
-    with _with_advice(), ExitStack() as stack:
+    with _with_shell_names(), continued_later(_GOES_ON), ExitStack() as stack:
         report = build_corpus(
             source.dataset() if source.is_table else list(sources),
             output_prefix,
@@ -345,24 +264,15 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], 
 
 
 @contextmanager
-def _with_advice() -> Iterator[None]:
-    """Rewrite errors and interrupts of a build: they name options of the shell, and say how to continue."""
+def _with_shell_names() -> Iterator[None]:
+    """Rewrite errors of a build: they name options of the shell."""
     try:
         yield
-    except KeyboardInterrupt as interrupt:
-        raise of_interrupt(interrupt, _GOES_ON) from interrupt
-    except BrokenProcessPool as error:
-        died = "A worker process died. If the kernel killed it for its memory, lower --workers."
-        raise Failure(f"{died} {_GOES_ON}", DATA_PROBLEM) from error
     except (ConfigError, NullValueError) as error:
         text = str(error)
         for name, option in _SHELL_NAMES.items():
             text = text.replace(name, option)
         raise Failure(text, USAGE if isinstance(error, ConfigError) else DATA_PROBLEM) from error
-    except OSError as error:
-        if not disk_is_full(error):
-            raise
-        raise of_os_error(error, _GOES_ON) from error
 
 
 def _progress() -> Callable[[int, int, int], None] | None:

@@ -1,0 +1,128 @@
+"""Checksums of columns: sums over rows in which each row has a weight of its own.
+
+Rows may be summed in any order and in any parts. A value that is lost, repeated, changed or moved to another row
+changes the sum of its column.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils._arrow.xxh64 import ByteSpans, byte_spans, hash_bytes
+
+Weights = npt.NDArray[np.uint64]
+FieldPlace = tuple[int, ...]
+"""Numbers of the fields on the way to a nested field: (2, 0) is the first field inside the third column."""
+
+WORD = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_LENGTH = 0xC2B2AE3D27D4EB4F
+# numpy hashes all pieces at once, 32 bytes a step.
+_PIECE_BYTES = 512
+
+
+def sum_columns(rows: pa.RecordBatch, weights: Weights) -> tuple[list[int], set[FieldPlace]]:
+    """Return the checksum of each column modulo 2^64, and the fields with nulls (a field in a null struct is null).
+
+    weights: Random words, one for each row. Columns have no dictionaries, run ends and views.
+    """
+    nulls: set[FieldPlace] = set()
+    return [_sum(column, weights, (place,), nulls) & WORD for place, column in enumerate(rows.columns)], nulls
+
+
+def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldPlace]) -> int:
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    total = 0
+    if array.null_count:
+        nulls.add(place)
+        is_valid = array.is_valid().to_numpy(zero_copy_only=False)
+        total = int(weights[~is_valid].sum()) * _GOLDEN
+        weights = np.where(is_valid, weights, np.uint64(0))
+    kind = array.type
+    if not len(array) or pt.is_null(kind):
+        return total
+    if pt.is_struct(kind):
+        inner = (_sum(each, weights * _odd(i), (*place, i), nulls) for i, each in enumerate(array.flatten()))
+        return total + sum(inner)
+    if pt.is_map(kind):
+        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    if is_list(array.type):
+        items, lengths = array.flatten(), pc.list_value_length(array).fill_null(0)
+        counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+        if _is_number(items.type) and not items.null_count:
+            width = items.type.byte_width
+            spans = ByteSpans(_bytes(items), (np.cumsum(counts) - counts) * width, counts * width)
+            return total + _sum_spans(spans, weights)
+        of_items, _ = _spread(weights, counts)
+        return total + _dot(weights, counts) * _LENGTH + _sum(items, of_items, (*place, 0), nulls)
+    if _is_text(kind):
+        return total + _sum_spans(byte_spans(array), weights)
+    return total + sum(_dot(weights * _odd(i) if i else weights, lane) for i, lane in enumerate(_lanes(array)))
+
+
+def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
+    """Return the checksum of values of any length: of their lengths, and of their pieces, each hashed as a whole."""
+    first = int(spans.starts[0])
+    spans = ByteSpans(
+        spans.data[first : int(spans.starts[-1] + spans.lengths[-1])], spans.starts - first, spans.lengths
+    )
+    lengths = np.where(weights != 0, spans.lengths, 0)
+    counts = -(-lengths // _PIECE_BYTES)
+    of_pieces, places = _spread(weights, counts)
+    begin = places.astype(np.int64) * _PIECE_BYTES
+    sizes = np.minimum(np.repeat(lengths, counts) - begin, _PIECE_BYTES)
+    hashed = hash_bytes(ByteSpans(spans.data, np.repeat(spans.starts, counts) + begin, sizes), 0)
+    return _dot(weights, lengths) * _LENGTH + _dot(of_pieces, hashed)
+
+
+def _spread(weights: Weights, counts: npt.NDArray[np.int64]) -> tuple[Weights, Weights]:
+    """Return a weight for each item of each row, which depends on its place in the row, and the places."""
+    ends = np.cumsum(counts)
+    places = np.arange(int(ends[-1]), dtype=np.uint64) - np.repeat(ends - counts, counts).astype(np.uint64)
+    return np.repeat(weights, counts) * (places * np.uint64(2) + np.uint64(1)), places
+
+
+def _lanes(array: pa.Array) -> list[Weights]:
+    """Return the values as 64-bit words, shape [n] each: one word, or several for wide values."""
+    if pt.is_boolean(array.type):
+        array = array.cast(pa.uint8())
+    width, data = array.type.byte_width, _bytes(array)
+    if width in (1, 2, 4):
+        return [data.view(f"u{width}").astype(np.uint64)]
+    words = -(-width // 8)
+    if width % 8:
+        data = np.pad(data.reshape(-1, width), ((0, 0), (0, words * 8 - width))).reshape(-1)
+    lanes = data.view(np.uint64).reshape(-1, words)
+    return [lanes[:, i] for i in range(words)]
+
+
+def _bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
+    """Return the bytes of values of one width, without those before and after a slice."""
+    width = array.type.byte_width
+    if not len(array):
+        return np.zeros(0, np.uint8)
+    return np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + len(array)) * width]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind))
+
+
+def _dot(weights: Weights, values: npt.NDArray[Any]) -> int:
+    # The product of a weight and the highest bit has one bit of the weight: fold the high half into the low half.
+    words = values.astype(np.uint64, copy=False)
+    return int(np.dot(weights, words ^ (words >> np.uint64(32))))
+
+
+def _odd(number: int) -> np.uint64:
+    return np.uint64((_GOLDEN * (2 * number + 1)) & WORD)

@@ -1,0 +1,73 @@
+"""Checksums of columns: any order of summing gives them, and no change of a value or of its row keeps them."""
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.effort import effort
+from tests.rewrite.tables import rows
+from torch_dataloader_utils.rewrite.checksums import WORD, sum_columns
+from torch_dataloader_utils.rewrite.order import RowOrder
+from torch_dataloader_utils.rewrite.spill import plain_rows, plain_schema
+
+COUNT = 40
+WORDS = RowOrder(seed=1, outputs=1).words(0, COUNT)
+
+
+def batch(count: int = COUNT) -> pa.RecordBatch:
+    (found,) = rows(0, count).to_batches()
+    return plain_rows(found, plain_schema(found.schema))
+
+
+@settings(max_examples=effort(60))
+@given(order=st.permutations(range(COUNT)), cuts=st.sets(st.integers(0, COUNT), max_size=4))
+def test_sums_do_not_depend_on_the_order_and_the_parts_in_which_rows_come(order: list[int], cuts: set[int]) -> None:
+    whole, nulls = sum_columns(batch(), WORDS)
+    sums, seen = [0] * len(whole), set()
+    edges = [0, *sorted(cuts), COUNT]
+    for start, stop in itertools.pairwise(edges):
+        taken = order[start:stop]
+        found, fields = sum_columns(batch().take(pa.array(taken, pa.int64())), WORDS[taken])
+        sums = [(old + new) & WORD for old, new in zip(sums, found, strict=True)]
+        seen |= fields
+    assert (sums, seen) == (whole, nulls)
+
+
+@pytest.mark.parametrize("name", [each for each in batch().schema.names if each != "nothing"])
+def test_a_value_that_changes_its_row_or_becomes_null_changes_the_sum_of_its_column_alone(name: str) -> None:
+    before, _ = sum_columns(batch(), WORDS)
+    place = batch().schema.get_field_index(name)
+    values = batch().column(name).to_pylist()
+    swapped = next(i for i in range(1, COUNT) if values[i] != values[0])
+    other = [values[swapped], *values[1:swapped], values[0], *values[swapped + 1 :]]
+    gone = (
+        [*values[:swapped], None, *values[swapped + 1 :]] if values[swapped] is not None else values[:-1] + values[:1]
+    )
+    for changed in (other, gone):
+        column = pa.array(changed, batch().schema.field(name).type)
+        after, _ = sum_columns(batch().set_column(place, batch().schema.field(name), column), WORDS)
+        assert [i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new] == [place]
+
+
+def test_items_that_change_places_in_their_list_and_the_highest_bit_of_a_number_change_a_sum() -> None:
+    def total(values: object, kind: pa.DataType) -> int:
+        return sum_columns(pa.record_batch({"a": pa.array(values, kind)}), WORDS[:2])[0][0]
+
+    assert total([[1, 2], [3]], pa.list_(pa.int64())) != total([[2, 1], [3]], pa.list_(pa.int64()))
+    assert total([[1], [2, 3]], pa.list_(pa.int64())) != total([[1, 2], [3]], pa.list_(pa.int64()))
+    assert total([[], None], pa.list_(pa.int64())) != total([None, []], pa.list_(pa.int64()))
+    assert total([0.0, 1.0], pa.float64()) != total([-0.0, 1.0], pa.float64())
+
+
+def test_fields_with_nulls_are_found_inside_columns_and_slices_count_their_own_rows() -> None:
+    _, nulls = sum_columns(batch(), WORDS)
+    names = {batch().schema.names[place[0]] for place in nulls}
+    assert names == {"small", "word", "city", "items", "where", "nothing"}
+    inner = pa.array([{"x": 1, "y": [1, None]}, {"x": 2, "y": []}])
+    assert sum_columns(pa.record_batch({"a": inner}), WORDS[:2])[1] == {(0, 1, 0)}
+    sliced = sum_columns(batch().slice(7, 20), WORDS[7:27])
+    assert sliced == sum_columns(batch().take(pa.array(np.arange(7, 27))), WORDS[7:27])
