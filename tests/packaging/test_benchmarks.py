@@ -17,6 +17,7 @@ SMALL = {
     "columns_at_once": ["0.02", "1"],
     "cores": ["0.02", "1", "2"],
     "device": ["0.02", "1", "1"],
+    "goals": ["0.02", "1"],
     "host_cache": ["--epochs", "2", "--latency", "0"],
     "host_cache_on_paper": ["--terabytes", "0.1", "--hosts", "4", "--epochs", "5"],
     "images": ["40", "1"],

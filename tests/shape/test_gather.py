@@ -159,3 +159,18 @@ def test_columns_are_cut_into_the_rows_of_batches(
     assert [len(batch) for batch in batches] == [columns] * len(wanted)
     assert all(torch.equal(torch.stack(batch), part) for batch, part in zip(batches, wanted, strict=True))
     assert all(batch[0].data_ptr() == part.data_ptr() for batch, part in zip(batches, wanted, strict=True))
+
+
+@needs_engine
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.int64])
+@pytest.mark.parametrize("first", [0, 1, 9])
+def test_columns_that_are_written_past_the_caches_have_the_same_rows(dtype: torch.dtype, first: int) -> None:
+    """first: place of the first row in `out`: whole lines of a core's cache begin after it."""
+    rng = np.random.default_rng(first)
+    parts = [torch.from_numpy(rng.integers(0, 100, (2, rows))).to(dtype) for rows in (90_001, 70_003)]
+    order = torch.from_numpy(rng.permutation(160_004)[:150_001])
+    out = torch.full((2, first + len(order) + 1), 7, dtype=dtype)
+    place_columns([parts], [out[:, first:-1]], order)
+    torch.testing.assert_close(out[:, first:-1], torch.cat(parts, dim=1)[:, order], rtol=0, atol=0)
+    assert (out[:, :first] == 7).all()
+    assert (out[:, -1] == 7).all()

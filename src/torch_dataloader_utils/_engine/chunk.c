@@ -104,14 +104,14 @@ static Reason read_dictionary(const Chunk *chunk, const Header *header, Bytes st
     if (!is_within(header->count, (uint64_t)header->size / (uint64_t)chunk->layout.stored)) return DAMAGED;
     size_t count = (size_t)header->count;
     if (are_as_stored(chunk->layout)) { /* as they lie */
-        *dictionary = (Dictionary){page, count};
+        *dictionary = (Dictionary){page, count, false};
         return DECODED;
     }
     uint8_t *values = scratch_of(&work->dictionary, count * (size_t)chunk->layout.width);
     if (values == NULL) return NO_MEMORY;
     Bytes plain = {page, page + header->size};
     reason = decode_values(PLAIN, plain, count, chunk->layout, NULL, NULL, values);
-    *dictionary = (Dictionary){values, count};
+    *dictionary = (Dictionary){values, count, false};
     return reason;
 }
 
@@ -280,8 +280,11 @@ static Reason read_page(Chunk *chunk, const Header *header, Bytes stored, int64_
             decoded = scratch_of(&work->values, (items.num_values + 1) * width);
             if (decoded == NULL) return NO_MEMORY;
         }
-        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, dictionary,
+        Dictionary looked_up = *dictionary;
+        looked_up.is_streamed = decoded == goal && (uint64_t)chunk->count * width >= LEAST_STREAMED_BYTES;
+        reason = decode_values((int)header->encoding, values, items.num_values, chunk->layout, &looked_up,
                                &work->stored, decoded);
+        if (looked_up.is_streamed) end_streams();
         if (reason != DECODED) return reason;
         packed = decoded;
     }
@@ -324,7 +327,7 @@ static bool goes_on(const Chunk *chunk, int64_t at) {
 }
 
 Reason decode_chunk(Chunk *chunk, Work *work) {
-    Dictionary dictionary = {NULL, 0};
+    Dictionary dictionary = {NULL, 0, false};
     Bytes in = chunk->pages;
     Lists *lists = &chunk->lists;
     int64_t at = 0;

@@ -144,6 +144,7 @@ bool convert(const uint8_t *in, size_t count, Layout layout, uint8_t *out);
 typedef struct {
     const uint8_t *values;
     size_t count;
+    bool is_streamed; /* whether values that are looked up go past the caches */
 } Dictionary;
 
 typedef enum {
@@ -234,6 +235,18 @@ void set_bits(uint8_t *bits, int64_t from, const uint8_t *bytes, int64_t count);
 
 /* gather.c: out[i] = column[order[i]], of values of `width` bytes: 1, 2, 4, 8 or 16. The caller has checked the order. */
 void take_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
+
+/* As `take_rows`, with whole lines of a core's cache written past the caches. A store through a cache first reads the line, and
+ * throws out another. Call `end_streams` afterwards: another core may else see later stores before these. */
+void stream_rows(const uint8_t *column, size_t width, const uint32_t *order, size_t count, uint8_t *out);
+void end_streams(void);
+
+enum { LINE_BYTES = 64 };
+
+/* Less stays in a core's cache for who reads it next. Tests stream all. */
+#ifndef LEAST_STREAMED_BYTES
+#define LEAST_STREAMED_BYTES ((size_t)128 << 10)
+#endif
 
 /* Where columns of one width lie: the address of the first, and the bytes from column to column. */
 typedef struct {

@@ -179,7 +179,7 @@ static Reason decode_dictionary(Bytes in, size_t count, int width, const Diction
                 uint32_t indices[AT_ONCE + 32];
                 size_t some = wanted - first < AT_ONCE ? wanted - first : AT_ONCE;
                 if (unpack(&runs, first, some, runs.in.end, indices) >= dictionary->count) return DAMAGED;
-                take_rows(dictionary->values, (size_t)width, indices, some, out);
+                (dictionary->is_streamed ? stream_rows : take_rows)(dictionary->values, (size_t)width, indices, some, out);
                 out += some * (size_t)width;
             }
         }

@@ -151,7 +151,7 @@ static void check_gather(void) {
     bool is_ordered = below(4) != 0;
     int64_t part_rows[PARTS];
     for (size_t i = 0; i < num_parts; i++) total += (size_t)(part_rows[i] = (int64_t)below(20));
-    size_t count = is_ordered ? below(50) : total;
+    size_t count = is_ordered ? below(200) : total;
     int64_t *order = malloc((count + 1) * sizeof *order);
     uint32_t *shorter = malloc(count * sizeof *shorter + 1);
     for (size_t i = 0; i < count; i++)

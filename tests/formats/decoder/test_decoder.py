@@ -216,6 +216,18 @@ def test_rows_are_those_of_pyarrow(
         assert bits_of(mine) == bits_of(other)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("nulls", [0, 0.1])
+@pytest.mark.parametrize("rows", [ALL_ROWS, GroupRows(1, 149_998)])
+def test_large_dictionary_columns_are_written_past_the_caches(tmp_path: Path, nulls: float, rows: GroupRows) -> None:
+    rng = np.random.default_rng(0)
+    kinds = {"a": pa.int8(), "b": pa.uint16(), "c": pa.float32(), "d": pa.int64()}
+    content = pa.table({name: numbers(kind, 150_000, 200, nulls, rng) for name, kind in kinds.items()})
+    (found,) = read(write_parquet(tmp_path / "a.parquet", content, 150_000), content.schema, rows)
+    start, stop = rows.of(150_000)
+    assert bits_of(found) == bits_of(content.slice(start, stop - start).combine_chunks().to_batches()[0])
+
+
 def rewritten(task: RowGroupTask, content: bytes) -> RowGroupTask:
     """The task of the same file with other bytes."""
     path = Path(task.path)
