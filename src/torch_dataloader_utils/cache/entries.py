@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -147,6 +147,31 @@ class EntryFiles:
                             total += status.st_size
         return total
 
+    def open(self, name: str, length: int | None = None) -> "OpenEntry | None":
+        """Return an entry whose bytes the caller reads, checks and closes; None if it does not exist.
+
+        length: Required length; None for any length.
+
+        Raises:
+            DamagedEntryError: its head or its length is not of an entry of this name.
+        """
+        try:
+            descriptor = os.open(self._place(name), _READ)
+        except FileNotFoundError:
+            return None
+        try:
+            status, head = os.fstat(descriptor), os.pread(descriptor, HEAD_BYTES, 0)
+            size = status.st_size - HEAD_BYTES
+            if status.st_uid != os.geteuid() or len(head) != HEAD_BYTES or not 0 <= size <= MOST_ENTRY_BYTES:
+                raise DamagedEntryError(name)
+            seal = _HEAD.unpack(head)[2]
+            if head != _HEAD.pack(_MAGIC, size, seal, name.encode()) or length not in (None, size):
+                raise DamagedEntryError(name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return OpenEntry(descriptor, size, _seal(name, size), seal)
+
     def read(self, name: str, length: int | None = None, into: memoryview | None = None) -> Buffer | None:
         """Return the bytes of an entry; None if it does not exist.
 
@@ -155,21 +180,15 @@ class EntryFiles:
         Raises:
             DamagedEntryError: these are not the bytes that were written under this name.
         """
-        try:
-            descriptor = os.open(self._place(name), _READ)
-        except FileNotFoundError:
+        entry = self.open(name, length)
+        if entry is None:
             return None
         try:
-            status = os.fstat(descriptor)
-            size = status.st_size if length is None else HEAD_BYTES + length
-            fits = HEAD_BYTES <= size == status.st_size <= HEAD_BYTES + MOST_ENTRY_BYTES
-            if status.st_uid != os.geteuid() or not fits:
-                raise DamagedEntryError(name)
-            data = np.empty(size - HEAD_BYTES, np.uint8).data if into is None else into
-            if not _read_checked(descriptor, name, data):
+            data = np.empty(entry.length, np.uint8).data if into is None else into
+            if not entry.read(data):
                 raise DamagedEntryError(name)
         finally:
-            os.close(descriptor)
+            os.close(entry.descriptor)
         return data
 
     def remove(self, name: str) -> bool:
@@ -209,6 +228,40 @@ class EntryFiles:
 
     def _place(self, name: str) -> str:
         return f"{self.root}/entries/{name[:2]}/{name}"
+
+
+@dataclass(slots=True)
+class OpenEntry:
+    """Entry that is being read. Its bytes begin at `start` of the file.
+
+    before: CRC-32 of what comes before the bytes. seal: CRC-32 with the bytes. is_sound: Whether `check` found so.
+    """
+
+    descriptor: int
+    length: int
+    before: int
+    seal: int
+    is_sound: bool = False
+
+    start: ClassVar[int] = HEAD_BYTES
+
+    def check(self, checksum: int) -> bool:
+        """Return whether bytes with this CRC-32, after `before`, are the bytes that were written."""
+        self.is_sound = checksum == self.seal
+        return self.is_sound
+
+    def read(self, data: memoryview) -> bool:
+        """Read the bytes, and return whether they are the bytes that were written.
+
+        Each piece is checked while a core's cache holds it.
+        """
+        checksum = self.before
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            if os.preadv(self.descriptor, [piece], self.start + at) != len(piece):
+                return False
+            checksum = crc32(piece, checksum)
+        return self.check(checksum)
 
 
 class Claim:
@@ -322,22 +375,6 @@ def sweep(directory: Path) -> None:
                     place.unlink()
             finally:
                 os.close(descriptor)
-
-
-def _read_checked(descriptor: int, name: str, data: memoryview) -> bool:
-    """Read the bytes of an entry, and return whether they are the bytes that were written under this name.
-
-    Each piece is checked while a core's cache holds it.
-    """
-    head = bytearray(HEAD_BYTES)
-    seal, begun = _seal(name, len(data)), [head]
-    for start in range(0, max(len(data), 1), _PIECE_BYTES):
-        piece = data[start : start + _PIECE_BYTES]
-        wanted = len(piece) + (HEAD_BYTES if begun else 0)
-        if os.preadv(descriptor, [*begun, piece], start + HEAD_BYTES - sum(map(len, begun))) != wanted:
-            return False
-        seal, begun = crc32(piece, seal), []
-    return head == _HEAD.pack(_MAGIC, len(data), seal, name.encode())
 
 
 def _head(name: str, data: Buffer) -> bytes:
