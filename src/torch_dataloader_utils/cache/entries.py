@@ -24,6 +24,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._engine import crc32
+from torch_dataloader_utils._runtime.file_locks import is_at, try_lock
 
 _MAGIC = b"TDUCACH1"
 _HEAD = struct.Struct("<8sQI40s4x")
@@ -349,7 +350,7 @@ def open_locked(place: Path) -> int | None:
     for _ in range(_MOST_OPENINGS):
         descriptor = os.open(place, _LOCKED, 0o600)
         try:
-            if not _try_lock(descriptor):
+            if not try_lock(descriptor):
                 os.close(descriptor)
                 return None
             if is_at(descriptor, place):
@@ -371,7 +372,7 @@ def sweep(directory: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(place, _READ)
             try:
-                if _try_lock(descriptor) and is_at(descriptor, place):
+                if try_lock(descriptor) and is_at(descriptor, place):
                     place.unlink()
             finally:
                 os.close(descriptor)
@@ -384,19 +385,3 @@ def _head(name: str, data: Buffer) -> bytes:
 def _seal(name: str, length: int) -> int:
     """Return the checksum of what comes before the bytes of an entry."""
     return zlib.crc32(f"{name}{length}".encode())
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_at(descriptor: int, place: Path) -> bool:
-    """Return whether the open file is still the file at this path."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), place.lstat())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
