@@ -128,12 +128,12 @@ class EntryFiles:
         """Make the directories, and check that only this user can enter them; remove what dead processes left there."""
         for directory in (self.root, *(self.root / name for name in ("entries", "pending", "schedules"))):
             make_private(directory)
-        for directory in self._unfinished:
+        for directory in map(Path, self._unfinished):
             sweep(directory)
 
     @property
-    def _unfinished(self) -> tuple[Path, Path]:
-        return self.root / "pending", self.root / "schedules"
+    def _unfinished(self) -> tuple[str, str]:
+        return f"{self.root}/pending", f"{self.root}/schedules"
 
     def unfinished_bytes(self, but: str) -> int:
         """Return the bytes of pending entries and of schedules. but: Name of a file that is left out."""
@@ -217,11 +217,12 @@ class EntryFiles:
 
     def claim(self, name: str) -> "Claim | None":
         """Return the right to fetch an entry; None if another thread or process has it."""
-        descriptor = open_locked(self.root / "pending" / name)
+        pending = self.root / "pending" / name
+        descriptor = open_locked(pending)
         if descriptor is None:
             return None
         os.ftruncate(descriptor, 0)  # removes the bytes of a dead process
-        return Claim(self, name, descriptor)
+        return Claim(name, descriptor, pending, self._place(name))
 
     def revoke(self, name: str) -> None:
         """Let another process claim an entry whose fetching does not end; what is fetched after all is not kept."""
@@ -268,10 +269,11 @@ class OpenEntry:
 class Claim:
     """Right to fetch one entry: write it, then `publish`; `release` in any case."""
 
-    def __init__(self, files: EntryFiles, name: str, descriptor: int) -> None:
+    def __init__(self, name: str, descriptor: int, pending: Path, place: str) -> None:
         self.name = name
-        self._files = files
         self._descriptor = descriptor
+        self._pending = pending
+        self._place = place
         self._is_published = False
 
     def reserve(self, size: int) -> None:
@@ -294,12 +296,11 @@ class Claim:
         """Make the entry visible; return False, and do nothing, if the claim was revoked."""
         if not is_at(self._descriptor, self._pending):
             return False
-        place = Path(self._files._place(self.name))
         try:
-            self._pending.replace(place)
+            self._pending.replace(self._place)
         except FileNotFoundError:
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            self._pending.replace(place)
+            Path(self._place).parent.mkdir(mode=0o700, exist_ok=True)
+            self._pending.replace(self._place)
         self._is_published = True
         return True
 
@@ -314,10 +315,6 @@ class Claim:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             os.close(self._descriptor)
-
-    @property
-    def _pending(self) -> Path:
-        return self._files.root / "pending" / self.name
 
 
 def make_private(directory: Path) -> None:
