@@ -150,6 +150,20 @@ def test_at_least_eight_requests_are_in_flight(server: S3Server, access: StoreAc
 
 
 @pytest.mark.slow
+def test_small_row_groups_are_requested_more_at_once(server: S3Server, access: StoreAccess) -> None:
+    total = upload(server, files=40, rows=10)
+    loader, _ = StructuredDataset.create_dataloader(
+        "s3://bucket/data", batch_size=64, num_workers=0, storage_options=access
+    )
+    server.forget()
+    # The first two tell how much memory a row group takes.
+    server.rules.append(Rule(once_in_flight(20), key="data/", first=2, count=None))
+    assert_rows(loader, total)
+    assert 20 <= server.most_in_flight <= 32
+    assert len({(request.key, request.span) for request in server.requests}) == len(server.requests)
+
+
+@pytest.mark.slow
 def test_files_that_are_named_one_by_one_are_looked_up_many_at_once(server: S3Server, access: StoreAccess) -> None:
     total = upload(server, files=40, rows=10)
     server.latency_seconds = 0.03

@@ -155,7 +155,8 @@ class Decoding:
 
     Attributes:
         threads: Number of row groups decoded at once; None for the number of processors, and at least 16 where files
-            are remote. In a worker process this number holds for remote files; local files are decoded one at a time.
+            are remote (up to 32 small ones). In a worker process this number holds for remote files; local files are
+            decoded one at a time.
         ahead_bytes: Upper limit for bytes decoded before the trainer needs the rows; an int or text such as "1GiB".
             Worker processes share the limit.
         page_checksums: Check the checksums of Parquet pages where a file has checksums.

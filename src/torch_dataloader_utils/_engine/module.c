@@ -43,7 +43,8 @@ static const int64_t most_values = INT64_MAX / 128;
 
 typedef struct {
     Py_buffer pages, memory, columns, chunks, rows, results;
-    int file; /* negative: the pages are there */
+    int file;       /* negative: the pages are there */
+    int64_t *seal;  /* NULL: no checksum is wanted */
     size_t num_columns, num_groups;
     int64_t num_rows;
 } Request;
@@ -154,21 +155,35 @@ static Chunk chunk_of(const Request *request, const int64_t *column, const int64
     return chunk;
 }
 
+/* Whether there is one row group of a file, and the seal has a checksum and numbers of its columns. */
+static bool check_seal(const Request *request, size_t size) {
+    if ((uintptr_t)request->seal % sizeof(int64_t) || request->file < 0 || request->num_groups != 1 ||
+        size / sizeof(int64_t) != request->num_columns + 1 || request->seal[0] < 0 || request->seal[0] > UINT32_MAX)
+        return false;
+    for (size_t i = 0; i < request->num_columns; i++)
+        if (request->seal[i + 1] < 0 || (uint64_t)request->seal[i + 1] >= request->num_columns) return false;
+    return true;
+}
+
 /* Of several row groups, ends at the first chunk that is refused. */
 static void decode_all(const Request *request, size_t most_page_bytes, bool checks_pages, Reason *reasons) {
-    const int64_t *rows = request->rows.buf, *part = request->chunks.buf;
+    const int64_t *rows = request->rows.buf, *parts = request->chunks.buf;
     int64_t begin = 0, *results = request->results.buf;
     Work work;
     memset(&work, 0, sizeof work);
     memset(results, 0, request->num_columns * RESULT_NUMBERS * sizeof *results);
     bool goes_on = true;
-    for (size_t group = 0; group < request->num_groups && goes_on; group++, rows += ROW_NUMBERS) {
-        const int64_t *column = request->columns.buf;
-        for (size_t i = 0; i < request->num_columns && goes_on; i++, column += COLUMN_NUMBERS, part += PART_NUMBERS) {
+    for (size_t group = 0; group < request->num_groups && goes_on; group++, rows += ROW_NUMBERS, parts += request->num_columns * PART_NUMBERS) {
+        for (size_t number = 0; number < request->num_columns && goes_on; number++) {
+            size_t i = request->seal == NULL ? number : (size_t)request->seal[number + 1];
+            const int64_t *column = (const int64_t *)request->columns.buf + i * COLUMN_NUMBERS;
+            const int64_t *part = parts + i * PART_NUMBERS;
             Chunk chunk = chunk_of(request, column, rows, part, begin);
             chunk.most_page_bytes = most_page_bytes;
             chunk.checks_pages = checks_pages;
             bool is_there = request->file < 0 || read_pages(request->file, part[START], part[LENGTH], request->pages.buf);
+            if (request->seal != NULL && is_there)
+                request->seal[0] = crc32_of(chunk.pages, (uint32_t)request->seal[0]);
             reasons[i] = is_there ? decode_chunk(&chunk, &work) : NOT_READ;
             goes_on = reasons[i] == DECODED || request->num_groups == 1;
             if (chunk.is_optional && chunk.nulls == 0 && request->num_groups > 1)
@@ -191,7 +206,8 @@ static PyObject *names_of(const Reason *found, size_t count) {
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1) -> reasons\n\n"
+             "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1, seal=None)\n"
+             "    -> reasons\n\n"
              "Decodes columns of one row group, or the same columns of several, one after the other, without the interpreter's\n"
              "lock.\n\n"
              "columns: int64 [columns, 10]: stored, width, is_integer, levels, list_is_optional, and where in `memory` values,\n"
@@ -199,6 +215,8 @@ PyDoc_STRVAR(decode_doc,
              "rows: int64 [row groups, 2]: the first wanted row, and how many. chunks: int64 [row groups, columns, 4]: codec,\n"
              "start and length in `pages`, and values by the footer. file: a descriptor that each chunk is read from, from its\n"
              "start there, just before it is decoded; all of them to the front of `pages`, which a core's cache then holds.\n"
+             "seal: for one row group of a file, int64 [1 + columns]: the CRC-32 of what comes before the chunks, which becomes\n"
+             "the CRC with the bytes of all chunks, and the columns in the order in which they are read.\n"
              "results: gets nulls and null lists, int64 [columns, 2]. reasons: of each column '', or why it was refused, and what\n"
              "its places hold then is not defined; where there are several row groups, nothing else is decoded then.");
 
@@ -207,13 +225,19 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     Request request = {.file = -1};
     Py_ssize_t most_page_bytes;
     int checks_pages;
-    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np|i", &request.pages, &request.memory, &request.columns, &request.chunks,
-                          &request.rows, &request.results, &most_page_bytes, &checks_pages, &request.file))
+    PyObject *sealed = Py_None;
+    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np|iO", &request.pages, &request.memory, &request.columns,
+                          &request.chunks, &request.rows, &request.results, &most_page_bytes, &checks_pages,
+                          &request.file, &sealed))
         return NULL;
     PyObject *names = NULL;
-    if (most_page_bytes < 0 || !check(&request)) {
+    Py_buffer seal = {.buf = NULL};
+    bool has_seal = sealed != Py_None && PyObject_GetBuffer(sealed, &seal, PyBUF_WRITABLE) == 0;
+    request.seal = seal.buf;
+    bool fits_together = most_page_bytes >= 0 && check(&request) && (!has_seal || check_seal(&request, (size_t)seal.len));
+    if (!fits_together && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "row groups, columns and buffers do not fit each other");
-    } else {
+    if (!PyErr_Occurred()) {
         Reason *found = calloc(request.num_columns, sizeof *found);
         if (found != NULL) {
             Py_BEGIN_ALLOW_THREADS
@@ -225,6 +249,7 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     }
     Py_buffer *buffers[] = {&request.pages, &request.memory, &request.columns, &request.chunks, &request.rows, &request.results};
     for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
+    if (has_seal) PyBuffer_Release(&seal);
     return names;
 }
 

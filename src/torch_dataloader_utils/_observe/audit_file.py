@@ -36,7 +36,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -45,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._runtime.publish import write_atomically
 from torch_dataloader_utils.errors import CorruptFileError, StoreError
 
 PLAN_ROWS = 0
@@ -304,18 +304,15 @@ def write_groups(path: Path, inventory: Inventory) -> None:
     if path.exists():
         return
     groups, paths = inventory.groups, inventory.files.paths
-    buffer = BytesIO()
-    np.savez_compressed(
-        buffer,
-        paths=paths.data,
-        path_ends=paths.offsets,
-        file_of=groups.file,
-        ordinal=groups.ordinal,
-        rows=groups.live_rows,
-    )
-    pending = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    pending.write_bytes(buffer.getvalue())
-    pending.replace(path)
+    with write_atomically(path) as file:
+        np.savez_compressed(
+            file,
+            paths=paths.data,
+            path_ends=paths.offsets,
+            file_of=groups.file,
+            ordinal=groups.ordinal,
+            rows=groups.live_rows,
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ In: paths (local or any fsspec URL) and storage options. Out: bytes, sizes and i
 Promises: sync, thread-safe, picklable; clients are opened lazily in each process, never inherited or pickled.
 Neighbouring ranges are coalesced before any backend sees them. Failed requests are retried where a retry can help, and
 expired credentials are renewed. Errors of clients become errors of ours. Objects are written whole
-(`FsspecStore.write`), and local files appear whole (`write_atomically`). A `HostCache` keeps bytes on this host's disk.
+(`FsspecStore.write`). A `HostCache` keeps bytes on this host's disk.
 
 `interface` says what a store is; `local` and `remote` (any fsspec client) are the two stores, and `open_store` chooses.
 A new remote store needs no more than an fsspec client. Reads that are pinned to an identity need a function in
@@ -30,7 +30,6 @@ from torch_dataloader_utils._store.interface import (
     Tail,
 )
 from torch_dataloader_utils._store.local import MOST_READ_BYTES, LocalStore, file_stat, open_to_read, planned_file
-from torch_dataloader_utils._store.publish import PendingFile, sync_directory, write_atomically
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.sparse_file import SparseFile
@@ -51,7 +50,6 @@ __all__ = [
     "HostCache",
     "Listing",
     "LocalStore",
-    "PendingFile",
     "RemoteOptions",
     "RetryPolicy",
     "Secret",
@@ -73,8 +71,6 @@ __all__ = [
     "planned_file",
     "redact",
     "request_threads",
-    "sync_directory",
-    "write_atomically",
 ]
 
 

@@ -1,7 +1,6 @@
 """Calls of storage clients that end when nobody wants their result any more; see `_runtime/waiting`."""
 
 import asyncio
-import concurrent.futures
 import inspect
 import math
 from collections.abc import Callable, Coroutine
@@ -27,9 +26,11 @@ def run_on_loop(
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         while True:
-            done, _ = concurrent.futures.wait([future], max(0.0, min(POLL_SECONDS, left_seconds())))
-            if done:
-                return future.result()
+            try:
+                return future.result(max(0.0, min(POLL_SECONDS, left_seconds())))
+            except TimeoutError:
+                if future.done():  # the work's own error, or its end came just now
+                    return future.result()
             check_wanted()
             if left_seconds() <= 0:
                 raise OverdueError("the reply was not complete when the time for this request was over")

@@ -67,6 +67,7 @@ def _has_obstore() -> bool:
     return all(part.isdigit() for part in found[:2]) and tuple(map(int, found[:2])) >= _LEAST_OBSTORE
 
 
+@cache
 def has_s3fs() -> bool:
     """Return whether s3fs can take over."""
     return find_spec("s3fs") is not None

@@ -1,12 +1,14 @@
 """The interface of all stores: identity of a file, its tail, and ranges of its bytes."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negative
 from torch_dataloader_utils._core.inventory import pinned
 from torch_dataloader_utils._core.spans import Buffer, Span
+from torch_dataloader_utils.cache.entries import OpenEntry
 from torch_dataloader_utils.cache.kept_values import KeptValues
 
 
@@ -135,6 +137,12 @@ class Store(Protocol):
 
     def note_read(self, path: str, identity: str, row_group: int) -> None:
         """Note that a row group is about to be read as planned; for a host's cache."""
+        ...
+
+    def kept_range(
+        self, path: str, span: Span, identity: str, row_group: int
+    ) -> AbstractContextManager[OpenEntry | None]:
+        """Return a context of the entry of a host's cache with these bytes, unread and unchecked; None without it."""
         ...
 
     def read_into(

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import filter as matching_names
 from glob import has_magic
@@ -19,6 +19,7 @@ from torch_dataloader_utils._store.identity import check_identity, is_pipe, shor
 from torch_dataloader_utils._store.interface import CoalesceLimits, FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.store_errors import dead_link, translated
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern
+from torch_dataloader_utils.cache.entries import OpenEntry
 from torch_dataloader_utils.cache.kept_values import KeptValues, user_cache
 from torch_dataloader_utils.errors import NoDataError
 
@@ -185,6 +186,16 @@ class LocalStore:
 
     def note_read(self, path: str, identity: str, row_group: int) -> None:
         """Do nothing: local files need no cache."""
+
+    def kept_range(
+        self,
+        path: str,  # noqa: ARG002
+        span: Span,  # noqa: ARG002
+        identity: str,  # noqa: ARG002
+        row_group: int,  # noqa: ARG002
+    ) -> AbstractContextManager[OpenEntry | None]:
+        """Return an empty context: no cache keeps local bytes."""
+        return nullcontext()
 
     def read_into(
         self,

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -40,7 +41,7 @@ from torch_dataloader_utils._store.retry import Attempts
 from torch_dataloader_utils._store.store_errors import failure_text, store_error
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
-from torch_dataloader_utils.cache.entries import GroupKey
+from torch_dataloader_utils.cache.entries import GroupKey, OpenEntry
 from torch_dataloader_utils.cache.host_cache import OpenCache, opened
 from torch_dataloader_utils.cache.kept_values import KeptValues, user_cache
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
@@ -158,6 +159,13 @@ class FsspecStore:
         for buffer, data in zip(buffers, plan.slices(reads), strict=True):
             if id(buffer) not in filled:
                 buffer[:] = data
+
+    def kept_range(
+        self, path: str, span: Span, identity: str, row_group: int
+    ) -> AbstractContextManager[OpenEntry | None]:
+        """Return a context of the entry of this host's cache with these bytes; see `OpenCache.open_range`."""
+        cache = self._cache(identity)
+        return nullcontext() if cache is None else cache.open_range(self._key(path, identity, row_group), span)
 
     def note_read(self, path: str, identity: str, row_group: int) -> None:
         """Mark the row group in the schedule of this host's cache."""

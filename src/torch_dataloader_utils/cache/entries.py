@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._engine import crc32
+from torch_dataloader_utils._runtime.file_locks import is_at, try_lock
 
 _MAGIC = b"TDUCACH1"
 _HEAD = struct.Struct("<8sQI40s4x")
@@ -127,12 +128,12 @@ class EntryFiles:
         """Make the directories, and check that only this user can enter them; remove what dead processes left there."""
         for directory in (self.root, *(self.root / name for name in ("entries", "pending", "schedules"))):
             make_private(directory)
-        for directory in self._unfinished:
+        for directory in map(Path, self._unfinished):
             sweep(directory)
 
     @property
-    def _unfinished(self) -> tuple[Path, Path]:
-        return self.root / "pending", self.root / "schedules"
+    def _unfinished(self) -> tuple[str, str]:
+        return f"{self.root}/pending", f"{self.root}/schedules"
 
     def unfinished_bytes(self, but: str) -> int:
         """Return the bytes of pending entries and of schedules. but: Name of a file that is left out."""
@@ -147,6 +148,31 @@ class EntryFiles:
                             total += status.st_size
         return total
 
+    def open(self, name: str, length: int | None = None) -> "OpenEntry | None":
+        """Return an entry whose bytes the caller reads, checks and closes; None if it does not exist.
+
+        length: Required length; None for any length.
+
+        Raises:
+            DamagedEntryError: its head or its length is not of an entry of this name.
+        """
+        try:
+            descriptor = os.open(self._place(name), _READ)
+        except FileNotFoundError:
+            return None
+        try:
+            status, head = os.fstat(descriptor), os.pread(descriptor, HEAD_BYTES, 0)
+            size = status.st_size - HEAD_BYTES
+            if status.st_uid != os.geteuid() or len(head) != HEAD_BYTES or not 0 <= size <= MOST_ENTRY_BYTES:
+                raise DamagedEntryError(name)
+            seal = _HEAD.unpack(head)[2]
+            if head != _HEAD.pack(_MAGIC, size, seal, name.encode()) or length not in (None, size):
+                raise DamagedEntryError(name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return OpenEntry(descriptor, size, _seal(name, size), seal)
+
     def read(self, name: str, length: int | None = None, into: memoryview | None = None) -> Buffer | None:
         """Return the bytes of an entry; None if it does not exist.
 
@@ -155,21 +181,15 @@ class EntryFiles:
         Raises:
             DamagedEntryError: these are not the bytes that were written under this name.
         """
-        try:
-            descriptor = os.open(self._place(name), _READ)
-        except FileNotFoundError:
+        entry = self.open(name, length)
+        if entry is None:
             return None
         try:
-            status = os.fstat(descriptor)
-            size = status.st_size if length is None else HEAD_BYTES + length
-            fits = HEAD_BYTES <= size == status.st_size <= HEAD_BYTES + MOST_ENTRY_BYTES
-            if status.st_uid != os.geteuid() or not fits:
-                raise DamagedEntryError(name)
-            data = np.empty(size - HEAD_BYTES, np.uint8).data if into is None else into
-            if not _read_checked(descriptor, name, data):
+            data = np.empty(entry.length, np.uint8).data if into is None else into
+            if not entry.read(data):
                 raise DamagedEntryError(name)
         finally:
-            os.close(descriptor)
+            os.close(entry.descriptor)
         return data
 
     def remove(self, name: str) -> bool:
@@ -197,11 +217,12 @@ class EntryFiles:
 
     def claim(self, name: str) -> "Claim | None":
         """Return the right to fetch an entry; None if another thread or process has it."""
-        descriptor = open_locked(self.root / "pending" / name)
+        pending = self.root / "pending" / name
+        descriptor = open_locked(pending)
         if descriptor is None:
             return None
         os.ftruncate(descriptor, 0)  # removes the bytes of a dead process
-        return Claim(self, name, descriptor)
+        return Claim(name, descriptor, pending, self._place(name))
 
     def revoke(self, name: str) -> None:
         """Let another process claim an entry whose fetching does not end; what is fetched after all is not kept."""
@@ -211,13 +232,48 @@ class EntryFiles:
         return f"{self.root}/entries/{name[:2]}/{name}"
 
 
+@dataclass(slots=True)
+class OpenEntry:
+    """Entry that is being read. Its bytes begin at `start` of the file.
+
+    before: CRC-32 of what comes before the bytes. seal: CRC-32 with the bytes. is_sound: Whether `check` found so.
+    """
+
+    descriptor: int
+    length: int
+    before: int
+    seal: int
+    is_sound: bool = False
+
+    start: ClassVar[int] = HEAD_BYTES
+
+    def check(self, checksum: int) -> bool:
+        """Return whether bytes with this CRC-32, after `before`, are the bytes that were written."""
+        self.is_sound = checksum == self.seal
+        return self.is_sound
+
+    def read(self, data: memoryview) -> bool:
+        """Read the bytes, and return whether they are the bytes that were written.
+
+        Each piece is checked while a core's cache holds it.
+        """
+        checksum = self.before
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            if os.preadv(self.descriptor, [piece], self.start + at) != len(piece):
+                return False
+            checksum = crc32(piece, checksum)
+        return self.check(checksum)
+
+
 class Claim:
     """Right to fetch one entry: write it, then `publish`; `release` in any case."""
 
-    def __init__(self, files: EntryFiles, name: str, descriptor: int) -> None:
+    def __init__(self, name: str, descriptor: int, pending: Path, place: str) -> None:
         self.name = name
-        self._files = files
         self._descriptor = descriptor
+        self._pending = pending
+        self._place = place
         self._is_published = False
 
     def reserve(self, size: int) -> None:
@@ -240,12 +296,11 @@ class Claim:
         """Make the entry visible; return False, and do nothing, if the claim was revoked."""
         if not is_at(self._descriptor, self._pending):
             return False
-        place = Path(self._files._place(self.name))
         try:
-            self._pending.replace(place)
+            self._pending.replace(self._place)
         except FileNotFoundError:
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            self._pending.replace(place)
+            Path(self._place).parent.mkdir(mode=0o700, exist_ok=True)
+            self._pending.replace(self._place)
         self._is_published = True
         return True
 
@@ -260,10 +315,6 @@ class Claim:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             os.close(self._descriptor)
-
-    @property
-    def _pending(self) -> Path:
-        return self._files.root / "pending" / self.name
 
 
 def make_private(directory: Path) -> None:
@@ -296,7 +347,7 @@ def open_locked(place: Path) -> int | None:
     for _ in range(_MOST_OPENINGS):
         descriptor = os.open(place, _LOCKED, 0o600)
         try:
-            if not _try_lock(descriptor):
+            if not try_lock(descriptor):
                 os.close(descriptor)
                 return None
             if is_at(descriptor, place):
@@ -318,26 +369,10 @@ def sweep(directory: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(place, _READ)
             try:
-                if _try_lock(descriptor) and is_at(descriptor, place):
+                if try_lock(descriptor) and is_at(descriptor, place):
                     place.unlink()
             finally:
                 os.close(descriptor)
-
-
-def _read_checked(descriptor: int, name: str, data: memoryview) -> bool:
-    """Read the bytes of an entry, and return whether they are the bytes that were written under this name.
-
-    Each piece is checked while a core's cache holds it.
-    """
-    head = bytearray(HEAD_BYTES)
-    seal, begun = _seal(name, len(data)), [head]
-    for start in range(0, max(len(data), 1), _PIECE_BYTES):
-        piece = data[start : start + _PIECE_BYTES]
-        wanted = len(piece) + (HEAD_BYTES if begun else 0)
-        if os.preadv(descriptor, [*begun, piece], start + HEAD_BYTES - sum(map(len, begun))) != wanted:
-            return False
-        seal, begun = crc32(piece, seal), []
-    return head == _HEAD.pack(_MAGIC, len(data), seal, name.encode())
 
 
 def _head(name: str, data: Buffer) -> bytes:
@@ -347,19 +382,3 @@ def _head(name: str, data: Buffer) -> bytes:
 def _seal(name: str, length: int) -> int:
     """Return the checksum of what comes before the bytes of an entry."""
     return zlib.crc32(f"{name}{length}".encode())
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_at(descriptor: int, place: Path) -> bool:
-    """Return whether the open file is still the file at this path."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), place.lstat())
-    except (FileNotFoundError, NotADirectoryError):
-        return False

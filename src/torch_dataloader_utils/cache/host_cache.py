@@ -30,6 +30,7 @@ from torch_dataloader_utils.cache.entries import (
     Claim,
     DamagedEntryError,
     GroupKey,
+    OpenEntry,
     TokensKey,
     ValueKey,
     is_private,
@@ -127,6 +128,27 @@ class OpenCache:
         count("cache_events", "hits", len(hits))
         thread_counts().cached_bytes += sum(length for _, length in hits)
         return [found[span] for span in spans]
+
+    @contextmanager
+    def open_range(self, key: GroupKey, span: Span) -> Iterator[OpenEntry | None]:
+        """Yield the entry with these bytes, which the caller reads and checks; None if they are not on the disk.
+
+        The entry counts as a hit if it was found sound.
+        """
+        entry = None
+        if not self._reading.is_open:
+            with self._tolerating_faults(self._reading), suppress(DamagedEntryError):
+                self._make()
+                entry = self._files.open(key.entry_name(span), span[1])
+        try:
+            yield entry
+        finally:
+            if entry is not None:
+                os.close(entry.descriptor)
+        if entry is not None and entry.is_sound:
+            self._reading.succeeded()
+            count("cache_events", "hits")
+            thread_counts().cached_bytes += span[1]
 
     def once(self, key: ValueKey, make: Callable[[], Buffer], wait_seconds: float) -> Buffer:
         """Return a value: from the disk, or made and kept, by one thread and process as in `ranges`."""

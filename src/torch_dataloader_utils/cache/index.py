@@ -22,6 +22,7 @@ from threading import Lock
 import numpy as np
 
 from torch_dataloader_utils._core.spans import Buffer
+from torch_dataloader_utils._runtime.file_locks import is_at, try_lock
 from torch_dataloader_utils._runtime.waiting import pause
 from torch_dataloader_utils.cache.entries import HEAD_BYTES, Claim, EntryFiles, is_entry, is_value, key_number
 from torch_dataloader_utils.cache.schedules import ReadSchedule, ReadSchedules
@@ -152,14 +153,11 @@ class CacheIndex:
         while True:
             journal = os.open(self._journal, flags, 0o600)
             try:
-                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                status = os.fstat(journal)
-                if not S_ISREG(status.st_mode):
-                    self._journal.unlink()
-                elif os.path.samestat(status, self._journal.lstat()):
-                    return journal
-            except (BlockingIOError, FileNotFoundError):
-                pass
+                if try_lock(journal):
+                    if not S_ISREG(os.fstat(journal).st_mode):
+                        self._journal.unlink(missing_ok=True)
+                    elif is_at(journal, self._journal):
+                        return journal
             except BaseException:
                 os.close(journal)
                 raise

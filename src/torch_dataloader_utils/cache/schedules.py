@@ -21,7 +21,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils.cache.entries import is_at, open_locked
+from torch_dataloader_utils._runtime.file_locks import is_at
+from torch_dataloader_utils.cache.entries import open_locked
 
 Uint64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]

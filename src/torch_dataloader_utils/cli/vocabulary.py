@@ -133,6 +133,6 @@ def _total(counts: "pa.Table") -> int:
 
 def _file_at(path: str | None) -> AbstractContextManager[BinaryIO | None]:
     """Open the file to write, which appears once it is complete; None without a path."""
-    from torch_dataloader_utils._store import write_atomically
+    from torch_dataloader_utils._runtime.publish import write_atomically
 
     return nullcontext() if path is None else write_atomically(Path(path).resolve())

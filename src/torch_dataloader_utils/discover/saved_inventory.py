@@ -31,6 +31,7 @@ from torch_dataloader_utils._core.inventory import (
 from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils._core.table_snapshot import TableSnapshot
+from torch_dataloader_utils._runtime.publish import write_atomically
 from torch_dataloader_utils._store import (
     Buffer,
     Credentials,
@@ -40,7 +41,6 @@ from torch_dataloader_utils._store import (
     has_credentials,
     open_store,
     redact,
-    write_atomically,
 )
 from torch_dataloader_utils.discover.roots import Roots
 from torch_dataloader_utils.discover.sealed_parquet import check_seal, sealed_parquet

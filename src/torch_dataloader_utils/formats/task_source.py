@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from stat import S_ISFIFO
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, planned_file
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
+from torch_dataloader_utils.cache.entries import OpenEntry
 from torch_dataloader_utils.errors import LoaderError, NoDataError
 
 # Reading this many bytes more takes no longer than another request.
@@ -137,6 +138,12 @@ class TaskSource:
             return
         with planned_file(self.task.path, self.store.local_path(self.task.path), self.task.identity) as file:
             yield file
+
+    def kept_range(self, span: Span) -> AbstractContextManager[OpenEntry | None]:
+        """Return a context of the entry of this host's cache with a span of the planned file; None without one."""
+        if self._fetched or self._comes_whole:
+            return nullcontext()
+        return self.store.kept_range(self.task.path, span, self.task.identity, self.task.ordinal)
 
     def _ranges(self, spans: Sequence[Span]) -> list[Buffer]:
         return self.store.ranges(self.task.path, spans, self.task.identity, self.task.ordinal)

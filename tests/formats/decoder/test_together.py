@@ -1,6 +1,7 @@
 """Small row groups decoded by one call, and footers read by one pass, say what pyarrow says of each alone."""
 
 import io
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,13 @@ OF_LISTS = (4, 4, 1, 1, 1, 0, 32, 64, 96, 0)
         {"chunks": [(0, 0, 17, 4)], "file": 0},
         {"chunks": [(0, -1, 16, 4)], "file": 0},
         {"pages": bytes(16), "file": 0},
+        {"seal": [0, 0]},
+        {"seal": [0], "file": 0},
+        {"seal": [0, 0, 0], "file": 0},
+        {"seal": [-1, 0], "file": 0},
+        {"seal": [1 << 32, 0], "file": 0},
+        {"seal": [0, -1], "file": 0},
+        {"seal": [0, 1], "file": 0},
         {"rows": [(0, -1)]},
         {"rows": [(0, 33)]},
         {"rows": [(-1, 4)]},
@@ -276,12 +284,27 @@ def test_places_outside_of_buffers_are_refused(changes: dict[str, Any]) -> None:
         packed = (np.array(options[key], np.int64).tobytes() for key in ("columns", "chunks", "rows"))
         results = bytearray(8 * options["results"])
         memory = pa.allocate_buffer(options["memory"])
-        return _engine.decode(options["pages"], memory, *packed, results, 1 << 20, True, options["file"])
+        seal = np.array(options["seal"], np.int64) if "seal" in options else None
+        return _engine.decode(options["pages"], memory, *packed, results, 1 << 20, True, options["file"], seal)
 
     assert call(GOOD) == ["damaged"]
     assert call(GOOD | {"columns": [OF_LISTS]}) == ["damaged"]
     with pytest.raises(ValueError, match="do not fit"):
         call(GOOD | changes)
+
+
+def test_a_seal_is_the_checksum_of_the_chunks_in_the_order_of_the_file(tmp_path: Path) -> None:
+    path, content = tmp_path / "chunks", np.random.default_rng(0).bytes(48)
+    path.write_bytes(content)
+    columns = np.array([(4, 4, 1, 1, 0, start, start + 64, -1, 64) for start in (0, 16)], np.int64)
+    chunks, rows = np.array([(0, 32, 16, 4), (0, 0, 32, 4)], np.int64), np.array([(0, 4)], np.int64)
+    seal = np.array([zlib.crc32(b"before"), 1, 0], np.int64)
+    with path.open("rb") as file:
+        arguments = (bytearray(32), bytearray(128), columns, chunks, rows, bytearray(32), 1 << 20, True)
+        _engine.decode(*arguments, file.fileno(), seal)
+    assert seal[0] == zlib.crc32(b"before" + content)
+    with pytest.raises(BufferError):
+        _engine.decode(*arguments, 0, bytes(24))
 
 
 def test_a_file_that_does_not_give_all_bytes_is_not_decoded(tmp_path: Path) -> None:

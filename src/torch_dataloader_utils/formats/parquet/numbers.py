@@ -7,7 +7,7 @@ column. Rows, errors and verdicts do not depend on the decoder.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, Self
 
@@ -21,6 +21,7 @@ from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.process_memory import RECYCLED, ProcessMemory
 from torch_dataloader_utils._core.inventory import GroupRows, Int64s
 from torch_dataloader_utils._observe.counters import count_chunks
+from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils._store import Buffer
 from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, OfChunk, chunk_starts
 from torch_dataloader_utils.formats.parquet.number_places import NumberTable, Places
@@ -141,24 +142,15 @@ def read_numbers(
     count = len(taken.numbers)
     if not count:
         return []
-    places = Places.of_rows(taken.table, taken.values, num_rows)
-    results = np.empty((count, 2), np.int64)
-    with _pages(source, taken, places.num_bytes) as pages:
-        if pages is None:
-            count_chunks("damaged", count)
-            return []
-        memory = RECYCLED.take(places.num_bytes)
-        refused = _engine.decode(
-            pages.buffer,
-            memory,
-            places.numbers,
-            pages.chunks,
-            np.array([start, num_rows], np.int64),
-            results,
-            source.max_row_group_bytes,
-            source.page_checksums,
-            pages.file,
-        )
+    places, wanted = Places.of_rows(taken.table, taken.values, num_rows), np.array([start, num_rows], np.int64)
+    decoded = None if source.store.is_local else _decoded_from_cache(source, taken, places, wanted)
+    if decoded is None:
+        with _pages(source, taken, places.num_bytes) as pages:
+            if pages is None:
+                count_chunks("damaged", count)
+                return []
+            decoded = _decoded(source, pages, places, wanted)
+    memory, results, refused = decoded
     reasons = places.checked(memory, results, refused)
     if "not read" in reasons:
         _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
@@ -170,12 +162,65 @@ def read_numbers(
 class _Pages(NamedTuple):
     """Pages of chunks, in `buffer`, or in `file`, which is read one chunk after the other.
 
-    chunks: `_Chunks.numbers` with offsets in `buffer` or `file`.
+    chunks: `_Chunks.numbers` with offsets in `buffer` or `file`. seal: Checksum of the file, see `_engine.decode`.
     """
 
     buffer: Buffer
     chunks: Int64s
     file: int = -1
+    seal: Int64s | None = None
+
+
+class _Decoded(NamedTuple):
+    """Memory and results of the decoder, and for each column why it was refused, or ""."""
+
+    memory: Bytes
+    results: Int64s
+    refused: Sequence[str]
+
+
+def _decoded(source: TaskSource, pages: _Pages, places: Places, rows: Int64s) -> _Decoded:
+    """Return decoded columns; rows: First row, and number of rows."""
+    memory, results = RECYCLED.take(places.num_bytes), np.empty((len(pages.chunks), 2), np.int64)
+    refused = _engine.decode(
+        pages.buffer,
+        memory,
+        places.numbers,
+        pages.chunks,
+        rows,
+        results,
+        source.max_row_group_bytes,
+        source.page_checksums,
+        pages.file,
+        pages.seal,
+    )
+    return _Decoded(memory, results, refused)
+
+
+def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
+    """Return columns decoded from the file of one cache entry, which is checked as its chunks are read.
+
+    None if there is no sound entry, or if it holds more than these chunks; it is then read as other bytes are.
+    """
+    order = np.argsort(chunks.starts, kind="stable")
+    starts, lengths = chunks.starts[order], chunks.lengths[order]
+    if not _is_bounded(chunks, places.num_bytes) or (starts[1:] != starts[:-1] + lengths[:-1]).any():
+        return None
+    span = int(starts[0]), int(lengths.sum())
+    with source.kept_range(span) as entry:
+        if entry is None:
+            return None
+        placed = chunks.numbers.copy()
+        placed[:, 1] += entry.start - span[0]
+        seal = np.concatenate([[entry.before], order])
+        buffer = PAGES.take(int(lengths.max())).data
+        decoded = _decoded(source, _Pages(buffer, placed, entry.descriptor, seal), places, rows)
+        return decoded if entry.check(int(seal[0])) else None
+
+
+def _is_bounded(chunks: _Chunks, num_bytes: int) -> bool:
+    """Return whether this is no more memory than may be taken before pages are looked at."""
+    return num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
 
 
 @contextmanager
@@ -185,8 +230,7 @@ def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pag
     num_bytes: Memory that will be taken. A large amount is taken only for values that the pages say they have, so the
     pages are read first. Otherwise pages of a local file are read as they are decoded, while a core's cache holds them.
     """
-    reads_later = num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
-    with source.local_file() if reads_later else nullcontext() as file:
+    with source.local_file() if _is_bounded(chunks, num_bytes) else nullcontext() as file:
         if file is not None:
             yield _Pages(PAGES.take(int(chunks.lengths.max())).data, chunks.numbers, file)
             return

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from torch_dataloader_utils._core.arguments import check_flag, check_integer
 from torch_dataloader_utils._core.paths import check_path
-from torch_dataloader_utils._store import censored_text, file_stat, sync_directory
+from torch_dataloader_utils._runtime.publish import sync_directory
+from torch_dataloader_utils._store import censored_text, file_stat
 from torch_dataloader_utils.errors import (
     ConfigError,
     ConfigTypeError,

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils._core.paths import check_path, redact
-from torch_dataloader_utils._store import FileStat, LocalStore, PendingFile, StoreAccess, is_local, open_store
+from torch_dataloader_utils._runtime.publish import PendingFile
+from torch_dataloader_utils._store import FileStat, LocalStore, StoreAccess, is_local, open_store
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, LoaderError, NoDataError, StoreError
 from torch_dataloader_utils.megatron.corpora.index_format import (
     HEADER_BYTES,

@@ -7,7 +7,6 @@ takes over.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -24,7 +23,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._store import open_store, write_atomically
+from torch_dataloader_utils._runtime.file_locks import is_at, try_lock
+from torch_dataloader_utils._runtime.publish import write_atomically
+from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.errors import CorruptFileError, NoDataError, StoreError
 from torch_dataloader_utils.megatron.corpora.config import BlendedMegatronDatasetConfig
 from torch_dataloader_utils.megatron.corpora.ranges import MappedFile
@@ -231,8 +232,8 @@ def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_POLL_SECONDS
     try:
-        while (state := _try_lock(descriptor)) is not None:
-            if state and _is_at(descriptor, path):
+        while (state := _owns(descriptor)) is not None:
+            if state and is_at(descriptor, path):
                 break
             if state:
                 stale, descriptor = descriptor, _open_lock(path)
@@ -253,24 +254,14 @@ def _hold_lock(descriptor: int, path: Path, timeout_seconds: float) -> Iterator[
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool | None:
+def _owns(descriptor: int) -> bool | None:
     """Return whether the lock is ours; None if the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(descriptor)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return None
         raise
-    return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 T = TypeVar("T")

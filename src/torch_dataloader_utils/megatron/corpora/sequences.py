@@ -13,15 +13,8 @@ from typing import Any
 
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import (
-    Credentials,
-    FileStat,
-    RemoteOptions,
-    Secret,
-    StoreAccess,
-    censored_text,
-    write_atomically,
-)
+from torch_dataloader_utils._runtime.publish import write_atomically
+from torch_dataloader_utils._store import Credentials, FileStat, RemoteOptions, Secret, StoreAccess, censored_text
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, CorruptFileError, NoDataError, of_type
 from torch_dataloader_utils.megatron.corpora.corpus_files import check_prefix, local_path
 from torch_dataloader_utils.megatron.corpora.index_format import CorpusFacts

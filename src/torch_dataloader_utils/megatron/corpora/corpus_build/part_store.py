@@ -20,15 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from torch_dataloader_utils._runtime.parallel import map_watched
-from torch_dataloader_utils._store import (
-    Buffer,
-    FileEntry,
-    FsspecStore,
-    StoreAccess,
-    open_store,
-    request_threads,
-    write_atomically,
-)
+from torch_dataloader_utils._runtime.publish import write_atomically
+from torch_dataloader_utils._store import Buffer, FileEntry, FsspecStore, StoreAccess, open_store, request_threads
 from torch_dataloader_utils.errors import FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.megatron.corpora.builder import merge_corpora
 from torch_dataloader_utils.megatron.corpora.corpus_build.parts import PART_KEY_LETTERS

@@ -9,7 +9,8 @@ from typing import BinaryIO
 
 import pytest
 
-from torch_dataloader_utils._store import PendingFile, publish, write_atomically
+from torch_dataloader_utils._runtime import publish
+from torch_dataloader_utils._runtime.publish import PendingFile, write_atomically
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 ROOT = Path(__file__).parents[2]

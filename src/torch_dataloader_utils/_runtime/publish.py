@@ -6,7 +6,6 @@ is an hour old; never while a living process holds it.
 """
 
 import contextlib
-import fcntl
 import glob
 import os
 import secrets
@@ -17,6 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
+from torch_dataloader_utils._runtime.file_locks import try_lock
 from torch_dataloader_utils.errors import ConfigError, NoDataError
 
 _SUFFIX = ".pending"
@@ -119,7 +119,8 @@ def _sweep(path: Path) -> None:
 
 def _lock(file: BinaryIO) -> None:
     """Lock a file until it is closed; OSError if another process holds the lock, or the file system has no locks."""
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not try_lock(file.fileno()):
+        raise BlockingIOError(f"another process has locked {file.name}")
 
 
 def _writer_is_gone(left: Path, path: Path) -> bool:
