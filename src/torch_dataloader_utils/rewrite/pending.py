@@ -4,18 +4,17 @@ TARGET.shuffling/job.json, spill files, receipts     what is done; the same shuf
 TARGET.shuffling/table/                              the output files
 """
 
-import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torch_dataloader_utils._store import write_atomically
-from torch_dataloader_utils._store.publish import sync_directory
+from torch_dataloader_utils._runtime.file_locks import try_lock
+from torch_dataloader_utils._runtime.publish import sync_directory, write_atomically
 from torch_dataloader_utils.errors import ConfigError
 
 _TABLE = "table"
@@ -66,12 +65,11 @@ class PendingTable:
         """
         (self.directory / _TABLE).mkdir(parents=True, exist_ok=True)
         with (self.directory / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigError(f"Another process is writing {self.target}. Wait until it is done.") from error
-            except OSError:
-                pass  # a file system without locks
+            is_alone = True
+            with suppress(OSError):  # a file system without locks
+                is_alone = try_lock(lock.fileno())
+            if not is_alone:
+                raise ConfigError(f"Another process is writing {self.target}. Wait until it is done.")
             job = read_json(self.directory / "job.json")
             if job is not None and job != self._job:
                 raise ConfigError(
