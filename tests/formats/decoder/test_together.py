@@ -296,7 +296,7 @@ def test_places_outside_of_buffers_are_refused(changes: dict[str, Any]) -> None:
 def test_a_seal_is_the_checksum_of_the_chunks_in_the_order_of_the_file(tmp_path: Path) -> None:
     path, content = tmp_path / "chunks", np.random.default_rng(0).bytes(48)
     path.write_bytes(content)
-    columns = np.array([(4, 4, 1, 1, 0, start, start + 64, -1, 64) for start in (0, 16)], np.int64)
+    columns = np.array([(4, 4, 1, 1, 0, start, start + 64, -1, 64, 0) for start in (0, 16)], np.int64)
     chunks, rows = np.array([(0, 32, 16, 4), (0, 0, 32, 4)], np.int64), np.array([(0, 4)], np.int64)
     seal = np.array([zlib.crc32(b"before"), 1, 0], np.int64)
     with path.open("rb") as file:
