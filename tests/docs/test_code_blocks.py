@@ -80,7 +80,7 @@ def test_code_runs(page: Path, demo_data: Path, tmp_path: Path, monkeypatch: pyt
 
 def run_commands(block: CodeBlock) -> None:
     """Run the lines of a shell block that start torchrun or tdu."""
-    for line in block.text.splitlines():
+    for line in block.text.replace("\\\n", "").splitlines():
         program, *arguments = shlex.split(line, comments=True) or [""]
         if program == "tdu" and not any(words in line for words in COMMANDS_SHOWN_ONLY):
             assert tdu(*arguments).stdout

@@ -276,6 +276,12 @@ def _advice(saved: Mapping[str, object], identity: Identity) -> str:
             "its own schema, branch= and no option under the table's present schema. Pass snapshot_id=; if you did, "
             "pass branch= with a branch that you make at that snapshot. "
         )
+    if {name for name in {**saved, **present} if saved.get(name) != present.get(name)} == {"schema"}:
+        return (
+            "The files are the same, their columns or types are not. For columns in the names of directories: "
+            "open_loader and the shell find such columns, create_dataloader only with partitioning=; "
+            "partitioning=None (--partitioning none) leaves them out. "
+        )
     if "files by content" in str(saved.get("files")):
         return (
             'The state was saved when identity="content" looked at the ends of each file, which does not prove that '
