@@ -18,7 +18,7 @@ BY_HAND = "by hand"
 
 
 def rows_of(start: int, stop: int) -> pa.Table:
-    """Rows that know their number."""
+    """Return rows that have their number."""
     numbers = range(start, stop)
     return pa.table(
         {

@@ -28,7 +28,7 @@ GROUP_ROWS = 60
 
 
 def _numbers() -> pa.Table:
-    """Numbers and text, with nulls and repetitions."""
+    """Return numbers and text, with nulls and repetitions."""
     draw = np.random.default_rng(0)
     number = draw.integers(-(1 << 40), 1 << 40, ROWS)
     return pa.table(
