@@ -12,9 +12,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import LongType, StringType
-from scripts.conformance.delta import BY_HAND, TWO
-from scripts.conformance.matrix import Case, Format, Rows, Written, arrow_rows, loader_rows
-from scripts.conformance.parquet import CORPORA
+from scripts.conformance.matrix import BY_HAND, CORPORA, TWO, Case, Format, Rows, Written, arrow_rows, loader_rows
 from tests.tables.iceberg.tables import TableWriter, field_of
 
 from torch_dataloader_utils import IcebergDataset

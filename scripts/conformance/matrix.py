@@ -16,6 +16,8 @@ Rows = list[dict[str, Any]]
 Reader = Callable[[Any], Rows]
 
 OURS = "this library"
+BY_HAND = "by hand"
+CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 EXACT, DIFFERENT = "exact", "**other rows**"
@@ -168,3 +170,18 @@ def _loader(door: Any, place: Any, **options: Any) -> Any:
 def arrow_rows(table: Any) -> Rows:
     """Return the rows of a table of pyarrow, or of an object that pyarrow makes a table of."""
     return pa.table(table).to_pylist()
+
+
+def rows_of(start: int, stop: int) -> pa.Table:
+    """Return rows that have their number."""
+    numbers = range(start, stop)
+    return pa.table(
+        {
+            "row": pa.array(numbers, pa.int64()),
+            "kind": pa.array([None if each % 7 == 0 else f"kind {each % 3}" for each in numbers]),
+            "value": pa.array([each / 3 for each in numbers]),
+        }
+    )
+
+
+TWO = rows_of(0, 100), rows_of(100, 150)
