@@ -25,7 +25,7 @@ STARTS = ((2, 2), (1, 2), (2, 1))
 
 
 def main(data: str) -> int:
-    """Run the job to its end, and audit it. Returns the exit status of the audit."""
+    """Run the job to its end, and audit it. Return the exit status of the audit."""
     shutil.rmtree(HOME, ignore_errors=True)
     draw = random.Random(4)
     with two_hosts() as hosts:
@@ -54,7 +54,7 @@ def main(data: str) -> int:
 
 @contextmanager
 def two_hosts() -> Iterator[list[list[str]]]:
-    """Give the commands that run a program on each host: in its network namespace, where that is possible."""
+    """Yield the commands that run a program on each host: in its network namespace, where that is possible."""
     names = [f"prove-{os.getpid()}-{host}" for host in range(2)]
     try:
         try:
@@ -96,7 +96,7 @@ def start(hosts: list[list[str]], host: int, processes: int, data: str, port: in
 
 
 def saved_state() -> str:
-    """The state that rank 0 has saved; empty if there is none."""
+    """Return the state that rank 0 has saved; empty if there is none."""
     path = HOME / "host0" / "state.json"
     return path.read_text() if path.exists() else ""
 

@@ -41,7 +41,7 @@ def train(data: str, run: Path, *, epochs: int, batch_size: int, save_every_step
 
 
 def saved_state(path: Path) -> dict[str, Any] | None:
-    """Rank 0's saved state, on every rank: the other hosts need not see the file."""
+    """Return rank 0's saved state on every rank: the other hosts need not see the file."""
     states: list[Any] = [None]
     if dist.get_rank() == 0 and path.exists():
         states = [json.loads(path.read_text())]

@@ -33,7 +33,7 @@ line. This library (all rows of two ranks) and other readers read it.
 
 
 def main() -> int:
-    """Write the page; gives the exit status."""
+    """Write the page, and return the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         found = [(each, run(each, Path(folder) / each.name)) for each in (parquet.FORMAT, iceberg.FORMAT, delta.FORMAT)]
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)

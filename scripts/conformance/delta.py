@@ -8,25 +8,21 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from scripts.conformance.matrix import Case, Format, Rows, Written, arrow_rows, loader_rows
-from scripts.conformance.parquet import CORPORA
+from scripts.conformance.matrix import (
+    BY_HAND,
+    CORPORA,
+    TWO,
+    Case,
+    Format,
+    Rows,
+    Written,
+    arrow_rows,
+    loader_rows,
+    rows_of,
+)
 from tests.tables.delta.tables import INTEGER, LONG, STRING, HandTable, add, column
 
 from torch_dataloader_utils import DeltaDataset
-
-BY_HAND = "by hand"
-
-
-def rows_of(start: int, stop: int) -> pa.Table:
-    """Rows that know their number."""
-    numbers = range(start, stop)
-    return pa.table(
-        {
-            "row": pa.array(numbers, pa.int64()),
-            "kind": pa.array([None if each % 7 == 0 else f"kind {each % 3}" for each in numbers]),
-            "value": pa.array([each / 3 for each in numbers]),
-        }
-    )
 
 
 def _versions(folder: Path, *tables: pa.Table, **options: Any) -> DeltaTable:
@@ -37,9 +33,6 @@ def _versions(folder: Path, *tables: pa.Table, **options: Any) -> DeltaTable:
 
 def _written(folder: Path, *tables: pa.Table, without: Callable[[dict[str, Any]], bool] = lambda _: False) -> Written:
     return Written(str(folder), [row for table in tables for row in table.to_pylist() if not without(row)])
-
-
-TWO = rows_of(0, 100), rows_of(100, 150)
 
 
 def _appended(folder: Path) -> Written:

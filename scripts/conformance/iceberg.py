@@ -12,9 +12,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import LongType, StringType
-from scripts.conformance.delta import BY_HAND, TWO
-from scripts.conformance.matrix import Case, Format, Rows, Written, arrow_rows, loader_rows
-from scripts.conformance.parquet import CORPORA
+from scripts.conformance.matrix import BY_HAND, CORPORA, TWO, Case, Format, Rows, Written, arrow_rows, loader_rows
 from tests.tables.iceberg.tables import TableWriter, field_of
 
 from torch_dataloader_utils import IcebergDataset
@@ -23,7 +21,7 @@ from torch_dataloader_utils import IcebergDataset
 def _table(
     folder: Path, *tables: pa.Table, version: int = 2, spec: Callable[[Table], object] = lambda _: None
 ) -> Table:
-    catalog = InMemoryCatalog("proof", warehouse=str(folder))
+    catalog = InMemoryCatalog("conformance", warehouse=str(folder))
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", TWO[0].schema, properties={"format-version": str(version)})
     spec(table)
@@ -114,7 +112,7 @@ def _promoted(old: str, new: str, values: list[Any], folder: Path) -> Written:
 
 
 def _by_hand(folder: Path, **options: Any) -> tuple[TableWriter, str, list[dict[str, Any]]]:
-    """A table of 100 rows in row groups of 30, its data file and its rows."""
+    """Write a table of 100 rows in row groups of 30; return its writer, its data file and its rows."""
     writer = TableWriter(folder, **options)
     writer.evolve(field_of(1, "row", "long"), field_of(2, "kind", "string"), field_of(3, "value", "double"))
     rows = TWO[0].to_pylist()
@@ -208,7 +206,7 @@ FOREIGN = [
 
 
 def _foreign(name: str, folder: Path) -> Written:  # noqa: ARG001
-    """A table whose metadata has paths relative to its repository."""
+    """Return a table whose metadata has paths relative to its repository."""
     root = CORPORA / "duckdb-iceberg"
     return Written(str(root / PREFIX / name), KNOWN.get(name), {"path_rewrites": {PREFIX: str(root / PREFIX)}}, root)
 
@@ -258,7 +256,7 @@ def _pyiceberg(place: str) -> Rows:
 
 
 def _newest(place: str) -> str:
-    """The newest metadata file of a directory of a table."""
+    """Return the newest metadata file of a directory of a table; a file itself."""
     if Path(place).is_file():
         return place
     return str(max(Path(place).glob("metadata/*.metadata.json"), key=lambda each: (len(each.name), each.name)))

@@ -16,6 +16,8 @@ Rows = list[dict[str, Any]]
 Reader = Callable[[Any], Rows]
 
 OURS = "this library"
+BY_HAND = "by hand"
+CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 EXACT, DIFFERENT = "exact", "**other rows**"
@@ -99,19 +101,19 @@ def _rows_or_refusal(reader: Reader, place: Any) -> list[str] | str:
 
 
 def first_words(error: BaseException, most: int = 70) -> str:
-    """The class of an error and the beginning of its text, without paths."""
+    """Return the class of an error and the beginning of its text, without paths."""
     words = " ".join(word for word in str(error).split() if "/" not in word)
     text = words if len(words) <= most else words[:most].rsplit(" ", 1)[0] + " ..."
     return f"{type(error).__name__}: {text}".replace("|", "/").replace("`", "'").replace("<", "‹").replace("*", "")
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Rows as text that compares: in any order of rows and columns, with NaN and null."""
+    """Return rows as text that compares: in any order of rows and columns, with NaN and null."""
     return sorted(repr(sorted((name, _plain(value)) for name, value in row.items())) for row in rows)
 
 
 def _plain(value: Any) -> Any:
-    """A value as all readers give it, whatever Python class they choose for it."""
+    """Return a value as all readers give it, whatever Python class they choose for it."""
     match value:
         case datetime.datetime() if value.tzinfo is not None:
             return value.astimezone(datetime.UTC).replace(tzinfo=None)
@@ -132,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def section(of: Format, verdicts: list[Verdict]) -> str:
-    """The part of the page about one format."""
+    """Return the part of the page about one format."""
     readers = [OURS, *of.readers]
     ours = [each.cells[OURS] for each in verdicts]
     exact, refused = ours.count(EXACT), sum(cell.startswith("refused") for cell in ours)
@@ -153,7 +155,7 @@ def section(of: Format, verdicts: list[Verdict]) -> str:
 
 
 def loader_rows(door: Any, place: Any, **options: Any) -> Rows:
-    """All rows that both ranks of a job deliver; of one rank, if the second would repeat a row to take its step."""
+    """Return all rows that both ranks of a job deliver; of one rank, if the second would repeat a row for its step."""
     ranks = [_loader(door, place, num_ranks=2, rank=rank, **options) for rank in range(2)]
     if ranks[0].plan.repeated_rows:
         ranks = [_loader(door, place, **options)]
@@ -166,5 +168,20 @@ def _loader(door: Any, place: Any, **options: Any) -> Any:
 
 
 def arrow_rows(table: Any) -> Rows:
-    """The rows of a table of pyarrow, or of anything that gives one."""
+    """Return the rows of a table of pyarrow, or of an object that pyarrow makes a table of."""
     return pa.table(table).to_pylist()
+
+
+def rows_of(start: int, stop: int) -> pa.Table:
+    """Return rows that have their number."""
+    numbers = range(start, stop)
+    return pa.table(
+        {
+            "row": pa.array(numbers, pa.int64()),
+            "kind": pa.array([None if each % 7 == 0 else f"kind {each % 3}" for each in numbers]),
+            "value": pa.array([each / 3 for each in numbers]),
+        }
+    )
+
+
+TWO = rows_of(0, 100), rows_of(100, 150)

@@ -15,12 +15,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from scripts.conformance.matrix import Case, Format, Written, arrow_rows, loader_rows
+from scripts.conformance.matrix import CORPORA, Case, Format, Written, arrow_rows, loader_rows
 from tests.formats.encrypted import write_encrypted
 
 from torch_dataloader_utils import StructuredDataset
 
-CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 # Unpacks to 2 GiB; has dates that Python does not have.
 UNSAFE = {"large_string_map.brotli.parquet", "nested_structs.rust.parquet"}
 ROWS = 250
@@ -28,7 +27,7 @@ GROUP_ROWS = 60
 
 
 def _numbers() -> pa.Table:
-    """Numbers and text, with nulls and repetitions."""
+    """Return numbers and text, with nulls and repetitions."""
     draw = np.random.default_rng(0)
     number = draw.integers(-(1 << 40), 1 << 40, ROWS)
     return pa.table(

@@ -42,7 +42,7 @@ from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.build import build_rows
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, NoDataError, NullValueError
-from torch_dataloader_utils.samples.sequence_layout import sample_spans
+from torch_dataloader_utils.samples.sequence_layout import sequence_spans
 
 Row = dict[str, Any]
 
@@ -634,5 +634,5 @@ def test_an_inventory_of_sequences_is_neither_saved_nor_read_as_rows(series, tmp
 
 def test_a_row_group_takes_the_rows_of_its_sequences_from_the_next_ones():
     place = SequencePlace(rows=5, lead=2, halo=2)
-    spans = sample_spans(np.array([3]), 7, place, Sequences(3, stride=2))
+    spans = sequence_spans(np.array([3]), 7, place, Sequences(3, stride=2))
     assert [each.tolist() for each in spans] == [[0, 3], [3, 6]]

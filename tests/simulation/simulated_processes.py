@@ -197,7 +197,7 @@ class SimulatedContext(BaseContext):
         return "spawn"
 
     def death_is_signalled(self) -> bool:
-        """Whether torch's handler of SIGCHLD would raise now."""
+        """Return whether torch's handler of SIGCHLD would raise now."""
         return self.has_signal and bool(self.watched)
 
     def watch(self, iterator: int, pids: tuple[int, ...]) -> None:

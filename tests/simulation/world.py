@@ -56,13 +56,13 @@ class World:
         self.random = random.Random(self.seed)
 
     def after(self, seconds: float, process: Process | None, action: Callable[[], object]) -> float:
-        """Let something happen then; in a process, unless it is stopped or dead by then. Returns when."""
+        """Let something happen after some seconds, in a process unless it is stopped or dead by then. Return when."""
         due = self.clock + seconds
         self._events.append(_Event(due, process, action))
         return due
 
     def delay(self) -> float:
-        """A short time by chance, now and then a long one."""
+        """Return a random time in seconds: a short one, or one time in ten a longer one."""
         return self.random.random() * (1.0 if self.random.random() < 0.1 else 0.01)
 
     def now_ns(self) -> int:
@@ -71,7 +71,7 @@ class World:
         return int(self.clock * 1e9)
 
     def wait(self, is_done: Callable[[], bool], within: float | None = None) -> bool:
-        """Let things happen until it is done, or so many seconds have passed; returns whether it is done."""
+        """Let things happen until it is done, or so many seconds have passed. Return whether it is done."""
         end = None if within is None else self.clock + within
         while not is_done():
             event = self._next(end)
@@ -132,7 +132,7 @@ class World:
         raise HangError(f"seed {self.seed}: {why}")
 
     def future(self) -> "WorldFuture":
-        """A future whose result is waited for in this world."""
+        """Return a future whose result is waited for in this world."""
         return WorldFuture(self)
 
     def wait_for(self, futures: Iterable[Future[Any]], timeout: float | None = None, return_when: str = "") -> None:

@@ -1,6 +1,6 @@
 """The shell command `tdu`: look at data, plans, speed and states without writing a script.
 
-    tdu scan | doctor | plan | verify | bench | head | vocabulary | state | cache | tokens
+    tdu scan | doctor | plan | verify | bench | head | shuffle | vocabulary | audit | state | cache | tokens
 
 In: paths, patterns, saved inventories, Iceberg and Delta tables. Out: tables for people, `--json` for programs,
 pictures of plans. Exit codes: 0 success, 1 wrong data (or state), 2 wrong command. An error is one line with advice.

@@ -211,7 +211,7 @@ def _pipeline(rows: "TableRows", options: TableOptions) -> Pipeline:
         shaper=rows.shaper,
         codec=TensorBatchCodec() if options.output_format == "torch" else None,
         functions=options.functions,
-        row_bytes=_row_bytes(rows.delivered) * (options.sequences.sample_rows if options.sequences else 1),
+        row_bytes=_row_bytes(rows.delivered) * (options.sequences.sequence_rows if options.sequences else 1),
         notes_origins=options.audit is not None,
     )
 

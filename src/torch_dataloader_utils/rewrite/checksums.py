@@ -4,6 +4,7 @@ Rows may be summed in any order and in any parts. A value that is lost, repeated
 changes the sum of its column.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ Weights = npt.NDArray[np.uint64]
 FieldPlace = tuple[int, ...]
 """Numbers of the fields on the way to a nested field: (2, 0) is the first field inside the third column."""
 
-WORD = (1 << 64) - 1
+_WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _LENGTH = 0xC2B2AE3D27D4EB4F
 # numpy hashes all pieces at once, 32 bytes a step.
@@ -32,7 +33,12 @@ def sum_columns(rows: pa.RecordBatch, weights: Weights) -> tuple[list[int], set[
     weights: Random words, one for each row. Columns have no dictionaries, run ends and views.
     """
     nulls: set[FieldPlace] = set()
-    return [_sum(column, weights, (place,), nulls) & WORD for place, column in enumerate(rows.columns)], nulls
+    return [_sum(column, weights, (place,), nulls) & _WORD for place, column in enumerate(rows.columns)], nulls
+
+
+def add_sums(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Return the checksum of each column of the rows of both."""
+    return [(first + second) & _WORD for first, second in zip(one, other, strict=True)]
 
 
 def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldPlace]) -> int:
@@ -63,7 +69,7 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
         return total + _dot(weights, counts) * _LENGTH + _sum(items, of_items, (*place, 0), nulls)
     if _is_text(kind):
         return total + _sum_spans(byte_spans(array), weights)
-    return total + sum(_dot(weights * _odd(i) if i else weights, lane) for i, lane in enumerate(_lanes(array)))
+    return total + sum(_dot(weights * _odd(i) if i else weights, words) for i, words in enumerate(_value_words(array)))
 
 
 def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
@@ -88,7 +94,7 @@ def _spread(weights: Weights, counts: npt.NDArray[np.int64]) -> tuple[Weights, W
     return np.repeat(weights, counts) * (places * np.uint64(2) + np.uint64(1)), places
 
 
-def _lanes(array: pa.Array) -> list[Weights]:
+def _value_words(array: pa.Array) -> list[Weights]:
     """Return the values as 64-bit words, shape [n] each: one word, or several for wide values."""
     if pt.is_boolean(array.type):
         array = array.cast(pa.uint8())
@@ -98,8 +104,8 @@ def _lanes(array: pa.Array) -> list[Weights]:
     words = -(-width // 8)
     if width % 8:
         data = np.pad(data.reshape(-1, width), ((0, 0), (0, words * 8 - width))).reshape(-1)
-    lanes = data.view(np.uint64).reshape(-1, words)
-    return [lanes[:, i] for i in range(words)]
+    values = data.view(np.uint64).reshape(-1, words)
+    return [values[:, i] for i in range(words)]
 
 
 def _bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
@@ -125,4 +131,4 @@ def _dot(weights: Weights, values: npt.NDArray[Any]) -> int:
 
 
 def _odd(number: int) -> np.uint64:
-    return np.uint64((_GOLDEN * (2 * number + 1)) & WORD)
+    return np.uint64((_GOLDEN * (2 * number + 1)) & _WORD)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.batches import take_rows
 from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils.rewrite.checksums import WORD, sum_columns
+from torch_dataloader_utils.rewrite.checksums import add_sums, sum_columns
 from torch_dataloader_utils.rewrite.layout import in_schema, open_writer
 from torch_dataloader_utils.rewrite.order import Words
 from torch_dataloader_utils.rewrite.pending import read_json, size_of, whole_file, write_json
@@ -99,6 +99,6 @@ class OutputJob:
                 for batch in file.read_row_group(group, use_threads=False).cast(schema).to_batches():
                     stop = start + batch.num_rows
                     found, _ = sum_columns(batch, words[start:stop])
-                    sums = [(before + more) & WORD for before, more in zip(sums, found, strict=True)]
+                    sums = add_sums(sums, found)
                     start = stop
         return sums

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch_dataloader_utils._store import is_local
 from torch_dataloader_utils.datasets.files import Files
 from torch_dataloader_utils.datasets.open import open_loader
 from torch_dataloader_utils.errors import ConfigError, CorruptFileError, NoDataError
-from torch_dataloader_utils.rewrite.checksums import WORD
+from torch_dataloader_utils.rewrite.checksums import add_sums
 from torch_dataloader_utils.rewrite.layout import choose_writing, in_schema, with_required
 from torch_dataloader_utils.rewrite.order import RowOrder
 from torch_dataloader_utils.rewrite.output import OutputJob, OutputReceipt
@@ -281,7 +282,7 @@ class _Shuffle:
             CorruptFileError: both sides differ.
         """
         read_rows, written_rows = (sum(each.rows for each in side) for side in (spilled, written))
-        read, back = (_totals([each.sums for each in side], len(self.schema)) for side in (spilled, written))
+        read, back = (reduce(add_sums, [each.sums for each in side]) for side in (spilled, written))
         wrong = [name for name, old, new in zip(self.schema.names, read, back, strict=True) if old != new]
         if wrong or not read_rows == written_rows == self.starts[-1]:
             raise CorruptFileError(
@@ -329,7 +330,3 @@ def _fragments(directory: Path, receipts: Sequence[SpillReceipt], output: int) -
         spans = ((places[output], places[output + 1]) for places in receipt.rounds)
         found.append((directory / receipt.file, tuple(span for span in spans if span[0] < span[1])))
     return tuple(found)
-
-
-def _totals(sums: Sequence[Sequence[int]], columns: int) -> list[int]:
-    return [sum(each[column] for each in sums) & WORD for column in range(columns)]

@@ -22,7 +22,7 @@ from torch_dataloader_utils._arrow.schema import decode_schema, type_holds, with
 from torch_dataloader_utils._core.inventory import GroupRows, RowGroupTask
 from torch_dataloader_utils._core.permute import stable_order
 from torch_dataloader_utils.errors import UnsupportedFeatureError
-from torch_dataloader_utils.rewrite.checksums import WORD, FieldPlace, sum_columns
+from torch_dataloader_utils.rewrite.checksums import FieldPlace, add_sums, sum_columns
 from torch_dataloader_utils.rewrite.order import RowOrder, Words
 from torch_dataloader_utils.rewrite.pending import read_json, size_of, write_json
 from torch_dataloader_utils.tables.reader import Reader
@@ -90,7 +90,7 @@ class SpillJob:
                 batch = plain_rows(batch, schema)
                 words = self.order.words(first, batch.num_rows)
                 found, fields = sum_columns(batch, words)
-                sums = [(before + more) & WORD for before, more in zip(sums, found, strict=True)]
+                sums = add_sums(sums, found)
                 nulls |= fields
                 rows += batch.num_rows
                 order = stable_order(words)

@@ -13,14 +13,17 @@ class Job(Protocol[Receipt]):
     """Job whose result is kept."""
 
     def finished(self) -> Receipt | None:
-        """Return the receipt of an earlier run."""
+        """Return the receipt of an earlier run, None if there is none."""
 
     def run(self) -> Receipt:
         """Do the work."""
 
 
 class Work:
-    """Runs jobs in an executor or here, those that are not finished."""
+    """Runner of jobs, in an executor or in this process. A finished job does not run again.
+
+    total: Number of jobs of all calls of `run`, for progress.
+    """
 
     def __init__(self, executor: Executor | None, on_progress: OnProgress | None, total: int) -> None:
         self._executor, self._on_progress, self.total = executor, on_progress, total

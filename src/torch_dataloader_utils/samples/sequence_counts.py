@@ -1,7 +1,7 @@
 """Turns inventories of rows into inventories of sequences: same files and row groups, sequences instead of rows.
 
-The key columns are read once. What a row group says to its neighbours fits into a few numbers, so processes divide the
-row groups, exchange the numbers, and know where each run begins and ends:
+The key columns are read once. Of its neighbours a row group needs a few numbers, so processes divide the row groups,
+exchange the numbers, and know where each run begins and ends:
 
     read       every process the keys of neighbouring row groups: where runs begin, first and last values
     exchange   these numbers
@@ -22,7 +22,7 @@ from torch_dataloader_utils._core.inventory import Int64s, Inventory, SequencePl
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils.errors import DataError, NoDataError, plural
 from torch_dataloader_utils.samples.sequence_keys import KeyRows, broken_steps, group_hashes, how_to_sort, out_of_order
-from torch_dataloader_utils.samples.sequence_layout import sample_spans
+from torch_dataloader_utils.samples.sequence_layout import sequence_spans
 from torch_dataloader_utils.samples.sequences import Sequences
 from torch_dataloader_utils.tables.reader import Reader
 
@@ -31,7 +31,7 @@ class KeptCounts(Protocol):
     """Place where counts are kept on this host for other processes and later jobs."""
 
     def get(self) -> Int64s | None:
-        """Return the counts, if they are kept."""
+        """Return the kept counts, None if there are none."""
 
     def put(self, counts: Int64s) -> None:
         """Keep the counts."""
@@ -40,10 +40,10 @@ class KeptCounts(Protocol):
 class _Counts(NamedTuple):
     """Counts of all row groups, int64 [row groups] each; see `SequenceTable`.
 
-    runs: Runs that begin in the row group. short: Runs of these that are shorter than a sample.
+    runs: Runs that begin in the row group. short: How many of these are shorter than a sequence.
     """
 
-    samples: Int64s
+    sequences: Int64s
     rows: Int64s
     lead: Int64s
     halo: Int64s
@@ -52,7 +52,7 @@ class _Counts(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """What a row group says to its neighbours.
+    """First and last run of a row group, which its neighbours need.
 
     runs: Number of runs, if its first row begins one. first_run, last_run: Rows of the first and the last of these.
     first_group, last_group: Hash of the group of its first and last row. first_order, last_order: Their order.
@@ -89,10 +89,12 @@ def count_sequences(
     """Return the inventory of sequences.
 
     Args:
-        inventory: Of rows, counted or not.
+        inventory: Inventory of rows, counted or not.
         reader: Reader of the key columns.
+        sequences: Options that decide which sequences exist.
         share: Part of the row groups that this process reads.
-        kept: Where counts are kept.
+        kept: Place of kept counts.
+        on_progress: Function called after each row group that is read; see `map_watched`.
 
     Raises:
         NoDataError: there are rows, and no sequence.
@@ -109,10 +111,10 @@ def count_sequences(
     counts = _Counts(*found)
     groups = np.flatnonzero(counts.rows)
     counts = _Counts(*(each[groups] for each in counts))
-    if counts.rows.any() and not counts.samples.any():
+    if counts.rows.any() and not counts.sequences.any():
         raise NoDataError(
             f"{inventory.source}: no sequence in {plural(int(counts.rows.sum()), 'row')} of "
-            f"{plural(int(counts.runs.sum()), 'run')}, all shorter than {sequences.sample_rows} rows (length and "
+            f"{plural(int(counts.runs.sum()), 'run')}, all shorter than {sequences.sequence_rows} rows (length and "
             'horizon). Pass a shorter length=, or incomplete="pad".'
         )
     stored = inventory.groups.take(groups)
@@ -122,8 +124,8 @@ def count_sequences(
         inventory,
         groups=replace(
             stored,
-            live_rows=counts.samples,
-            projected_bytes=np.where(counts.samples > 0, np.rint(read), 0).astype(np.int64),
+            live_rows=counts.sequences,
+            projected_bytes=np.where(counts.sequences > 0, np.rint(read), 0).astype(np.int64),
         ),
         notes=(*inventory.notes, _note(counts, sequences)),
         nulls={},
@@ -137,8 +139,8 @@ def _note(counts: _Counts, sequences: Sequences) -> str:
     short = int(counts.short.sum())
     left_out = f"; {plural(short, 'run')} shorter than a sequence left out" if short else ""
     return (
-        f"sequences: {int(counts.samples.sum()):,} of {rows} in {plural(int(counts.runs.sum()), 'run')}; {twice:.1f} % "
-        f"of the rows are read twice, around borders of row groups{left_out}"
+        f"sequences: {int(counts.sequences.sum()):,} of {rows} in {plural(int(counts.runs.sum()), 'run')}; {twice:.1f} "
+        f"% of the rows are read twice, around borders of row groups{left_out}"
     )
 
 
@@ -182,10 +184,10 @@ class _Counter:
                 counted[:, here[index]] = self._count(index, here, lead, after)
 
         self._share.together(count)
-        samples, halo, runs, short = self._share.exchange(counted)
-        all_lead = np.zeros_like(samples)
+        numbers, halo, runs, short = self._share.exchange(counted)
+        all_lead = np.zeros_like(numbers)
         all_lead[here] = lead
-        return _Counts(samples, ends[0], all_lead, halo, runs, short)
+        return _Counts(numbers, ends[0], all_lead, halo, runs, short)
 
     def _read_own(self) -> list[_GroupKeys]:
         return map_watched(
@@ -269,21 +271,21 @@ class _Counter:
         self._share.together(explain)
 
     def _count(self, index: int, here: Int64s, lead: Int64s, after: Int64s) -> tuple[int, int, int, int]:
-        """Return samples, halo, runs and short runs of one row group."""
+        """Return sequences, halo, runs and short runs of one row group."""
         keys, sequences = self._keys[int(here[index])], self._sequences
         place = SequencePlace(keys.ends.rows, int(lead[index]), 0)
         begins = keys.begins[1:] if place.lead else keys.begins
         end = place.rows + int(after[index])
         events = np.concatenate(list(self._events(index, here, end))) if sequences.has_events else None
-        spans = sample_spans(begins, end, place, sequences, events)
+        spans = sequence_spans(begins, end, place, sequences, events)
         halo = max(int(spans.stops.max(initial=0)) - place.rows, 0)
         lengths = np.diff(begins, append=end)
-        least = sequences.sample_rows if sequences.incomplete == "drop" else sequences.horizon_rows + 1
+        least = sequences.sequence_rows if sequences.incomplete == "drop" else sequences.horizon_rows + 1
         return len(spans.starts), halo, len(begins), int((lengths < least).sum())
 
     def _events(self, index: int, here: Int64s, end: int) -> Iterator[Int64s]:
         """Yield the events that sequences of a row group may have, counted from its first row."""
-        first, last = 0, min(end, self._keys[int(here[index])].ends.rows + self._sequences.sample_rows)
+        first, last = 0, min(end, self._keys[int(here[index])].ends.rows + self._sequences.sequence_rows)
         while first < last:
             group = int(here[index])
             if group not in self._keys:  # of another process

@@ -1,7 +1,7 @@
 """Which rows the sequences of a row group have, from where runs begin: a pure function on arrays.
 
 Rows are counted from the first row of the row group. Earlier rows of its first run are negative, and rows of the
-following row groups (the halo) come after its own rows. A sample belongs to the row group with its first row.
+following row groups (the halo) come after its own rows. A sequence belongs to the row group with its first row.
 """
 
 from typing import NamedTuple
@@ -14,22 +14,22 @@ from torch_dataloader_utils.samples.sequences import Sequences
 
 
 class Spans(NamedTuple):
-    """Sample i is rows [starts[i], stops[i]); both int64 [samples], ascending."""
+    """Sequence i is rows [starts[i], stops[i]); both int64 [sequences], ascending."""
 
     starts: Int64s
     stops: Int64s
 
 
-def sample_spans(
+def sequence_spans(
     begins: Int64s, end: int, place: SequencePlace, sequences: Sequences, events: Int64s | None = None
 ) -> Spans:
-    """Return the samples that begin in a row group.
+    """Return the sequences that begin in a row group.
 
-        rows=5, lead=2, runs from 3 on, end=7, length=3, stride=2      samples 0-3 (the run begins at -2), 3-6
+        rows=5, lead=2, runs from 3 on, end=7, length=3, stride=2      sequences 0-3 (the run begins at -2), 3-6
 
     Args:
         begins: First rows of the runs that begin at row 0 or later; row 0 is among them if nothing leads it.
-        end: Row after the last known row. The last run may go on after it if no sample of the row group does.
+        end: Row after the last known row. The last run may go on after it if no sequence of the row group does.
         place: Rows of the row group, and rows of its first run before it.
         events: Rows of the column `at`, ascending; None for every row.
     """
@@ -40,11 +40,11 @@ def sample_spans(
         return Spans(begins[own], ends[own])
     if sequences.at is not None:
         return _before_events(begins, ends, place, sequences, events)
-    total, stride, lengths = sequences.sample_rows, sequences.stride, ends - begins
+    total, stride, lengths = sequences.sequence_rows, sequences.stride, ends - begins
     full = np.where(lengths >= total, (lengths - total) // stride + 1, 0)
     counts = full
     if sequences.incomplete != "drop":
-        # One more where rows are left that no complete sample has: at least one before the horizon.
+        # One more where rows are left that no complete sequence has: at least one before the horizon.
         left = lengths - full * stride
         is_new = (full == 0) | ((full - 1) * stride + total < lengths)
         counts = full + (is_new & (left > sequences.horizon_rows))

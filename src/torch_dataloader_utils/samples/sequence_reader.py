@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils.errors import InternalError, RowCountError, UnsupportedFeatureError
 from torch_dataloader_utils.samples.sequence_keys import KeyRows
-from torch_dataloader_utils.samples.sequence_layout import Spans, sample_spans
+from torch_dataloader_utils.samples.sequence_layout import Spans, sequence_spans
 from torch_dataloader_utils.samples.sequences import Sequences
 from torch_dataloader_utils.tables.reader import Reader
 
@@ -28,12 +28,12 @@ class SequenceReader:
     sequences: Sequences
 
     def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
-        """Yield the `Spans` of the samples, and then their rows in one batch.
+        """Yield the `Spans` of the sequences, and then their rows in one batch.
 
-        rows: Samples to return; the row group is read whole.
+        rows: Sequences to return; the row group is read whole.
 
         Raises:
-            RowCountError: the number of samples differs from the plan.
+            RowCountError: the number of sequences differs from the plan.
             DataError, StoreError: see KeyRows.of and Reader.read.
         """
         place = task.sequence
@@ -49,7 +49,7 @@ class SequenceReader:
         stored = one_after_other(parts) if len(parts) > 1 else parts[0][0]
         keys = KeyRows.of(stored, self.sequences, task.where)
         begins = keys.begins if place.lead else np.append(0, keys.begins)
-        spans = sample_spans(begins, stored.num_rows, place, self.sequences, keys.events)
+        spans = sequence_spans(begins, stored.num_rows, place, self.sequences, keys.events)
         if len(spans.starts) != task.live_rows:
             raise RowCountError(
                 f"{task.where} gave {len(spans.starts)} of {task.live_rows} planned sequences. The file changed: plan "

@@ -1,7 +1,7 @@
 """Shapes sequences: a block holds rows and where each sequence is among them; rows are gathered for each batch.
 
 A row is in up to `length + horizon` sequences. So sequences are cut, joined and shuffled as pairs of row numbers, and
-memory is that of the rows. Every part of a batch (see `Role`) has a shaper and a block of its own columns.
+memory holds each row once. Every part of a batch (see `Role`) has a shaper and a block of its own columns.
 """
 
 from collections import Counter
@@ -78,7 +78,7 @@ class SequenceShaper:
         return SequenceBlock(shaper=self, rows=tuple(blocks), spans=spans)
 
     def concat(self, blocks: Sequence[Any]) -> "SequenceBlock":
-        """Return the sequences of all blocks, one after the other; of their rows those that sequences have."""
+        """Return the sequences of all blocks, one after the other, with the rows that sequences have."""
         if len(blocks) == 1:
             return cast("SequenceBlock", blocks[0])
         used = [block.with_used_rows() for block in blocks if block.num_rows]
@@ -300,9 +300,9 @@ def sequence_shaper(
             output_format,
             pa.schema([selected.field(name) for name in columns]),
             stack=stacks or None,
-            nulls=_of(nulls, here) or None if isinstance(nulls, Mapping) and set(nulls) != {"fill"} else nulls,
-            encode=_of(encode or {}, here),
-            dtypes=_of(dtypes or {}, here),
+            nulls=_for_columns(nulls, here) or None if isinstance(nulls, Mapping) and set(nulls) != {"fill"} else nulls,
+            encode=_for_columns(encode or {}, here),
+            dtypes=_for_columns(dtypes or {}, here),
         )
         names.update(item + suffix for item in items)
         roles.append(Role(part=part, columns=columns, shaper=shaper, suffix=suffix))
@@ -313,7 +313,7 @@ def sequence_shaper(
     return SequenceShaper(roles=tuple(roles), sequences=sequences)
 
 
-def _of(options: Mapping[str, T], names: Set[str]) -> dict[str, T]:
+def _for_columns(options: Mapping[str, T], names: Set[str]) -> dict[str, T]:
     """Return the options of these columns and of their fields."""
     return {name: value for name, value in options.items() if name in names or name.split(".")[0] in names}
 

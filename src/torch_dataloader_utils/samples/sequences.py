@@ -90,9 +90,9 @@ class Sequences:
     """Samples of consecutive rows of one group: a series, a user, an episode; to pass as `sequences=`.
 
     Rows of one group have to be neighbours, in their order, in the order of (path, row group, row). A run is the rows
-    of one group, or the part of them between two gaps. A sample never has rows of two runs.
+    of one group, or the part of them between two gaps. A sequence never has rows of two runs.
 
-        length=3, horizon=2         rows of a run 0 1 2 3 4 5       samples 012|34  123|45
+        length=3, horizon=2         rows of a run 0 1 2 3 4 5       012|34  123|45
         the same with stride=2                                      012|34
         length=3, at="every row"                                    _ _ 0|1  _ 01|2  012|3  123|4  234|5
         length=None                                                 012345
@@ -108,15 +108,15 @@ class Sequences:
     Attributes:
         length: Number of rows before the horizon; None for whole runs, of any length.
         horizon: Number of rows after them. None: 0, and 1 with `at`.
-        stride: Number of rows from the start of a sample to the start of the next one.
+        stride: Number of rows from the start of a sequence to the start of the next one.
         by: Column or columns whose values name the group; () for one group.
         order: Column of integers, dates or times that orders the rows of a group; None trusts the stored order.
         gaps: What a gap in `order` does: an `Interval`; "split" and "error" are Interval(1, ...), for an order of
             integers; None: steps are of any length, and rows of equal order stay in their stored order.
-        incomplete: What becomes of samples with fewer than `length` rows: "drop" leaves the samples out, "pad" puts
+        incomplete: What becomes of sequences with fewer than `length` rows: "drop" leaves these out, "pad" puts
             padding (zeros, None in Python lists, null in Arrow) before the first row, "ragged" gives rows of several
             lengths. The horizon is always complete. None: "drop", and "pad" with `at`.
-        at: "every row", or the name of a column of bools: a sample for every row (where the column is true) whose
+        at: "every row", or the name of a column of bools: a sequence for every row (where the column is true) whose
             horizon begins with that row. The row needs an earlier row in its run.
         targets: Columns or stacks with a `_target`; None: all that are neither static nor known.
         known: Columns or stacks with a `_future`, which are known in advance; `order` is one of them.
@@ -173,7 +173,7 @@ class Sequences:
         if self.at is not None and not self.horizon:
             raise ConfigError("Sequences.at= with horizon=0: the horizon begins with the row of at=; pass 1 or more.")
         if self.at is not None and self.stride > 1:
-            raise ConfigError("Sequences.at= says where samples are, and so does stride=: leave one of them out.")
+            raise ConfigError("Sequences.at= says where sequences are, and so does stride=: leave one of them out.")
         if not self.horizon and (self.targets or self.known):
             raise ConfigError("Sequences.targets= and known= are columns of the horizon: pass horizon=.")
 
@@ -183,19 +183,19 @@ class Sequences:
         return self.horizon or 0
 
     @property
-    def sample_rows(self) -> int:
-        """Number of rows of a complete sample; 1 for whole runs."""
+    def sequence_rows(self) -> int:
+        """Number of rows of a complete sequence; 1 for whole runs."""
         return (self.length or 1) + self.horizon_rows
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Columns that say where samples are."""
+        """Columns that say where sequences are."""
         at = self.at if self.has_events else None
         return tuple(dict.fromkeys([*self.by, *filter(None, (self.order, at))]))
 
     @property
     def has_events(self) -> bool:
-        """Whether a column says at which rows there are samples."""
+        """Whether a column says at which rows there are sequences."""
         return self.at not in (None, EVERY_ROW)
 
     @property
@@ -204,7 +204,7 @@ class Sequences:
         return self.gaps if isinstance(self.gaps, Interval) else None
 
     def describe(self) -> str:
-        """Return the options that decide which samples exist, as JSON; states are bound to the text."""
+        """Return the options that decide which sequences exist, as JSON; states are bound to the text."""
         shown: dict[str, Any] = {name: getattr(self, name) for name in ("length", "horizon", "stride", "order", "at")}
         gaps = self.interval and [self.interval.nanoseconds or self.interval.step, self.interval.at_gap]
         return json.dumps({**shown, "by": list(self.by), "gaps": gaps, "drops": self.incomplete == "drop"})
