@@ -238,8 +238,7 @@ def _apart(decoded: pa.RecordBatch, names: Sequence[str], file_columns: FileColu
                 array = array.flatten()[array.type.get_field_index(each)]
             arrays[name] = array
         elif decoded.num_rows == 0:  # pyarrow leaves columns out then
-            stored = file_columns.schema.field(column)
-            arrays[name] = pa.array([], field_at(stored, file_columns.path(name)).type)
+            arrays[name] = pa.array([], file_columns.field(name).type)
     return pa.RecordBatch.from_arrays([*arrays.values()], [*arrays]) if arrays else decoded
 
 
@@ -307,12 +306,13 @@ def _check_int96(
     reader = open_parquet(source, file, footer.metadata, _WIDE_UNIT)
     for part in decode_columns(reader, source.task, of_file, names, stored):
         for name, column in zip(part.schema.names, part.columns, strict=True):
+            data_type = of_file.field(name).type
             try:
-                column.cast(of_file.schema.field(name).type)
+                column.cast(data_type)
             except pa.ArrowInvalid as error:
                 raise SchemaError(
                     f"{source.task.where}: column {name} has timestamps (INT96) outside of 1677 to 2262, which its "
-                    f"type, {of_file.schema.field(name).type}, does not hold. Read them as microseconds with "
+                    f"type, {data_type}, does not hold. Read them as microseconds with "
                     'inventory=scan_files(..., int96_unit="us"), or leave the column out.'
                 ) from error
 
