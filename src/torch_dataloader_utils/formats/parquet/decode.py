@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
-from torch_dataloader_utils._arrow.schema import field_at, type_holds
+from torch_dataloader_utils._arrow.schema import type_holds
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
