@@ -139,6 +139,14 @@ def test_maps_and_lists_of_structs_of_numbers_are_dicts_of_ragged_columns() -> N
     assert split_rows(batch, 3)[1]["user"]["geo"] == {"lat": 0.5, "name": "n1"}
 
 
+def test_maps_of_text_in_structs_are_lists_of_pairs() -> None:
+    maps = pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64()))
+    rows = pa.record_batch({"s": pa.StructArray.from_arrays([maps, pa.array(range(3))], ["m", "x"])})
+    batch = prepared_shaper("torch", rows.schema)[1].block([rows]).to_batch()
+    assert batch["s"]["m"] == maps.to_pylist()
+    assert batch["s"]["x"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("output_format", ["torch", "numpy"])
 def test_columns_choose_fields_and_batches_keep_their_nesting(output_format: Any) -> None:
     batch = _batch(output_format, ["user.geo.lat", "label", "user.id"])

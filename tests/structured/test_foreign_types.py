@@ -126,6 +126,18 @@ def test_int96_timestamps_of_any_year_are_read_as_microseconds_if_asked(
     assert batch["items"] == [[each] for each in TIMES]
 
 
+def test_int96_timestamps_in_structs_are_nanoseconds_or_refused_with_their_names(tmp_path: Path) -> None:
+    for year in (2020, 9999):
+        times = pa.array([datetime(2020, 1, 2), None, datetime(year, 1, 1)], pa.timestamp("us"))
+        path = tmp_path / f"{year}.parquet"
+        structs = pa.StructArray.from_arrays([pa.array(range(3)), times], ["row", "t"])
+        pq.write_table(pa.table({"s": structs}), path, use_deprecated_int96_timestamps=True, store_schema=False)
+    (batch,) = read(tmp_path / "2020.parquet", nulls="fill", output_format="torch")
+    assert batch["s"]["t"].tolist() == [1577923200 * 10**9, 0, 1577836800 * 10**9]
+    with pytest.raises(SchemaError, match=r'column s\.t has timestamps .*int96_unit="us"'):
+        read(tmp_path / "9999.parquet", nulls="fill", output_format="torch")
+
+
 def test_an_unknown_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"int96_unit='ms': pass .ns. or .us."):
         scan_files(tmp_path, int96_unit="ms")

@@ -31,16 +31,15 @@ def leaf_types(data_type: pa.DataType) -> list[tuple[FieldPath, pa.DataType]]:
     struct<a: int32, b: struct<c: string>>      a int32, b.c string
     list<struct<a: int32, b: float>>            a list<int32>, b list<float>
     map<int64, float>                           key list<int64>, value list<float>
-    list<struct<a: string>>                     itself
+    list<struct<a: string>>, map<string, int>   itself
     """
     if _is_struct(data_type):
         return [((field.name, *path), leaf) for field in data_type for path, leaf in leaf_types(field.type)]
-    if pt.is_map(data_type):
-        data_type = _map_as_list(data_type)
-    if is_ragged(data_type):
-        inner = leaf_types(data_type.value_type)
+    lists = _map_as_list(data_type) if pt.is_map(data_type) else data_type
+    if is_ragged(lists):
+        inner = leaf_types(lists.value_type)
         if all(path and _fits_list(leaf) for path, leaf in inner):
-            kind = pa.large_list if pt.is_large_list(data_type) else pa.list_
+            kind = pa.large_list if pt.is_large_list(lists) else pa.list_
             return [(path, kind(leaf)) for path, leaf in inner]
     return [((), data_type)]
 

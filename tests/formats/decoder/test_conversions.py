@@ -26,7 +26,7 @@ from torch_dataloader_utils._arrow.schema import field_paths
 from torch_dataloader_utils._core.block import Block, read_block
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
 from torch_dataloader_utils.datasets.build import changes_of
-from torch_dataloader_utils.errors import SchemaError
+from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.shape import casting
 from torch_dataloader_utils.shape.dtypes import check_dtypes
@@ -290,6 +290,34 @@ def test_text_that_is_encoded_comes_as_a_dictionary(tmp_path: Path, is_compiled:
         assert ours == other
     types = {field.name: field.type for part in make_reader(specs[0]).read_columns(task) for field in part.schema}
     assert [name for name, each in types.items() if pa.types.is_dictionary(each)] == ["a", "few", "bytes"]
+
+
+@pytest.mark.parametrize("rows", [ALL_ROWS, GroupRows(100, 3000)], ids=["all", "some"])
+@pytest.mark.parametrize("kind", ["text", "dictionary", "struct", "list", "map"])
+def test_rows_that_name_no_value_of_a_dictionary_are_damage(tmp_path: Path, kind: str, rows: GroupRows) -> None:
+    """pyarrow reads them as they are where columns become dictionaries."""
+    text = pa.array([str(number * number % 5) for number in range(4096)])
+    stored, offsets = text.dictionary_encode(), pa.array(range(4097), pa.int32())
+    columns = {
+        "text": text,
+        "dictionary": stored,
+        "struct": pa.StructArray.from_arrays([stored], ["field"]),
+        "list": pa.ListArray.from_arrays(offsets, stored),
+        "map": pa.MapArray.from_arrays(offsets, text, stored),
+    }
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": columns[kind]}), path, compression="none")
+    chunk = pq.read_metadata(path).row_group(0).column(int(kind == "map"))
+    stop = chunk.dictionary_page_offset + chunk.total_compressed_size
+    content = bytearray(path.read_bytes())
+    content[stop - 600 : stop - 590] = b"\xff" * 10
+    path.write_bytes(content)
+    (task,) = parquet_tasks(path)
+    encode = {"x": Hash(buckets=10)} if kind == "text" else {}
+    schema = pq.read_schema(path)
+    _, shaper = prepared_shaper("torch", schema, encode=encode)
+    with pytest.raises(CorruptFileError, match="Index not in dictionary bounds"):
+        read_block(make_reader(make_spec(schema, changes=changes_of(shaper))), shaper, task, rows)
 
 
 def test_lengths_are_measured_before_numbers_are_converted(tmp_path: Path) -> None:

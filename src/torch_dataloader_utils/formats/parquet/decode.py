@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
-from torch_dataloader_utils._arrow.schema import field_at, type_holds
+from torch_dataloader_utils._arrow.schema import is_list, type_holds
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
@@ -238,8 +239,7 @@ def _apart(decoded: pa.RecordBatch, names: Sequence[str], file_columns: FileColu
                 array = array.flatten()[array.type.get_field_index(each)]
             arrays[name] = array
         elif decoded.num_rows == 0:  # pyarrow leaves columns out then
-            stored = file_columns.schema.field(column)
-            arrays[name] = pa.array([], field_at(stored, file_columns.path(name)).type)
+            arrays[name] = pa.array([], file_columns.field(name).type)
     return pa.RecordBatch.from_arrays([*arrays.values()], [*arrays]) if arrays else decoded
 
 
@@ -265,10 +265,12 @@ def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows)
     start, stop = stored.needed.of(stored.rows)
     if (start, stop) == (0, stored.rows):
         table = reader.read_row_groups(stored.groups, column_indices=leaves, use_threads=False)
-        return contiguous(table.to_batches()) if leaves else rows_only(table.num_rows), table.num_rows
+        batches = list(map(_checked, table.to_batches()))
+        return contiguous(batches) if leaves else rows_only(table.num_rows), table.num_rows
     batches, end = [], 0
     at_once = max(stop - start, _LEAST_ROWS_AT_ONCE)
     for batch in reader.iter_batches(at_once, row_groups=stored.groups, column_indices=leaves, use_threads=False):
+        _checked(batch)
         begin, end = end, end + batch.num_rows
         if end > start or end >= stop:
             first = max(start, begin)
@@ -276,6 +278,30 @@ def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows)
         if end >= stop:
             break
     return contiguous(batches), min(stop, end)
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch, whose rows name values that their dictionaries have. pyarrow 26.0.1 checks this for text alone.
+
+    Raises:
+        pyarrow.ArrowInvalid: a row names another value.
+    """
+    for column in batch.columns:
+        if type_holds(column.type, pa.types.is_dictionary):
+            _check_indices(column)
+    return batch
+
+
+def _check_indices(array: pa.Array) -> None:
+    if pa.types.is_dictionary(array.type):
+        ends = pc.min_max(array.indices)
+        if ends["min"].is_valid and not 0 <= ends["min"].as_py() <= ends["max"].as_py() < len(array.dictionary):
+            raise pa.ArrowInvalid("Index not in dictionary bounds")
+    elif pa.types.is_struct(array.type):
+        for index in range(array.type.num_fields):
+            _check_indices(array.field(index))
+    elif is_list(array.type) or pa.types.is_map(array.type):
+        _check_indices(array.values)
 
 
 def _check_budget(source: TaskSource, footer: Footer, wanted: WantedColumns, rows: int) -> None:
@@ -307,12 +333,13 @@ def _check_int96(
     reader = open_parquet(source, file, footer.metadata, _WIDE_UNIT)
     for part in decode_columns(reader, source.task, of_file, names, stored):
         for name, column in zip(part.schema.names, part.columns, strict=True):
+            data_type = of_file.field(name).type
             try:
-                column.cast(of_file.schema.field(name).type)
+                column.cast(data_type)
             except pa.ArrowInvalid as error:
                 raise SchemaError(
                     f"{source.task.where}: column {name} has timestamps (INT96) outside of 1677 to 2262, which its "
-                    f"type, {of_file.schema.field(name).type}, does not hold. Read them as microseconds with "
+                    f"type, {data_type}, does not hold. Read them as microseconds with "
                     'inventory=scan_files(..., int96_unit="us"), or leave the column out.'
                 ) from error
 

@@ -136,6 +136,11 @@ class FileColumns:
         """Return the path of a column or leaf."""
         return self.paths.get(name, (name,))
 
+    def field(self, name: str) -> pa.Field:
+        """Return the stored field of a column or leaf; see `field_at`."""
+        path = self.path(name)
+        return field_at(self.schema.field(path[0]), path)
+
     def _has_leaves(self, wanted: pa.Field, changes: Changes) -> bool:
         """Return whether a column is read by its leaves: its type is that of the data set, so no leaf is cast."""
         if wanted.name not in changes.leaves or wanted.name in self.repeated:
