@@ -262,6 +262,13 @@ def test_numbers_are_no_header_unless_a_schema_says_so(tmp_path, text):
         scan_files(tmp_path / "t.csv", "csv")
 
 
+def test_rows_instead_of_the_wanted_header_are_an_error_that_says_to_write_names(tmp_path):
+    (tmp_path / "0.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "1.csv").write_text("3,4\n5,6\n")
+    with pytest.raises(SchemaError, match=r"1\.csv.*header is 3, 4; wanted a, b.*write a line of names before it"):
+        scan_files(tmp_path, "csv")
+
+
 @pytest.mark.parametrize("name", ["2019", "a;b"])
 def test_odd_names_are_read_if_a_schema_has_them(tmp_path, name):
     (tmp_path / "t.csv").write_text(f"{name}\n4\n5\n")

@@ -197,6 +197,15 @@ def test_files_with_other_columns_are_read_as_the_data_set_reads_them(tmp_path: 
     assert written(tmp_path / "out") == in_random_order(stored(tmp_path / "source", missing="null"), 2)
 
 
+@pytest.mark.parametrize("values", [[0.5, 1.5], ["x", "y"]])
+def test_a_column_named_as_a_field_of_a_struct_is_written_beside_it(tmp_path: Path, values: list[Any]) -> None:
+    table = pa.table({"a.b": values, "a": [{"b": 2.5}, {"b": 3.5}]})
+    (tmp_path / "source").mkdir()
+    pq.write_table(table, tmp_path / "source/0.parquet")
+    shuffle_table(tmp_path / "source", tmp_path / "out", seed=3)
+    assert written(tmp_path / "out") == in_random_order(table.to_pylist(), 3)
+
+
 def test_the_same_call_again_reports_what_is_there_and_another_is_refused(source: Path, tmp_path: Path) -> None:
     first = shuffle_table(source, tmp_path / "out", **SMALL)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}

@@ -62,10 +62,13 @@ def choose_writing(sample: pa.RecordBatch) -> dict[str, Any]:
             if encoding == _SPLIT:
                 options["use_byte_stream_split"] = floats
             leaves = _measured(sample, options)
-            floats = [each["path_in_schema"] for each in leaves if each["physical_type"] in _FLOATS]
-            for leaf in leaves:
-                name, is_text = leaf["path_in_schema"], leaf["physical_type"] in _TEXT
-                cost = leaf["total_compressed_size"] * codec_weight * (1.0 if is_text else encoding_weight)
+            floats = [
+                name for name, (leaf, *others) in leaves.items() if leaf["physical_type"] in _FLOATS and not others
+            ]
+            for name, named in leaves.items():
+                num_bytes = sum(leaf["total_compressed_size"] for leaf in named)
+                is_text = any(leaf["physical_type"] in _TEXT for leaf in named)
+                cost = num_bytes * codec_weight * (1.0 if is_text else encoding_weight)
                 if cost < least.get(name, math.inf):
                     least[name], chosen[name] = cost, (encoding, codec)
     return {
@@ -75,13 +78,20 @@ def choose_writing(sample: pa.RecordBatch) -> dict[str, Any]:
     }
 
 
-def _measured(sample: pa.RecordBatch, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the facts of each leaf column of the sample, written with these options."""
+def _measured(sample: pa.RecordBatch, options: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the facts of the leaf columns of the sample, written with these options, by dotted path.
+
+    A column `a.b` and the field b of a struct a have one path, by which pyarrow gives both the same options.
+    """
     sink = io.BytesIO()
     with open_writer(sink, sample.schema, options) as writer:
         writer.write_batch(sample)
     group = pq.read_metadata(sink).row_group(0)
-    return [group.column(i).to_dict() for i in range(group.num_columns)]
+    leaves: dict[str, list[dict[str, Any]]] = {}
+    for number in range(group.num_columns):
+        leaf = group.column(number).to_dict()
+        leaves.setdefault(leaf["path_in_schema"], []).append(leaf)
+    return leaves
 
 
 def open_writer(sink: Any, schema: pa.Schema, options: Mapping[str, Any]) -> pq.ParquetWriter:

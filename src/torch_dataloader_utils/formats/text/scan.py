@@ -9,7 +9,7 @@ import csv
 import io
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -230,10 +230,11 @@ def _schema(path: str, head: bytes, request: ScanRequest, delimiter: str | None,
     wanted = request.schema.names
     is_part = request.missing == "null" and len(set(names)) == len(names) and set(names) <= set(wanted)
     if not is_part and sorted(names) != sorted(wanted):
+        advice = "If this line is a row, write a line of names before it. " if _are_numbers(names) else ""
         raise SchemaError(
             f"{redact(path)}: the CSV header is {', '.join(names)}; wanted {', '.join(wanted)}, as in the first file "
-            "or the schema. Write it again with the same columns, scan it alone, or pass a schema with all columns and "
-            'missing="null" to scan_files.'
+            f"or the schema. {advice}Write it again with the same columns, scan it alone, or pass a schema with all "
+            'columns and missing="null" to scan_files.'
         )
     return request.schema
 
@@ -282,12 +283,16 @@ def _check_header(path: str, head: bytes, delimiter: str) -> None:
             f"several, pass {formats}. If this is one name, pass it in a schema: inventory=scan_files(path, "
             f'"{SEPARATED[delimiter]}", schema=pyarrow.schema([...])).'
         )
-    if all(not name or _NUMBER.fullmatch(name.strip()) for name in names) and any(names):
+    if _are_numbers(names):
         raise ConfigError(
             f"{redact(path)}: the first line is {text[:200]!r}, which is numbers and no names. The first line of a CSV "
             "file has to name its columns: write such a line before it. If these numbers are names, pass them in a "
             f'schema: inventory=scan_files(path, "{SEPARATED[delimiter]}", schema=pyarrow.schema([...])).'
         )
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(not name or _NUMBER.fullmatch(name.strip()) for name in names) and any(names)
 
 
 def _closes(header: bytes) -> bool:
