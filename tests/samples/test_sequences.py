@@ -432,6 +432,8 @@ def test_deleted_rows_of_a_table_are_in_no_sequence(tmp_path):
     ]
     with pytest.raises(DataError, match="row=3 follows row=0 of payload=0, a step of more than"):
         DeltaDataset.create_dataloader(str(tmp_path), sequences=Sequences(4, by="payload", order="row", gaps="error"))
+    with pytest.raises(ConfigError, match="files of a table have random names"):
+        DeltaDataset.create_dataloader(str(tmp_path), sequences=Sequences(4, by="payload"))
 
 
 def test_a_state_binds_to_the_sequences(series):

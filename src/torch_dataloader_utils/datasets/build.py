@@ -331,6 +331,11 @@ def _build_sequences(
     share: Share,
 ) -> TableRows:
     """`build_rows` with `sequences`: the inventory counts sequences. selected: Columns to deliver."""
+    if sequences.order is None and inventory.snapshot is not None:
+        raise ConfigError(
+            "Sequences without order= take rows in the order of files, and files of a table have random names. Pass "
+            'order="timestamp", the column that orders the rows of a group.'
+        )
     schema = decode_schema(inventory.schema)
     sequences.check_columns(schema)
     delivered, _ = _shaper(selected, options)

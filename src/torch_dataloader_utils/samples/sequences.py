@@ -110,7 +110,8 @@ class Sequences:
         horizon: Number of rows after them. None: 0, and 1 with `at`.
         stride: Number of rows from the start of a sequence to the start of the next one.
         by: Column or columns whose values name the group; () for one group.
-        order: Column of integers, dates or times that orders the rows of a group; None trusts the stored order.
+        order: Column of integers, dates or times that orders the rows of a group; None trusts the stored order, which
+            files have and tables do not.
         gaps: What a gap in `order` does: an `Interval`; "split" and "error" are Interval(1, ...), for an order of
             integers; None: steps are of any length, and rows of equal order stay in their stored order.
         incomplete: What becomes of sequences with fewer than `length` rows: "drop" leaves these out, "pad" puts
