@@ -28,7 +28,7 @@ from torch_dataloader_utils import (
 from torch_dataloader_utils.cli.job_audit import audit_job
 from torch_dataloader_utils.errors import ConfigTypeError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import ray_workers as transport
-from torch_dataloader_utils.stream.transport.ray_pool import ActorPool, _kill_all, _sign_of
+from torch_dataloader_utils.stream.transport.ray_pool import ActorPool, _kill_all, _sign_of, ray_session
 
 pytest.importorskip("ray")
 
@@ -53,9 +53,9 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def pools(cluster):
-    """Pools of two actors, by how many restarts they allow: actors take seconds to start, so tests share them."""
+    """Pools of two actors, by session and most restarts: actors take seconds to start, so tests share them."""
     pools = {}
-    yield lambda workers: pools.setdefault(workers.max_restarts, ActorPool(workers))
+    yield lambda workers: pools.setdefault((ray_session(), workers.max_restarts), ActorPool(workers))
     for pool in pools.values():
         _kill_all(pool._actors, pool.session)
 
@@ -229,6 +229,9 @@ def test_batches_of_a_class_that_no_module_has(shared_actors, folder):
 
 
 def test_responses_on_their_way_are_limited(shared_actors, folder, tmp_path):
+    warm = loader_of(folder, workers=ray_workers(2))
+    next(iter(warm))
+    wait_until(lambda: all(actor.is_ready for actor in warm._workers._pool._actors))
     made = tmp_path / "made"
     loader = loader_of(folder, workers=ray_workers(2, prefetch=3), transform=Counting(made), output_format="numpy")
     batches = iter(loader)
