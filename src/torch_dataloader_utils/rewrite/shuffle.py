@@ -83,7 +83,8 @@ def shuffle_table(
     The order of rows depends on the inventory of the source and on `seed` alone. The rows are those that a loader
     delivers, after deletes and filter. The target appears as a whole, after the rows that were written have been read
     back and compared with the rows that were read. After a failure the same call continues; the work so far lies in
-    `<target>.shuffling`, which takes as much disk as the decoded rows until the target appears.
+    `<target>.shuffling`, which takes as much disk as the decoded rows until the target appears. Columns that loaders
+    leave out (of a repeated name, or of a type that Arrow does not know) are left out, with a line in the log.
 
     Args:
         source: path of files or a table, as `open_loader` accepts it; or a data set with columns and filters, such as
