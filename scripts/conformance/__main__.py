@@ -24,7 +24,7 @@ line. This library (all rows of two ranks) and other readers read it.
   ("various"), nobody here knows the rows; there it means that readers agree with this library.
 - **other rows**: a reader gives other rows or other values.
 - **a number of rows**: nobody knows the rows, and no two readers agree.
-- **refused**: the reader raises an error, whose first words follow.
+- **refused**: the reader raises an error. The first words of the error follow.
 
 `make conformance` writes this page, which has nothing that was not run. It was run {when} with Python {python} and
 {versions}.
