@@ -24,6 +24,11 @@ def is_list(data_type: pa.DataType) -> bool:
     )
 
 
+def is_number(data_type: pa.DataType) -> bool:
+    """Return whether values are integers or floats."""
+    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type))
+
+
 def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
     """Return whether `is_kind` is true of a type or of a type inside it; an extension type counts as its storage."""
     if isinstance(data_type, pa.BaseExtensionType):

@@ -26,7 +26,7 @@ _SWEEP_AGE_SECONDS = 3600.0
 
 
 class PendingFile:
-    """File that will appear at `path`: write to `file`, then call `publish` or `discard`, once.
+    """File that will appear at `path`: write to `file` or to `place`, then call `publish` or `discard`, once.
 
     If several processes write one path at the same time, the last one wins.
 
@@ -47,12 +47,12 @@ class PendingFile:
             raise ConfigError(f"{path} is a directory, a device or a pipe. Pass the path of a file, new or old.")
         self.path = path
         _sweep(path)
-        self._pending, self.file = _make(path, mode)
+        self.place, self.file = _make(path, mode)
 
     def publish(self) -> None:
         """Make the file visible under its path, replacing an older file."""
         self.sync()
-        self._pending.replace(self.path)
+        self.place.replace(self.path)
         self.file.close()  # stays locked as long as it could be swept
         sync_directory(self.path.parent)
 
@@ -65,7 +65,7 @@ class PendingFile:
         """Remove the pending file; harmless after `publish`."""
         with contextlib.suppress(OSError):  # a full disk: the unwritten bytes are not wanted
             self.file.close()
-        self._pending.unlink(missing_ok=True)
+        self.place.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils._arrow.schema import is_list, is_number
 from torch_dataloader_utils._arrow.xxh64 import ByteSpans, byte_spans, hash_bytes
 
 Weights = npt.NDArray[np.uint64]
@@ -61,7 +61,7 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
     if is_list(array.type):
         items, lengths = array.flatten(), pc.list_value_length(array).fill_null(0)
         counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-        if _is_number(items.type) and not items.null_count:
+        if is_number(items.type) and not items.null_count:
             width = items.type.byte_width
             spans = ByteSpans(_bytes(items), (np.cumsum(counts) - counts) * width, counts * width)
             return total + _sum_spans(spans, weights)
@@ -118,10 +118,6 @@ def _bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 
 def _dot(weights: Weights, values: npt.NDArray[Any]) -> int:

@@ -1,6 +1,5 @@
 """Pass 2: gather the rows of one output file, write it, and read it back."""
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.batches import take_rows
 from torch_dataloader_utils._arrow.schema import decode_schema
+from torch_dataloader_utils._runtime.publish import PendingFile
 from torch_dataloader_utils.rewrite.checksums import add_sums, sum_columns
 from torch_dataloader_utils.rewrite.layout import in_schema, open_writer
 from torch_dataloader_utils.rewrite.order import Words
-from torch_dataloader_utils.rewrite.pending import read_json, size_of, whole_file, write_json
+from torch_dataloader_utils.rewrite.pending import read_json, size_of, write_json
 from torch_dataloader_utils.rewrite.spill import Fragments, read_spilled
 
 
@@ -59,11 +59,14 @@ class OutputJob:
         Raises:
             OSError: the disk is full or failed.
         """
-        with whole_file(self.path) as path:
-            words = self._write(path)
-            receipt = OutputReceipt(rows=len(words), size=path.stat().st_size, sums=self._read_back(path, words))
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        pending = PendingFile(self.path)
+        try:
+            words = self._write(pending.place)
+            sums = self._read_back(pending.place, words)
+            receipt = OutputReceipt(rows=len(words), size=size_of(pending.place), sums=sums)
+            pending.publish()
+        finally:
+            pending.discard()
         write_json(self.receipt, asdict(receipt))
         return receipt
 

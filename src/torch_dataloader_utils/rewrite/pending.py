@@ -5,8 +5,6 @@ TARGET.shuffling/table/                              the output files
 """
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -106,17 +104,6 @@ class PendingTable:
         sync_directory(self.target.parent)
         shutil.rmtree(self.directory, ignore_errors=True)
         return record
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; the file gets its name when the block ends without an exception."""
-    pending = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        yield pending
-        pending.replace(path)
-    finally:
-        pending.unlink(missing_ok=True)
 
 
 def size_of(path: Path) -> int:

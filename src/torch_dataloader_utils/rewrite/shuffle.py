@@ -251,6 +251,7 @@ class _Shuffle:
     def _output_jobs(self, receipts: Sequence[SpillReceipt]) -> list[OutputJob]:
         nulls = {tuple(place) for receipt in receipts for place in receipt.nulls}
         written = with_required(self.schema, nulls)
+        spilled_bytes, written_bytes = (each.serialize().to_pybytes() for each in (self.schema, written))
         fragments = [_fragments(self.table.directory, receipts, output) for output in range(self.order.outputs)]
         sample_stop = min(self.order.edge(1), (min(_SAMPLE_ROWS, self.group_rows) << 64) // self.starts[-1])
         sample = read_spilled(fragments[0], self.schema, 0, max(1, sample_stop))
@@ -269,8 +270,8 @@ class _Shuffle:
                     edges=(*(low + (high - low) * step // steps for step in range(steps)), high),
                     num_rows=sum(receipt.output_rows[output] for receipt in receipts),
                     group_rows=self.group_rows,
-                    spilled=self.schema.serialize().to_pybytes(),
-                    written=written.serialize().to_pybytes(),
+                    spilled=spilled_bytes,
+                    written=written_bytes,
                     writing=writing,
                 )
             )

@@ -220,7 +220,8 @@ class _Counter:
 
     def _links(self, ends: _Ends, here: Int64s) -> Int64s:
         """Return 1 for each row group whose first row continues the run before it. here: Row groups with rows."""
-        first_group, last_group, first, last = map(np.asarray, ends[4:])
+        keys = ends.first_group, ends.last_group, ends.first_order, ends.last_order
+        first_group, last_group, first, last = map(np.asarray, keys)
         is_same = np.append(False, first_group[1:] == last_group[:-1])
         if self._sequences.order is not None:
             data_type = decode_schema(self._inventory.schema).field(self._sequences.order).type
@@ -297,7 +298,8 @@ class _Counter:
 
 def _link(ends: _Ends, continues: Int64s) -> tuple[Int64s, Int64s]:
     """Return the rows of each row group's first run before it, and of its last run after it."""
-    rows, runs, first_run, last_run = (np.asarray(each).tolist() for each in ends[:4])
+    counts = ends.rows, ends.runs, ends.first_run, ends.last_run
+    rows, runs, first_run, last_run = (np.asarray(each).tolist() for each in counts)
     goes_on = continues.tolist()
     lead, after = [0] * len(rows), [0] * len(rows)
     for index in range(1, len(rows)):

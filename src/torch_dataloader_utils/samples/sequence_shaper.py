@@ -144,13 +144,18 @@ class SequenceBlock:
         """Return all sequences as one batch of the output format."""
         columns: dict[str, Any] = {}
         batch: Any = None
+        is_padded = self.shaper.sequences.incomplete == "pad"
+        parts: set[Part] = {role.part for role in self.shaper.roles}
+        if is_padded:
+            parts.add("past")
+        taken = {part: self._taken(part) for part in parts}
         for role, block in zip(self.shaper.roles, self.rows, strict=True):
-            taken = self._taken(role.part)
-            batch = role.shaper.gather([block], taken.order).to_batch()
+            here = taken[role.part]
+            batch = role.shaper.gather([block], here.order).to_batch()
             named = zip(batch.schema.names, batch.columns, strict=True) if _is_arrow(batch) else batch.items()
-            columns |= {name + role.suffix: taken.fold(name, value) for name, value in named}
-        if self.shaper.sequences.incomplete == "pad":
-            columns[MASK] = _like(batch, self._taken("past").has_row)
+            columns |= {name + role.suffix: here.fold(name, value) for name, value in named}
+        if is_padded:
+            columns[MASK] = _like(batch, taken["past"].has_row)
         if _is_arrow(batch):
             return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
         return TensorBatch(columns, num_rows=self.num_rows) if isinstance(batch, TensorBatch) else columns

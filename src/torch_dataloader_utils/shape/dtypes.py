@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 import torch
 
-from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils._arrow.schema import is_list, is_number
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, which_column
 from torch_dataloader_utils.shape.arrow_types import NumpyType, decoded_type, numpy_dtype, raw_type
 
@@ -229,7 +229,7 @@ def number_element(data_type: pa.DataType) -> pa.DataType | None:
 
 
 def _is_number(element: pa.DataType) -> bool:
-    return bool(pt.is_integer(element) or pt.is_floating(element) or pt.is_decimal(element))
+    return is_number(element) or bool(pt.is_decimal(element))
 
 
 def with_number_type(data_type: pa.DataType, element: pa.DataType) -> pa.DataType:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
+from torch_dataloader_utils._arrow.schema import is_number
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.token_budget import Lengths
@@ -26,7 +26,7 @@ def check_has_lengths(schema: pa.Schema, column: str, option: str) -> None:
             f"once: {', '.join(schema.names)}."
         )
     data_type = decoded_type(schema.field(column).type)
-    if not (_is_number(data_type) or is_ragged(data_type) or is_text(data_type)):
+    if not (is_number(data_type) or is_ragged(data_type) or is_text(data_type)):
         raise ConfigError(
             f"{option}={column!r} is {schema.field(column).type}, which has no length. Name a column of integers or "
             "floats (the length is the value), lists (number of items) or text (number of bytes)."
@@ -40,14 +40,10 @@ def measure_rows(array: pa.Array) -> Lengths:
     """
     array = plain(array)
     data_type = array.type
-    if _is_number(data_type):
+    if is_number(data_type):
         return np.asarray(array.fill_null(0).to_numpy(zero_copy_only=False))
     lengths = pc.binary_length(array) if is_text(data_type) else pc.list_value_length(array)
     return np.asarray(lengths.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
-
-
-def _is_number(data_type: pa.DataType) -> bool:
-    return bool(pt.is_integer(data_type) or pt.is_floating(data_type))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

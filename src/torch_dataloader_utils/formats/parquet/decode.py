@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
-from torch_dataloader_utils._arrow.schema import is_list, type_holds
+from torch_dataloader_utils._arrow.schema import is_list, type_holds, values_at
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
@@ -232,12 +232,9 @@ def _apart(decoded: pa.RecordBatch, names: Sequence[str], file_columns: FileColu
     """Return columns and leaves of structs by their names. A leaf of a null struct is null."""
     arrays = {}
     for name in names:
-        column, *inside = file_columns.path(name)
-        if column in decoded.schema.names:
-            array = decoded.column(column)
-            for each in inside:
-                array = array.flatten()[array.type.get_field_index(each)]
-            arrays[name] = array
+        path = file_columns.path(name)
+        if path[0] in decoded.schema.names:
+            arrays[name] = values_at(decoded, path)
         elif decoded.num_rows == 0:  # pyarrow leaves columns out then
             arrays[name] = pa.array([], file_columns.field(name).type)
     return pa.RecordBatch.from_arrays([*arrays.values()], [*arrays]) if arrays else decoded
