@@ -9,12 +9,7 @@ from torch_dataloader_utils._core.inventory import short_digest
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
-from torch_dataloader_utils.ranks.agree import (
-    add_over_ranks,
-    all_or_none,
-    counting_part,
-    takes_cpu_tensors,
-)
+from torch_dataloader_utils.ranks.agree import add_over_ranks, all_or_none, counting_part, takes_cpu_tensors
 from torch_dataloader_utils.ranks.compare import check_alike, name_of_call, options_record, publish
 from torch_dataloader_utils.ranks.resolve import mesh_members, resolve_ranks, running_ranks
 
