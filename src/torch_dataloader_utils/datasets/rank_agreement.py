@@ -33,7 +33,7 @@ class Ranks:
 
 
 def shows_bars(options: TableOptions) -> bool:
-    """Whether this process shows progress bars before the first batch. Rank 0 does, if show_progress is set."""
+    """Return whether this process shows progress bars before the first batch: rank 0 with show_progress."""
     return options.show_progress and options.rank == 0
 
 
@@ -69,7 +69,7 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
 
 
 def is_scanned_once(options: TableOptions, ranks: Ranks, *, is_remote: bool) -> bool:
-    """Whether rank 0 scans for all ranks.
+    """Return whether rank 0 scans for all ranks.
 
     By default each rank scans local files: each host may have a copy of the files, with times of its own.
     """
@@ -81,7 +81,7 @@ def is_scanned_once(options: TableOptions, ranks: Ranks, *, is_remote: bool) -> 
 
 
 def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
-    """Whether the ranks of a data set look for newer data together; False for a data set of one rank that is alone.
+    """Return whether the ranks of a data set look for newer data together; False for a process that reads alone.
 
     Args:
         peers: Global ranks of its mesh; () for the whole process group, None if ranks are not compared.
