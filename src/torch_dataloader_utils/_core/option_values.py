@@ -151,7 +151,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """Options of decoding row groups: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. They do not change the rows.
+    """Options of decoding row groups: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. No option changes the rows.
 
     Attributes:
         threads: Number of row groups decoded at once; None for the number of processors, and at least 16 where files
