@@ -151,7 +151,7 @@ def __dir__() -> list[str]:
 
 
 class _Moved:
-    """Finds no module; says of those that version 0.2 had where their names are now."""
+    """Finder of no module; for a module of version 0.2, the error says where its names are now."""
 
     places: ClassVar = {
         "dataset": "Import its names from torch_dataloader_utils",

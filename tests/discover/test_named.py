@@ -2,7 +2,7 @@
 
 import pytest
 
-from torch_dataloader_utils.formats.bad_files import lies_in
+from torch_dataloader_utils.datasets.files import lies_in
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fixed-size lists inside of others: the rows that are asked for, whatever was cut before."""
+"""Fixed-size lists inside of others: the rows that are asked for, whatever was cut before, or a clear error."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from tests.formats.files import make_spec, write_arrow, write_parquet
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._arrow.batches import array_for_take, for_take
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils.errors import UnsupportedFeatureError
 from torch_dataloader_utils.tables.reader import make_reader
 
 MATRIX = pa.list_(pa.list_(pa.int8(), 1), 2)
@@ -103,3 +104,11 @@ def test_filtered_rows_keep_their_values(tmp_path, write):
     tasks = [replace(task, live_rows=UNKNOWN) for task in write(tmp_path / "a", table, 15)]
     read = [reader.read(task).to_pylist() for task in tasks]
     assert [row for rows in read for row in rows] == table.slice(6).to_pylist()
+
+
+def test_a_null_struct_around_lists_that_are_never_null_is_told_from_damage(tmp_path):
+    point = pa.struct([pa.field("x", pa.list_(pa.float32(), 2), nullable=False)])
+    rows = pa.array([{"x": [1, 2]}, None, {"x": [3, 4]}], point)
+    (task,) = write_parquet(tmp_path / "t.parquet", pa.table({"point": rows, "row": [0, 1, 2]}), 3)
+    with pytest.raises(UnsupportedFeatureError, match=r"struct is null around a fixed-size list.* column is point"):
+        make_reader(make_spec(pa.schema([("point", point), ("row", pa.int64())]))).read(task)

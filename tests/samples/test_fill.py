@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.effort import effort
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.samples import DocumentPieces, fill_best_fit, fill_greedily
-from torch_dataloader_utils.samples.layout import count_greedy_samples
+from torch_dataloader_utils.samples.fill import count_greedy_samples
 
 _LENGTHS = st.lists(st.integers(0, 20), max_size=25)
 

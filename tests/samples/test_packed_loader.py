@@ -1,5 +1,7 @@
 """Packed loaders on real files against a walk over lists: every token once, equal steps, exact resume."""
 
+import itertools
+import json
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 from tests.effort import effort
 from tests.samples.corpora import EOD, corpora, number_tokens, pack_corpus, packings, samples_of, write_corpus
@@ -20,6 +23,26 @@ from torch_dataloader_utils.samples import pack_tokens
 def load(folder, packing, **options):
     options = {"batch_size": 3, "num_workers": 0, "decoding": Decoding(threads=1), **options}
     return StructuredDataset.create_dataloader(str(folder), pack=packing, **options)[0]
+
+
+def over_resumes(data, folder, packing, *, epoch=0, **options):
+    """The batches of one epoch over ranks and a chain of resumes, and how many samples come twice."""
+    state, batches, repeated = None, [], 0
+    while state is None or state["epoch"] == epoch:
+        num_ranks = data.draw(st.integers(1, 3))
+        loaders = [load(folder, packing, num_ranks=num_ranks, rank=rank, **options) for rank in range(num_ranks)]
+        steps = data.draw(st.integers(1, 5))
+        for loader in loaders:
+            if state is None:
+                loader.set_epoch(epoch)
+            else:
+                loader.load_state_dict(state)
+            repeated = loader.plan.repeated_rows
+            iterator = iter(loader)
+            batches += itertools.islice(iterator, steps)
+            iterator.close()
+        state = json.loads(json.dumps(loaders[0].state_dict()))
+    return batches, repeated
 
 
 @pytest.mark.slow

@@ -39,8 +39,8 @@ from torch_dataloader_utils import (
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, SequencePlace, planning_fingerprint
 from torch_dataloader_utils._store import StoreAccess
-from torch_dataloader_utils.datasets.build import build_rows
 from torch_dataloader_utils.datasets.options import TableOptions
+from torch_dataloader_utils.datasets.table_rows import build_rows
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, DataError, NoDataError, NullValueError
 from torch_dataloader_utils.samples.sequence_layout import sequence_spans
 
@@ -391,6 +391,19 @@ def test_whole_groups_are_held_out_together(series):
         parts.append({name for batch in loader for name in batch.objects("series")})
     assert set.union(*parts) == {"a", "b", "c"}
     assert not set.intersection(*parts)
+
+
+def test_keys_may_be_fields_of_structs_as_for_a_holdout(series, tmp_path):
+    for file in sorted(series.iterdir()):
+        table = pq.read_table(file)
+        keys = pc.make_struct(table["series"].combine_chunks(), table["time"].combine_chunks(), field_names=["id", "t"])
+        pq.write_table(pa.table({"key": keys, "load": table["load"]}), tmp_path / file.name, row_group_size=16)
+    flat = load(series, Sequences(8, by="series", order="time"), holdout=Holdout(0.5, "train", by="series"))
+    sequences, options = Sequences(8, by="key.id", order="key.t"), {"holdout": Holdout(0.5, "train", by="key.id")}
+    for columns in (["load"], ["load", "key.t"]):
+        for batch, same in zip(load(tmp_path, sequences, columns=columns, **options), flat, strict=True):
+            assert torch.equal(batch["load"], same["load"])
+            assert columns == ["load"] or torch.equal(batch["key"]["t"], same["time"])
 
 
 def test_groups_of_several_columns_ordered_by_dates(tmp_path):

@@ -37,9 +37,10 @@ from torch_dataloader_utils.errors import (
     TransformError,
 )
 from torch_dataloader_utils.samples import PerToken, TokenizerFile, pack_tokens
+from torch_dataloader_utils.samples.named_tokenizer import NamedTokenizer
 from torch_dataloader_utils.samples.packing_reader import PackingReader
 from torch_dataloader_utils.samples.sample_counts import count_packed
-from torch_dataloader_utils.samples.text import NamedTokenizer, tokenized
+from torch_dataloader_utils.samples.tokenizing_reader import tokenized
 from torch_dataloader_utils.tables.projection import ReadSpec
 from torch_dataloader_utils.tables.reader import make_reader
 

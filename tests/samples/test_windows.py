@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from tests.effort import effort
 from tests.samples.corpora import EOD, corpora, number_tokens, pack_corpus, packings, samples_of, write_corpus
-from tests.samples.test_packed_loader import load
+from tests.samples.test_packed_loader import load, over_resumes
 from torch_dataloader_utils import Holdout, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils._core.permute import EpochKey
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, NullValueError
 from torch_dataloader_utils.samples import fill_best_fit, pack_tokens
-from torch_dataloader_utils.samples.layout import count_mixed, fill_mixed
+from torch_dataloader_utils.samples.fill import count_mixed, fill_mixed
 from torch_dataloader_utils.samples.sample_counts import cut_windows
 
 LENGTHS = [[[5, 0, 30, None, 12], [40, 3]], [[9] * 7], [[1], [2, 6]]]
@@ -91,19 +91,8 @@ def test_every_live_token_comes_once_over_ranks_and_a_chain_of_resumes(lengths, 
         plain = load(folder, None, columns=["tokens"], output_format="dict", **options)
         rows = [token for batch in plain for row in batch["tokens"] for token in row or ()]
         assume(rows)
-        state, received, repeated = None, Counter(), 0
-        while state is None or state["epoch"] == 0:
-            num_ranks = data.draw(st.integers(1, 3))
-            loaders = [load(folder, packing, num_ranks=num_ranks, rank=rank, **options) for rank in range(num_ranks)]
-            steps = data.draw(st.integers(1, 5))
-            for loader in loaders:
-                if state is not None:
-                    loader.load_state_dict(state)
-                repeated = loader.plan.repeated_rows
-                iterator = iter(loader)
-                received += delivered(itertools.islice(iterator, steps))
-                iterator.close()
-            state = json.loads(json.dumps(loaders[0].state_dict()))
+        batches, repeated = over_resumes(data, folder, packing, **options)
+    received = delivered(batches)
     assert set(received) == set(rows)
     assert repeated or sum(received.values()) == len(rows)
 

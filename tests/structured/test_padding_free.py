@@ -2,21 +2,27 @@
 
 import json
 import re
-import warnings
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.effort import effort
-from tests.structured.test_token_batches import BUDGET, OPTIONS, TOTAL, length_of, rows_of, write_texts
+from tests.structured.test_token_batches import (
+    BUDGET,
+    OPTIONS,
+    STOPS,
+    TOTAL,
+    check_resume_elsewhere,
+    length_of,
+    rows_of,
+    write_texts,
+)
 from tests.tables.iceberg.tables import TableWriter, field_of
-from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, TokenBatches, pack_tokens, scan_files
+from torch_dataloader_utils import IcebergDataset, PadRagged, StructuredDataset, TokenBatches, pack_tokens
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 
 pytestmark = [
@@ -132,40 +138,10 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
 
 
 @pytest.mark.slow
-@given(
-    step=st.integers(0, 60),
-    ranks=st.tuples(st.integers(1, 3), st.integers(1, 4)),
-    batch_sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    drop_last=st.tuples(st.booleans(), st.booleans()),
-    shuffle_rows=st.integers(1, 300),
-)
+@given(**STOPS)
 @settings(max_examples=effort(15), deadline=None)
-def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
-    inventory = scan_files(texts)
-
-    def start(job, rank):
-        options = {"batch_size": batch_sizes[job], "drop_last": drop_last[job], "shuffle_rows": shuffle_rows}
-        return load(texts, inventory=inventory, num_ranks=ranks[job], rank=rank, **options)
-
-    received, rest, state = [], [], None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # rows that come twice
-        for rank in range(ranks[0]):
-            loader = start(0, rank)
-            batches = iter(loader)
-            received += [rows_of(next(batches)) for _ in range(min(step, len(loader) - 1))]
-            state = loader.state_dict()
-        check_batches(received, batch_sizes[0])
-        for rank in range(ranks[1]):
-            loader = start(1, rank)
-            loader.load_state_dict(state)
-            plan = loader.plan
-            rest.append([rows_of(batch) for batch in loader])
-            check_batches(rest[-1], batch_sizes[1])
-    assert len(set(map(len, rest))) == 1
-    rows = [row for part in [*received, *chain.from_iterable(rest)] for row in part]
-    assert len(rows) - len(set(rows)) == plan.repeated_rows
-    assert TOTAL - len(set(rows)) == plan.dropped_rows
+def test_resume_on_another_topology_gives_the_other_rows(texts, **stop):
+    check_resume_elsewhere(load, check_batches, texts, **stop)
 
 
 def test_an_iceberg_table_with_deletes(tmp_path):

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -183,49 +184,49 @@ def test_resume_at_every_step_gives_the_other_batches(texts, num_ranks, num_work
         assert [rows_of(batch) for batch in resumed] == whole[step:]
 
 
-@pytest.mark.slow
-@given(
-    step=st.integers(0, 60),
-    ranks=st.tuples(st.integers(1, 3), st.integers(1, 4)),
-    batch_sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    drop_last=st.tuples(st.booleans(), st.booleans()),
-    shuffle_rows=st.integers(1, 300),
-)
-@settings(max_examples=effort(15), deadline=None)
-def test_resume_on_another_topology_gives_the_other_rows(texts, step, ranks, batch_sizes, drop_last, shuffle_rows):
-    def start(job, rank, state=None):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # rows that come twice
-            loader = load(
-                texts,
-                inventory=inventory,
-                num_ranks=ranks[job],
-                rank=rank,
-                batch_size=batch_sizes[job],
-                drop_last=drop_last[job],
-                shuffle_rows=shuffle_rows,
-            )
-            if state is not None:
-                loader.load_state_dict(state)
-            return loader
+STOPS = {
+    "step": st.integers(0, 60),
+    "ranks": st.tuples(st.integers(1, 3), st.integers(1, 4)),
+    "batch_sizes": st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    "drop_last": st.tuples(st.booleans(), st.booleans()),
+    "shuffle_rows": st.integers(1, 300),
+}
 
+
+def check_resume_elsewhere(load, check_batches, texts, *, step, ranks, batch_sizes, drop_last, shuffle_rows):
+    """Check that an epoch that stops after `step` batches goes on under other ranks and options with the other rows."""
     inventory = scan_files(texts)
-    received, state = [], None
-    for rank in range(ranks[0]):
-        loader = start(0, rank)
-        batches = iter(loader)
-        received += [rows_of(next(batches)) for _ in range(min(step, len(loader) - 1))]
-        state = loader.state_dict()
-    check_batches(received, batch_size=batch_sizes[0])
-    for rank in range(ranks[1]):
-        loader = start(1, rank, state)
-        plan = loader.plan
-        mine = [rows_of(batch) for batch in loader]
-        check_batches(mine, batch_size=batch_sizes[1])
-        received += mine
-    rows = [row for part in received for row in part]
+
+    def start(job, rank):
+        options = {"batch_size": batch_sizes[job], "drop_last": drop_last[job], "shuffle_rows": shuffle_rows}
+        return load(texts, inventory=inventory, num_ranks=ranks[job], rank=rank, **options)
+
+    received, rest, state = [], [], None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # rows that come twice
+        for rank in range(ranks[0]):
+            loader = start(0, rank)
+            batches = iter(loader)
+            received += [rows_of(next(batches)) for _ in range(min(step, len(loader) - 1))]
+            state = loader.state_dict()
+        check_batches(received, batch_size=batch_sizes[0])
+        for rank in range(ranks[1]):
+            loader = start(1, rank)
+            loader.load_state_dict(state)
+            plan = loader.plan
+            rest.append([rows_of(batch) for batch in loader])
+            check_batches(rest[-1], batch_size=batch_sizes[1])
+    assert len(set(map(len, rest))) == 1
+    rows = [row for part in [*received, *chain.from_iterable(rest)] for row in part]
     assert len(rows) - len(set(rows)) == plan.repeated_rows
     assert TOTAL - len(set(rows)) == plan.dropped_rows
+
+
+@pytest.mark.slow
+@given(**STOPS)
+@settings(max_examples=effort(15), deadline=None)
+def test_resume_on_another_topology_gives_the_other_rows(texts, **stop):
+    check_resume_elsewhere(load, check_batches, texts, **stop)
 
 
 def test_drop_last_leaves_out_batches_that_do_not_divide(texts):

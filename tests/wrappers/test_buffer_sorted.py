@@ -11,11 +11,7 @@ from torch.utils.data import DataLoader
 
 from tests.effort import effort
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError
-from torch_dataloader_utils.wrappers import (
-    BufferSortedDataset,
-    DatasetImplementingSortKeyProtocol,
-    ShardedDataset,
-)
+from torch_dataloader_utils.wrappers import BufferSortedDataset, DatasetImplementingSortKeyProtocol, ShardedDataset
 
 # Golden order of 10 items of equal length, buffers of 4, packs of 2, seed 42: a change breaks resumed runs.
 GOLDEN = {0: [1, 3, 0, 2, 7, 6, 4, 5, 8, 9], 1: [1, 2, 0, 3, 6, 5, 4, 7, 9, 8]}

@@ -29,6 +29,21 @@ def is_number(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type))
 
 
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether values are text or binary values."""
+    return is_utf8(data_type) or is_binary(data_type)
+
+
+def is_utf8(data_type: pa.DataType) -> bool:
+    """Return whether values are text."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
+
+
+def is_binary(data_type: pa.DataType) -> bool:
+    """Return whether values are binary values of any length."""
+    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
+
+
 def type_holds(data_type: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
     """Return whether `is_kind` is true of a type or of a type inside it; an extension type counts as its storage."""
     if isinstance(data_type, pa.BaseExtensionType):

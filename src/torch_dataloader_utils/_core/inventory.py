@@ -364,9 +364,9 @@ class Inventory:
         return np.flatnonzero(np.cumsum(border[:-1]))
 
     def num_members(self, groups: Int64s) -> Int64s | None:
-        """Return how many row groups are read for each of these, itself included; None: only itself.
+        """Return the number of row groups that are read for each of these, itself included; None: one row group each.
 
-        The next ones are the others of its packing window, or those with rows of its sequences.
+        The others follow it: row groups of its packing window, or row groups with rows of its sequences.
         """
         if self.sequences is not None:
             ends = np.cumsum(self.sequences.rows)

@@ -151,7 +151,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """How row groups are decoded: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. Rows do not depend on it.
+    """Options of decoding row groups: `decoding=Decoding(threads=4, ahead_bytes="1GiB")`. No option changes the rows.
 
     Attributes:
         threads: Number of row groups decoded at once; None for the number of processors, and at least 16 where files
@@ -195,11 +195,13 @@ class RayWorkers:
         actors: Number of processes that run the workers, as many as the cluster has room for; None for one process a
             worker.
         resources: Resources that Ray reserves for each actor: CPU, GPU, memory (bytes), and resources of your cluster.
-        prefetch: Most responses of each worker that are made or wait in Ray's object store. A response holds one batch,
-            or several batches up to 16 MiB.
-        max_restarts: How often a worker begins again with nothing received in between, before WorkerDiedError.
-        silence_seconds: How long the process of an actor may give no sign of life while a response is awaited, before
-            the actor counts as lost. An actor that waits for storage, decodes or runs functions gives signs of life.
+        prefetch: Number of responses of each worker that may be made or wait in Ray's object store. A response holds
+            one batch, or several batches up to 16 MiB.
+        max_restarts: Number of times that a worker begins again with nothing received in between, before
+            WorkerDiedError.
+        silence_seconds: Seconds without a sign of life from the process of an actor, while a response is awaited, after
+            which the actor counts as lost. An actor that waits for storage, decodes or runs functions gives signs of
+            life.
 
     Raises:
         ConfigTypeError, ConfigError: a value of another type or out of range.

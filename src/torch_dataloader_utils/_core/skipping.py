@@ -6,12 +6,7 @@ from itertools import islice
 from typing import Literal
 
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils.errors import (
-    ConfigError,
-    CorruptFileError,
-    DataError,
-    RowCountError,
-)
+from torch_dataloader_utils.errors import ConfigError, CorruptFileError, DataError, RowCountError
 
 OnError = Literal["raise", "skip"]
 

@@ -58,7 +58,7 @@ class Split:
 class Shard:
     """Splits of worker number `id`, in reading order.
 
-    row_count, size_bytes: For the strategy's own use; nobody else reads them.
+    row_count, size_bytes: For the strategy's own use; the library does not read these numbers.
     """
 
     id: int

@@ -58,7 +58,7 @@ class Metrics:
         stall_seconds: time in which the thread that makes batches (of the trainer or of a worker) waited for a row
             group.
         transform_seconds: time in which the thread that makes batches called `transform` and `collate_fn`.
-        handover_seconds: the rest of its time: cutting, joining, copying, pinning and moving batches.
+        handover_seconds: time in which the same thread cut, joined, copied, pinned and moved batches.
         wait_seconds: time that the trainer spent in `next()` of the loader's iterator.
         seconds: time in passes, the trainer's own work between batches included.
         queue_depth: row groups decoded and not used up yet, in all workers; 0 between passes.

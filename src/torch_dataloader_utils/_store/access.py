@@ -87,9 +87,9 @@ class RemoteOptions:
             obstore (extra fast-s3), which must never be used in a process that is forked afterwards. "auto" takes
             obstore for S3 if it is installed and does what s3fs would do with the same options, and fsspec's client
             otherwise, also in a process that was forked after obstore was used.
-        retry: When failed requests are sent again.
-        coalesce: Which neighbouring ranges share a request.
-        connections: Most connections of one process to the store.
+        retry: `RetryPolicy`: when failed requests are sent again.
+        coalesce: `CoalesceLimits`: which neighbouring ranges share a request.
+        connections: Largest number of connections of one process to the store.
         keep_footers: Whether footers, and results of reading a file whole (rows and keys of text, digests), are kept
             for the other processes of this host: in `cache` or, without one, in a directory that only this user can
             read; TORCH_DATALOADER_UTILS_CACHE names the directory.

@@ -31,7 +31,7 @@ class RetryPolicy:
         most_seconds: Limit for one request, all its attempts and waits together. S3 takes minutes to scale a prefix
             that is throttled, a restarted proxy some ten seconds. Each received 64 KiB of a file add a second, but no
             more than they took: a large read over a slow line is not given up. The first attempt has at least
-            progress_seconds, and so has a second one if the first used them up. To open a client does not count.
+            progress_seconds, and so has a second one if the first used them up. Opening a client does not count.
         first_delay_seconds: Wait before the second attempt; doubled each time up to most_delay_seconds, then multiplied
             by a random number between one half and one. A longer Retry-After of the server wins.
         progress_seconds: A reply that brings less than `progress_bytes` in this time is given up and requested again.

@@ -96,8 +96,8 @@ def examine(given: Mapping[str, Any]) -> Examination:
     """
     from torch_dataloader_utils._arrow.schema import decode_schema
     from torch_dataloader_utils._core.division import Share
-    from torch_dataloader_utils.datasets.build import build_rows
     from torch_dataloader_utils.datasets.options import TableOptions
+    from torch_dataloader_utils.datasets.table_rows import build_rows
     from torch_dataloader_utils.shape.specs import column_specs
 
     kind, inventory, access, options = _scanned(given)

@@ -2,22 +2,25 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from torch_dataloader_utils._core.arguments import check_flag
 from torch_dataloader_utils._core.division import Share
 from torch_dataloader_utils._core.inventory import Inventory, check_inventory
 from torch_dataloader_utils._core.option_fields import Checked, option
+from torch_dataloader_utils._core.paths import split_chain
 from torch_dataloader_utils._core.splits import DataFileInfo
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._runtime.user_warning import warn_user
-from torch_dataloader_utils._store import Credentials, RemoteOptions, StoreAccess, is_local, redact
+from torch_dataloader_utils._store import Credentials, LocalStore, RemoteOptions, StoreAccess, is_local, redact
+from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern
 from torch_dataloader_utils.datasets.options import CREDENTIALS_TEXT, REMOTE_TEXT, ScanOptions
 from torch_dataloader_utils.discover.hive import Hive, check_partitioning
 from torch_dataloader_utils.discover.paths import PathLike
 from torch_dataloader_utils.discover.scan import scan_paths
-from torch_dataloader_utils.formats.bad_files import lies_in
 from torch_dataloader_utils.formats.file_scan import Missing, ScanRequest, check_missing
 from torch_dataloader_utils.formats.registry import AUTO, format_wanted
 
@@ -140,6 +143,41 @@ def _check_place(inventory: Inventory, files: Files) -> None:
                 "read this one."
             )
             return
+
+
+def lies_in(file: str, path: str) -> bool:
+    """Return whether a file of an inventory is at the path or below it. A pattern counts up to its first wildcard.
+
+    Links and mounts that lead to the same local directory are that directory. Schemes and chains of URLs do not count:
+    they have several spellings (s3, s3a).
+
+    /data/trips/a.parquet       /data/trips, /data/trips/*.parquet, file:///data        True
+                                /data/tri, s3://data/other                              False
+    """
+    place = _place(path)
+    if f"{_place(file)}/".startswith(f"{place}/"):
+        return True
+    return is_local(file) and is_local(path) and _leads_to(place, file)
+
+
+def _place(path: str) -> str:
+    """Return the absolute local path, or a slash and the URL from its bucket or host on, up to the first wildcard.
+
+    The place has no slash at its end, so the root is empty.
+    """
+    if is_local(path):
+        place = os.path.abspath(os.path.expanduser(LocalStore().local_path(path)))  # noqa: PTH100, PTH111 - as listings
+        is_expanded = is_pattern(place) and not os.path.lexists(place)
+        return (before_wildcard(place) if is_expanded else place).rstrip("/")
+    own = next(part for part in split_chain(redact(path)) if "://" in part)
+    key = (before_wildcard(own) if is_pattern(own) else own).partition("://")[2]
+    return f"/{key.lstrip('/')}".rstrip("/")
+
+
+def _leads_to(place: str, file: str) -> bool:
+    with suppress(OSError):
+        return any(each.samefile(place or "/") for each in (Path(file), *Path(file).parents))
+    return False
 
 
 def _names(files: Files) -> list[str]:

@@ -20,17 +20,15 @@ from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils._store.process_local import ProcessLocal
-from torch_dataloader_utils.datasets.build import build_rows, read_spec
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.rank_agreement import Ranks
 from torch_dataloader_utils.datasets.row_counts import read_lengths
 from torch_dataloader_utils.datasets.source import Source, find_inventory
+from torch_dataloader_utils.datasets.table_rows import build_rows, read_spec
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.column_blocks import split_rows
 from torch_dataloader_utils.shape.lengths import check_has_lengths
-from torch_dataloader_utils.shape.specs import select_fields
 from torch_dataloader_utils.stream.block_cache import BlockCache, CacheInfo
-from torch_dataloader_utils.tables.metadata_columns import with_metadata_columns
 from torch_dataloader_utils.tables.reader import Reader, make_reader
 
 # Rows made at once by iterating: enough to hide the cost of a gather, few enough to hold as dicts.
@@ -60,16 +58,14 @@ class NumberedRows(Dataset[Any]):
         """Run the first two of the five steps of `build`, inventory and rows."""
         found, access = find_inventory(source, options, Ranks())
         rows = build_rows(found, options, access, Share(threads=options.threads))
-        schema = decode_schema(found.schema)
         self._inventory, self._reader, self._shaper = rows.inventory, rows.reader, rows.shaper
         self._space = RowSpace.of(rows.inventory.groups)
         self._threads = options.threads
         self._cache_bytes = int(row_options.cache_bytes)
-        names = schema.names if options.columns is None else options.columns
-        self._schema = select_fields(with_metadata_columns(schema, names), names)
+        self._schema = rows.selected
         self._length_reader: Reader | None = None
         if row_options.length_column is not None:
-            check_has_lengths(schema, row_options.length_column, "length_column")
+            check_has_lengths(decode_schema(found.schema), row_options.length_column, "length_column")
             self._length_reader = make_reader(read_spec(found, options, access, (row_options.length_column,)))
         # Lengths travel to workers with the data set, decoded row groups do not.
         self._known_lengths: Lengths | None = None

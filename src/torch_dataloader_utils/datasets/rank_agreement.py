@@ -9,12 +9,7 @@ from torch_dataloader_utils._core.inventory import short_digest
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.plan.strategy_call import find_strategy, strategy_name
-from torch_dataloader_utils.ranks.agree import (
-    add_over_ranks,
-    all_or_none,
-    counting_part,
-    takes_cpu_tensors,
-)
+from torch_dataloader_utils.ranks.agree import add_over_ranks, all_or_none, counting_part, takes_cpu_tensors
 from torch_dataloader_utils.ranks.compare import check_alike, name_of_call, options_record, publish
 from torch_dataloader_utils.ranks.resolve import mesh_members, resolve_ranks, running_ranks
 
@@ -38,7 +33,7 @@ class Ranks:
 
 
 def shows_bars(options: TableOptions) -> bool:
-    """Whether this process shows progress bars before the first batch. Rank 0 does, if show_progress is set."""
+    """Return whether this process shows progress bars before the first batch: rank 0 with show_progress."""
     return options.show_progress and options.rank == 0
 
 
@@ -74,7 +69,7 @@ def compared_options(options: TableOptions, num_ranks: int) -> dict[str, str]:
 
 
 def is_scanned_once(options: TableOptions, ranks: Ranks, *, is_remote: bool) -> bool:
-    """Whether rank 0 scans for all ranks.
+    """Return whether rank 0 scans for all ranks.
 
     By default each rank scans local files: each host may have a copy of the files, with times of its own.
     """
@@ -86,7 +81,7 @@ def is_scanned_once(options: TableOptions, ranks: Ranks, *, is_remote: bool) -> 
 
 
 def check_refreshable(num_ranks: int, peers: Sequence[int] | None) -> bool:
-    """Whether the ranks of a data set look for newer data together; False for a data set of one rank that is alone.
+    """Return whether the ranks of a data set look for newer data together; False for a process that reads alone.
 
     Args:
         peers: Global ranks of its mesh; () for the whole process group, None if ranks are not compared.

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import MAX_OFFSET
 from torch_dataloader_utils._arrow.number_batch import NumberBatch
-from torch_dataloader_utils._arrow.schema import all_nullable, as_nullable, is_list
+from torch_dataloader_utils._arrow.schema import all_nullable, as_nullable, is_binary, is_list, is_utf8
 from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
 
@@ -140,13 +140,10 @@ def _must_stay_large(column: pa.Array, wanted: pa.DataType) -> bool:
 
 
 def _is_text(data_type: pa.DataType) -> bool:
-    types = pa.types
-    return any(is_kind(data_type) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))
+    return is_utf8(data_type) or bool(pa.types.is_string_view(data_type))
 
 
 def _is_bytes(data_type: pa.DataType) -> bool:
-    types = pa.types
-    return any(
-        is_kind(data_type)
-        for is_kind in (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    return is_binary(data_type) or any(
+        is_kind(data_type) for is_kind in (pa.types.is_binary_view, pa.types.is_fixed_size_binary)
     )

@@ -64,6 +64,8 @@ _FAR_TIME = "is out of range for nanosecond resolution"
 _ARRAY = "Column() changed from object to array"
 # Texts of pyarrow for deltas that are wider than their numbers. Pages that were cut can give the same texts.
 _WIDE_DELTAS = ("InitBlock EOF", "InitHeader EOF")
+# Text of pyarrow for a list that is not as long as all lists of its type, and for a list that is not there.
+_NO_LIST = "Expected all lists to be of size="
 
 
 def error_unless_damage(
@@ -180,6 +182,12 @@ def _translated(error: BaseException, task: RowGroupTask, refused_columns: Calla
             "(PARQUET_VERSION v2) and arrow-go write them, which pyarrow cannot read and the compiled decoder can, in "
             "flat columns and lists (it may be off, or not built), or it is damaged. "
             f"{_way_round(refused_columns())} Another encoding will do (in DuckDB PARQUET_VERSION v1)."
+        )
+    if _NO_LIST in text:
+        return UnsupportedFeatureError(
+            f"{task.where} does not decode ({text}). Either a struct is null around a fixed-size list that may not be "
+            "null itself, which pyarrow cannot read, or the file is damaged. "
+            f"{_way_round(refused_columns())} Lists that may be null will do, and so will lists of any length."
         )
     return CorruptFileError(
         f"{task.where} does not decode ({text}). The file is damaged or is not what its name says; write it "

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from torch_dataloader_utils._arrow.schema import is_list, is_number
+from torch_dataloader_utils._arrow.schema import is_list, is_number, is_text
 from torch_dataloader_utils._arrow.xxh64 import ByteSpans, byte_spans, hash_bytes
 
 Weights = npt.NDArray[np.uint64]
@@ -67,7 +67,7 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
             return total + _sum_spans(spans, weights)
         of_items, _ = _spread(weights, counts)
         return total + _dot(weights, counts) * _LENGTH + _sum(items, of_items, (*place, 0), nulls)
-    if _is_text(kind):
+    if is_text(kind):
         return total + _sum_spans(byte_spans(array), weights)
     return total + sum(_dot(weights * _odd(i) if i else weights, words) for i, words in enumerate(_value_words(array)))
 
@@ -114,10 +114,6 @@ def _bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
     if not len(array):
         return np.zeros(0, np.uint8)
     return np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + len(array)) * width]
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
 
 
 def _dot(weights: Weights, values: npt.NDArray[Any]) -> int:

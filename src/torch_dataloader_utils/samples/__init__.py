@@ -21,7 +21,7 @@ from torch_dataloader_utils.samples.attention import (
     thd_cu_seqlens,
 )
 from torch_dataloader_utils.samples.conversations import Chat, Completion
-from torch_dataloader_utils.samples.layout import DocumentPieces, fill_best_fit, fill_greedily
+from torch_dataloader_utils.samples.fill import DocumentPieces, fill_best_fit, fill_greedily
 from torch_dataloader_utils.samples.preferences import Preference, branch_sums
 from torch_dataloader_utils.samples.sequences import Interval, Sequences
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking, pack_tokens

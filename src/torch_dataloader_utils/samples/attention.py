@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.samples.text import BRANCHES, LABELS, NOT_TRAINED
+from torch_dataloader_utils.samples.named_tokenizer import BRANCHES, LABELS, NOT_TRAINED
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 

@@ -7,17 +7,11 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.documents import is_integer_list, plain_type
-from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils._arrow.schema import is_list, is_utf8
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.samples.text import PADS, output_column, output_type
-from torch_dataloader_utils.samples.token_packing import (
-    PerDocument,
-    PerToken,
-    Source,
-    TokenPacking,
-    column_of,
-    is_own,
-)
+from torch_dataloader_utils.samples.named_tokenizer import PADS
+from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, Source, TokenPacking, column_of, is_own
+from torch_dataloader_utils.samples.tokenizing_reader import output_column, output_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +40,7 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
             f"pack_tokens: column {packing.column!r} is {arrow}, but tokens are a list of integers. For text pass "
             "tokenizer=, or tokenize first (torch_dataloader_utils.megatron.corpora.build_corpus does)."
         )
-    if packing.tokenizer is not None and not packing.tokenizer.columns and not _is_text(arrow):
+    if packing.tokenizer is not None and not packing.tokenizer.columns and not _is_text_or_conversation(arrow):
         raise ConfigError(
             f"pack_tokens: column {packing.column!r} is {arrow}, but a tokenizer takes text, or conversations (lists "
             "of structs). Leave tokenizer= out if the column holds tokens."
@@ -58,9 +52,8 @@ def token_type(schema: pa.Schema, packing: TokenPacking) -> pa.DataType:
     return token
 
 
-def _is_text(arrow: pa.DataType) -> bool:
-    is_conversation = is_list(arrow) and pa.types.is_struct(arrow.value_type)
-    return bool(pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or is_conversation)
+def _is_text_or_conversation(arrow: pa.DataType) -> bool:
+    return is_utf8(arrow) or (is_list(arrow) and bool(pa.types.is_struct(arrow.value_type)))
 
 
 def own_types(token: pa.DataType, packing: TokenPacking) -> dict[str, pa.DataType]:

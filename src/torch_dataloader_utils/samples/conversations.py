@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch_dataloader_utils._core.arguments import check_choice, check_column_name
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
-from torch_dataloader_utils.samples.text import (
+from torch_dataloader_utils.samples.named_tokenizer import (
     LABELS,
     MASKS,
     NOT_TRAINED,

@@ -16,15 +16,10 @@ from torch_dataloader_utils._observe.counters import Counts, count_thread_in, th
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError
 from torch_dataloader_utils.samples.batch_fields import PackedField
-from torch_dataloader_utils.samples.layout import (
-    count_greedy,
-    document_tokens,
-    lay_out,
-    over_long_cost,
-)
+from torch_dataloader_utils.samples.layout import count_greedy, document_tokens, lay_out, over_long_cost
 from torch_dataloader_utils.samples.sample_batch import PackedGroup
-from torch_dataloader_utils.samples.text import BAD_ROW, TokenizingReader
 from torch_dataloader_utils.samples.token_packing import PerDocument, PerToken, TokenPacking
+from torch_dataloader_utils.samples.tokenizing_reader import BAD_ROW, TokenizingReader
 from torch_dataloader_utils.tables.reader import Reader, join_row_groups, slice_rows
 
 # Row groups of one window that are read at once; several windows are read at the same time.

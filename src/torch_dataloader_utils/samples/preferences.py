@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.arguments import check_column_name, hold_integ
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.samples.attention import document_ids
 from torch_dataloader_utils.samples.conversations import as_messages, check_row, continue_prompt, hold_tokenizer, parsed
-from torch_dataloader_utils.samples.text import BRANCHES, LABELS, NOT_TRAINED, POSITIONS, REJECTED, TOKENS
+from torch_dataloader_utils.samples.named_tokenizer import BRANCHES, LABELS, NOT_TRAINED, POSITIONS, REJECTED, TOKENS
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch
 

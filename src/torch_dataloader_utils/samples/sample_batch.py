@@ -17,14 +17,8 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arrow.documents import Documents
 from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils.samples.layout import (
-    DocumentPieces,
-    Segments,
-    boundaries,
-    find_segments,
-    segment_sizes,
-    with_eod,
-)
+from torch_dataloader_utils.samples.fill import DocumentPieces
+from torch_dataloader_utils.samples.layout import Segments, boundaries, find_segments, segment_sizes, with_eod
 from torch_dataloader_utils.samples.token_packing import TokenPacking
 
 Array = npt.NDArray[Any]

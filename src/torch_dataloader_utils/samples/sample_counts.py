@@ -25,8 +25,8 @@ from torch_dataloader_utils.samples.packing_reader import (
     footer_counts,
     tokens_from_footer,
 )
-from torch_dataloader_utils.samples.text import TokenizingReader
 from torch_dataloader_utils.samples.token_packing import FIELDS, TokenPacking
+from torch_dataloader_utils.samples.tokenizing_reader import TokenizingReader
 
 _log = logging.getLogger(__name__)
 

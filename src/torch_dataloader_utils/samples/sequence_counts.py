@@ -21,9 +21,16 @@ from torch_dataloader_utils._core.division import Share, even_span
 from torch_dataloader_utils._core.inventory import Int64s, Inventory, SequencePlace, SequenceTable
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils.errors import DataError, NoDataError, plural
-from torch_dataloader_utils.samples.sequence_keys import KeyRows, broken_steps, group_hashes, how_to_sort, out_of_order
+from torch_dataloader_utils.samples.sequence_keys import (
+    KeyRows,
+    broken_steps,
+    group_hashes,
+    how_to_sort,
+    key_values,
+    out_of_order,
+)
 from torch_dataloader_utils.samples.sequence_layout import sequence_spans
-from torch_dataloader_utils.samples.sequences import Sequences
+from torch_dataloader_utils.samples.sequences import Sequences, key_type
 from torch_dataloader_utils.tables.reader import Reader
 
 
@@ -224,7 +231,7 @@ class _Counter:
         first_group, last_group, first, last = map(np.asarray, keys)
         is_same = np.append(False, first_group[1:] == last_group[:-1])
         if self._sequences.order is not None:
-            data_type = decode_schema(self._inventory.schema).field(self._sequences.order).type
+            data_type = key_type(decode_schema(self._inventory.schema), self._sequences.order)
             wrong, is_gap = broken_steps(last[:-1], first[1:], self._sequences, data_type)
             bad = np.flatnonzero(is_same[1:] & wrong) + 1
             if len(bad):
@@ -261,7 +268,7 @@ class _Counter:
             row = int(self._read(group).begins[number])
             before = rows if row else self._rows(int(here[index - 1]))
             old, new = (
-                {name: part.column(name)[at].as_py() for name in self._sequences.by}
+                {name: key_values(part, name)[at].as_py() for name in self._sequences.by}
                 for part, at in ((before, row - 1), (rows, row))
             )
             raise DataError(

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.documents import to_plain
+from torch_dataloader_utils._arrow.schema import nested_path, values_at
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.errors import DataError, NullValueError
 from torch_dataloader_utils.samples.sequences import Sequences
@@ -39,24 +40,29 @@ class KeyRows:
             DataError: rows of a group are not in order, or have a gap that is an error.
         """
         for name in (*sequences.by, *filter(None, [sequences.order])):
-            _check_nulls(name, rows.column(name), where)
+            _check_nulls(name, key_values(rows, name), where)
         is_new = np.zeros(max(rows.num_rows - 1, 0), dtype=np.bool_)
         for name in sequences.by:
-            values = to_plain(rows.column(name))
-            is_new |= _differs(values)
+            is_new |= _differs(to_plain(key_values(rows, name)))
         order = np.zeros(rows.num_rows, dtype=np.int64)
         if sequences.order is not None:
-            order = order_numbers(rows.column(sequences.order))
+            values = key_values(rows, sequences.order)
+            order = order_numbers(values)
             is_same = ~is_new
-            wrong, is_gap = broken_steps(order[:-1], order[1:], sequences, rows.schema.field(sequences.order).type)
+            wrong, is_gap = broken_steps(order[:-1], order[1:], sequences, values.type)
             if (wrong & is_same).any():
                 row = int(np.flatnonzero(wrong & is_same)[0]) + 1
                 raise out_of_order(rows.slice(row - 1, 1), rows.slice(row, 1), sequences, f"{where}, live row {row}")
             is_new |= is_gap
         events = None
         if sequences.has_events:
-            events = np.flatnonzero(rows.column(str(sequences.at)).fill_null(False).to_numpy(zero_copy_only=False))
+            events = np.flatnonzero(key_values(rows, str(sequences.at)).fill_null(False).to_numpy(zero_copy_only=False))
         return cls(begins=np.flatnonzero(is_new) + 1, order=order, events=events)
+
+
+def key_values(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """Return the values of a key: of a column, or of a field of a struct by its dotted name."""
+    return values_at(rows, nested_path(rows.schema, name))
 
 
 def _differs(values: pa.Array) -> Bools:
@@ -96,7 +102,7 @@ def group_hashes(rows: pa.RecordBatch, sequences: Sequences) -> Int64s:
     """Return a hash of the group of each row, 64 bits; rows of one group have the same."""
     hashes = np.zeros(rows.num_rows, dtype=np.uint64)
     for seed, name in enumerate(sequences.by):
-        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + hash_values(rows.column(name), seed)
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + hash_values(key_values(rows, name), seed)
     return hashes.view(np.int64)
 
 
@@ -115,7 +121,7 @@ def out_of_order(before: pa.RecordBatch, after: pa.RecordBatch, sequences: Seque
     old, new = _value(before, name), _value(after, name)
     group = "".join(f" of {each}={_value(before, each)}" for each in sequences.by)
     step = f"{where}: {name}={new} follows {name}={old}{group}"
-    if order_numbers(after.column(name))[0] < order_numbers(before.column(name))[0]:
+    if order_numbers(key_values(after, name))[0] < order_numbers(key_values(before, name))[0]:
         return DataError(f"{step}, so the rows are not in order. {how_to_sort(sequences)}")
     if old == new:
         return DataError(f"{step}: equal values with gaps=. Remove the duplicates, or leave gaps= out.")
@@ -132,4 +138,4 @@ def how_to_sort(sequences: Sequences) -> str:
 
 
 def _value(row: pa.RecordBatch, name: str) -> Any:
-    return row.column(name)[0].as_py()
+    return key_values(row, name)[0].as_py()

@@ -114,7 +114,7 @@ class SequenceBlock:
 
     @property
     def stored_rows(self) -> int:
-        """Number of rows of which the sequences are parts."""
+        """Number of rows in memory; sequences are ranges of these rows."""
         return self.rows[0].num_rows
 
     @property

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.documents import plain_type
+from torch_dataloader_utils._arrow.schema import field_at, nested_path
 from torch_dataloader_utils._core.arguments import (
     check_choice,
     check_column_name,
@@ -107,19 +108,20 @@ class Sequences:
 
     Attributes:
         length: Number of rows before the horizon; None for whole runs, of any length.
-        horizon: Number of rows after them. None: 0, and 1 with `at`.
+        horizon: Number of rows of the horizon, which follows these rows. None: 0, and 1 with `at`.
         stride: Number of rows from the start of a sequence to the start of the next one.
-        by: Column or columns whose values name the group; () for one group.
+        by: Column or columns whose values name the group; () for one group. `by`, `order` and `at` may name a field of
+            a struct ("user.id").
         order: Column of integers, dates or times that orders the rows of a group; None trusts the stored order, which
             files have and tables do not.
-        gaps: What a gap in `order` does: an `Interval`; "split" and "error" are Interval(1, ...), for an order of
+        gaps: Action at a gap in `order`: an `Interval`; "split" and "error" are Interval(1, ...), for an order of
             integers; None: steps are of any length, and rows of equal order stay in their stored order.
-        incomplete: What becomes of sequences with fewer than `length` rows: "drop" leaves these out, "pad" puts
+        incomplete: Treatment of sequences with fewer than `length` rows: "drop" leaves these out, "pad" puts
             padding (zeros, None in Python lists, null in Arrow) before the first row, "ragged" gives rows of several
             lengths. The horizon is always complete. None: "drop", and "pad" with `at`.
         at: "every row", or the name of a column of bools: a sequence for every row (where the column is true) whose
             horizon begins with that row. The row needs an earlier row in its run.
-        targets: Columns or stacks with a `_target`; None: all that are neither static nor known.
+        targets: Columns or stacks with a `_target`; None: all columns and stacks that are neither static nor known.
         known: Columns or stacks with a `_future`, which are known in advance; `order` is one of them.
         static: Columns or stacks of one value a group.
 
@@ -210,23 +212,24 @@ class Sequences:
         gaps = self.interval and [self.interval.nanoseconds or self.interval.step, self.interval.at_gap]
         return json.dumps({**shown, "by": list(self.by), "gaps": gaps, "drops": self.incomplete == "drop"})
 
-    def check_columns(self, schema: pa.Schema) -> None:
+    def check_fits(self, schema: pa.Schema, *, is_table: bool) -> None:
         """Raise ConfigError unless the columns exist and have types that name groups, order rows or mark rows."""
-        for name in self.key_columns:
-            if schema.names.count(name) != 1:
-                raise ConfigError(
-                    f"Sequences: column {name!r} is not in the data set; {which_column(name, schema.names)}"
-                )
+        if self.order is None and is_table:
+            raise ConfigError(
+                "Sequences without order= take rows in the order of files, and files of a table have random names. "
+                'Pass order="timestamp", the column that orders the rows of a group.'
+            )
+        found = {name: key_type(schema, name) for name in self.key_columns}
         for name in self.by:
-            if not repeats_exactly(schema.field(name).type):
+            if not repeats_exactly(found[name]):
                 raise ConfigError(
-                    f"Sequences.by={name!r} is {schema.field(name).type}: pass a column with values that repeat "
-                    "exactly, such as integers, text or dates."
+                    f"Sequences.by={name!r} is {found[name]}: pass a column with values that repeat exactly, such as "
+                    "integers, text or dates."
                 )
         if self.order is not None:
-            self._check_order(self.order, plain_type(schema.field(self.order).type))
-        if self.has_events and not pt.is_boolean(schema.field(self.at).type):
-            raise ConfigError(f'Sequences.at={self.at!r} is {schema.field(self.at).type}: pass "every row" or bools.')
+            self._check_order(self.order, plain_type(found[self.order]))
+        if self.has_events and not pt.is_boolean(found[str(self.at)]):
+            raise ConfigError(f'Sequences.at={self.at!r} is {found[str(self.at)]}: pass "every row" or bools.')
 
     def _check_order(self, name: str, found: pa.DataType) -> None:
         is_time = pt.is_temporal(found) and not pt.is_interval(found)
@@ -244,6 +247,18 @@ class Sequences:
             return None if self.interval is None else int(self.interval.step)  # type: ignore[arg-type]  # an int
         unit = "d" if pt.is_date32(order) else "ms" if pt.is_date64(order) else order.unit
         return self.interval.nanoseconds // _NANOSECONDS[unit]
+
+
+def key_type(schema: pa.Schema, name: str) -> pa.DataType:
+    """Return the type of a key: a column, or a field of a struct by its dotted name.
+
+    Raises:
+        ConfigError: there is no such column or field, or two of them.
+    """
+    path = nested_path(schema, name)
+    if not path:
+        raise ConfigError(f"Sequences: column {name!r} is not in the data set; {which_column(name, schema.names)}")
+    return field_at(schema.field(path[0]), path).type
 
 
 def check_sequences(name: str, value: object) -> Sequences:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch_dataloader_utils._core.arguments import check_choice, check_column_name, hold_flags, hold_integers
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
-from torch_dataloader_utils.samples.text import PADS, NamedTokenizer
+from torch_dataloader_utils.samples.named_tokenizer import PADS, NamedTokenizer
 
 Fill = Literal["greedy", "best_fit"]
 OverLong = Literal["cut", "truncate", "drop", "error"]

@@ -12,15 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.documents import Documents
+from torch_dataloader_utils._arrow.schema import is_utf8
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store import LocalStore
-from torch_dataloader_utils.errors import (
-    ConfigError,
-    ConfigTypeError,
-    MissingDependencyError,
-    SchemaError,
-    of_type,
-)
+from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, MissingDependencyError, SchemaError, of_type
 
 # A function of the texts of one batch. It returns one flat list, or array, of whole numbers for each text.
 Tokenizer = Callable[[list[str]], Sequence[Sequence[int]]]
@@ -34,7 +29,7 @@ def tokenize(column: pa.Array, tokenizer: Tokenizer, where: str) -> Documents:
     Raises:
         SchemaError: the column is not text, or the tokenizer did not return one flat list of integers for each text.
     """
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not is_utf8(column.type):
         raise SchemaError(f"{where} has the type {column.type}; a tokenizer needs text.")
     texts = column.to_pylist()
     lists = tokenizer(texts) if texts else []

@@ -128,21 +128,6 @@ def is_ragged(data_type: pa.DataType) -> bool:
     return bool(pt.is_list(data_type) or pt.is_large_list(data_type))
 
 
-def is_text(data_type: pa.DataType) -> bool:
-    """Return whether values are text or binary values."""
-    return is_utf8(data_type) or is_binary(data_type)
-
-
-def is_utf8(data_type: pa.DataType) -> bool:
-    """Return whether values are text."""
-    return bool(pt.is_string(data_type) or pt.is_large_string(data_type))
-
-
-def is_binary(data_type: pa.DataType) -> bool:
-    """Return whether values are binary values of any length."""
-    return bool(pt.is_binary(data_type) or pt.is_large_binary(data_type))
-
-
 def is_bool8(data_type: pa.DataType) -> bool:
     """Return whether this is Arrow's canonical extension type of bools of one byte."""
     return isinstance(data_type, pa.BaseExtensionType) and data_type.extension_name == "arrow.bool8"

@@ -12,16 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from torch_dataloader_utils._arrow.schema import is_utf8
 from torch_dataloader_utils.errors import CorruptFileError, NullValueError, plural
-from torch_dataloader_utils.shape.arrow_types import (
-    ListType,
-    NumberType,
-    ObjectType,
-    element_of,
-    is_utf8,
-    numpy_dtype,
-    raw_type,
-)
+from torch_dataloader_utils.shape.arrow_types import ListType, NumberType, ObjectType, element_of, numpy_dtype, raw_type
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows
 from torch_dataloader_utils.shape.raw_numbers import Bools, RawNumbers, plain, raw_lists, raw_numbers, validity
 from torch_dataloader_utils.shape.reused_memory import new_tensor

@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from torch_dataloader_utils._arrow.schema import is_list
+from torch_dataloader_utils._arrow.schema import is_binary, is_list, is_text, is_utf8
 from torch_dataloader_utils._arrow.xxh64 import Words, byte_spans, hash_bytes, hash_integers, integer_words
 from torch_dataloader_utils._core.arguments import check_integer, check_seed, hold_integers
 from torch_dataloader_utils._core.inventory import Int64s, short_digest
 from torch_dataloader_utils._core.paths import check_path
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, DataError, of_type, which_column
 from torch_dataloader_utils.formats.parquet.trailer import open_checked
-from torch_dataloader_utils.shape.arrow_types import decoded_type, is_binary, is_text, is_utf8
+from torch_dataloader_utils.shape.arrow_types import decoded_type
 from torch_dataloader_utils.shape.raw_numbers import change_items, plain, validity
 
 _NUMBER = pa.int64()
@@ -62,7 +62,7 @@ class Hash:
         return self.buckets
 
     def numbers(self, values: pa.Array) -> Int64s:
-        """Return the bucket of each value; undefined for nulls."""
+        """Return the bucket of each value, int64 [values]; undefined for nulls."""
         hashed = _integer_hashes(values, self.seed) if pt.is_integer(values.type) else _text_hashes(values, self.seed)
         buckets: Int64s = (hashed % np.uint64(self.buckets)).astype(np.int64)
         return buckets
@@ -138,7 +138,7 @@ class Vocabulary:
         return max(known, self.unknown) + 1
 
     def numbers(self, values: pa.Array) -> Int64s:
-        """Return the number of each value; undefined for nulls."""
+        """Return the number of each value, int64 [values]; undefined for nulls."""
         if not len(self):
             return np.full(len(values), self.unknown, dtype=np.int64)
         keys = self._keys(values)

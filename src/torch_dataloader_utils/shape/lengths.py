@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.schema import is_number
+from torch_dataloader_utils._arrow.schema import is_number, is_text
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.shape.arrow_types import decoded_type, is_ragged, is_text
+from torch_dataloader_utils.shape.arrow_types import decoded_type, is_ragged
 from torch_dataloader_utils.shape.raw_numbers import plain
 
 

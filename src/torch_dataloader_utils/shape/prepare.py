@@ -17,12 +17,12 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.number_batch import NumberBatch
-from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
+from torch_dataloader_utils._arrow.schema import FieldPath, is_text, nested_path
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
-from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify, is_text
+from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify
 from torch_dataloader_utils.shape.casting import Room, converted
 from torch_dataloader_utils.shape.dtypes import NumberTarget, find_targets, number_element, target_of, with_number_type
 from torch_dataloader_utils.shape.encode import Bytes, Encoder, encoded, encoded_schema

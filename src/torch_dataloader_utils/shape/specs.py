@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
+from torch_dataloader_utils._arrow.schema import FieldPath, is_binary, is_utf8, nested_path
 from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.shape.arrow_types import (
     ColumnType,
@@ -20,9 +20,7 @@ from torch_dataloader_utils.shape.arrow_types import (
     ObjectType,
     classify,
     element_of,
-    is_binary,
     is_ragged,
-    is_utf8,
     numpy_dtype,
     raw_type,
 )

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.documents import plain_type, to_plain
+from torch_dataloader_utils._arrow.schema import is_text
 from torch_dataloader_utils._arrow.xxh64 import ByteSpans, Words, byte_spans, hash_bytes, hash_integers, integer_words
 from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask, StringColumn
 from torch_dataloader_utils._core.option_values import Holdout
@@ -153,7 +154,7 @@ def repeats_exactly(data_type: pa.DataType) -> bool:
     plain = plain_type(data_type.storage_type if isinstance(data_type, pa.BaseExtensionType) else data_type)
     kinds = (
         *(pt.is_integer, pt.is_boolean, pt.is_decimal, pt.is_date, pt.is_time, pt.is_timestamp, pt.is_duration),
-        *(pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary),
+        *(is_text, pt.is_fixed_size_binary),
     )
     return any(is_kind(plain) for is_kind in kinds)
 

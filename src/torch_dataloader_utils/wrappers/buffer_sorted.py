@@ -22,11 +22,7 @@ from torch_dataloader_utils._core.permute import Purpose, permutation, random_wo
 from torch_dataloader_utils._runtime.shared_memory import SharedEpoch
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.shape.ragged import filled
-from torch_dataloader_utils.wrappers.stateful import (
-    load_nested_state,
-    nested_state,
-    read_items,
-)
+from torch_dataloader_utils.wrappers.stateful import load_nested_state, nested_state, read_items
 
 ItemT = TypeVar("ItemT")
 ItemT_co = TypeVar("ItemT_co", covariant=True)

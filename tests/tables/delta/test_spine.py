@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.cli.shell import one_line, tdu, tdu_json
 from tests.tables.delta.reading import in_order, read_rows
 from tests.tables.delta.tables import LONG, STRING, HandTable, add, column, remove
+from tests.tables.passes import OPTIONS, check_ranks, check_resume
 from torch_dataloader_utils import (
     CheckpointMismatchError,
     DataFileInfo,
@@ -30,13 +32,7 @@ from torch_dataloader_utils import (
     scan_delta,
     scan_files,
 )
-from torch_dataloader_utils.errors import (
-    ConfigError,
-    NoDataError,
-    NullValueError,
-    StoreError,
-    UnsupportedFeatureError,
-)
+from torch_dataloader_utils.errors import ConfigError, NoDataError, NullValueError, StoreError, UnsupportedFeatureError
 
 GONE = {7, 100, 101, 259}
 
@@ -104,49 +100,14 @@ def test_rows_say_where_they_lie(table: HandTable) -> None:
         read_rows(str(table.root), columns=["_row_id"])
 
 
-OPTIONS: dict[str, Any] = {
-    "columns": ["id"],
-    "batch_size": 7,
-    "split_rows": 20,
-    "shuffle": True,
-    "shuffle_rows": 30,
-    "num_workers": 0,
-}
-
-
 def test_ranks_take_equal_steps_and_together_every_live_row_once(table: HandTable) -> None:
-    steps, ids = [], []
-    for rank in range(3):
-        loader, dataset = DeltaDataset.create_dataloader(table.root, num_ranks=3, rank=rank, **OPTIONS)
-        batches = [batch["id"].tolist() for batch in loader]
-        assert len(batches) == len(loader) == dataset.plan.steps
-        steps.append(len(batches))
-        ids += [value for batch in batches for value in batch]
-    assert len(set(steps)) == 1
-    assert sorted(set(ids)) == live_ids()
+    check_ranks(partial(DeltaDataset.create_dataloader, table.root), live_ids())
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_resumed_pass_gives_the_rest_in_threads_and_in_processes(table: HandTable, num_workers: int) -> None:
-    def loader() -> Any:
-        return DeltaDataset.create_dataloader(table.root, **{**OPTIONS, "num_workers": num_workers})
-
-    first, dataset = loader()
-    dataset.set_epoch(2)
-    whole = [batch["id"].tolist() for batch in first]
-    stopped, dataset = loader()
-    dataset.set_epoch(2)
-    begun = []
-    for batch in stopped:
-        begun.append(batch["id"].tolist())
-        if len(begun) == 3:
-            state = stopped.state_dict()
-            break
-    resumed, _ = loader()
-    resumed.load_state_dict(state)
-    assert begun + [batch["id"].tolist() for batch in resumed] == whole
-    assert sorted(value for batch in whole for value in batch) == live_ids()
+    check_resume(partial(DeltaDataset.create_dataloader, table.root), live_ids(), num_workers)
 
 
 def test_a_state_is_bound_to_its_version(table: HandTable) -> None:

@@ -112,29 +112,9 @@ class TableWriter:
 
     # -- data
 
-    def append(
-        self,
-        rows: list[dict[str, Any]],
-        *,
-        partition: tuple[Any, ...] = (),
-        rows_per_group: int = 1000,
-        file_format: str = "parquet",
-        without_ids: bool = False,
-        without_columns: tuple[str, ...] = (),
-        with_split_offsets: bool | int = True,  # a number: so many of them
-        schema: Schema | None = None,
-    ) -> str:
-        """One data file; its path as the metadata spells it."""
-        entry = self.new_file(
-            rows,
-            partition=partition,
-            rows_per_group=rows_per_group,
-            file_format=file_format,
-            without_ids=without_ids,
-            without_columns=without_columns,
-            with_split_offsets=with_split_offsets,
-            schema=schema,
-        )
+    def append(self, rows: list[dict[str, Any]], **options: Any) -> str:
+        """One data file, see `new_file`; its path as the metadata spells it."""
+        entry = self.new_file(rows, **options)
         self.commit("append", [entry])
         return entry.path
 

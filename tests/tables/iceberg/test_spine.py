@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from pyiceberg.types import NestedField, StructType
 
 from tests.tables.iceberg.tables import TableWriter, field_of, ids, numbered
+from tests.tables.passes import OPTIONS, check_ranks, check_resume
 from torch_dataloader_utils import (
     CheckpointMismatchError,
     DataFileInfo,
@@ -71,42 +73,14 @@ def live_ids() -> list[int]:
     return [100 * f + i for f in range(4) for i in range(60) if i % 6 != 2 and 100 * f + i not in gone]
 
 
-OPTIONS = {"columns": ["id"], "batch_size": 7, "split_rows": 20, "shuffle": True, "shuffle_rows": 30, "num_workers": 0}
-
-
 def test_ranks_take_equal_steps_and_together_every_live_row_once(table: TableWriter) -> None:
-    steps, ids = [], []
-    for rank in range(3):
-        loader, dataset = IcebergDataset.create_dataloader(table.metadata, num_ranks=3, rank=rank, **OPTIONS)
-        batches = [batch["id"].tolist() for batch in loader]
-        assert len(batches) == len(loader) == dataset.plan.steps
-        steps.append(len(batches))
-        ids += [value for batch in batches for value in batch]
-    assert len(set(steps)) == 1
-    assert sorted(ids) == live_ids()
+    check_ranks(partial(IcebergDataset.create_dataloader, table.metadata), live_ids())
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_resumed_pass_gives_the_rest_in_threads_and_in_processes(table: TableWriter, num_workers: int) -> None:
-    def loader() -> tuple[object, IcebergDataset]:
-        return IcebergDataset.create_dataloader(table.metadata, None, **{**OPTIONS, "num_workers": num_workers})
-
-    first, dataset = loader()
-    dataset.set_epoch(2)
-    whole = [batch["id"].tolist() for batch in first]
-    stopped, dataset = loader()
-    dataset.set_epoch(2)
-    begun = []
-    for batch in stopped:
-        begun.append(batch["id"].tolist())
-        if len(begun) == 3:
-            state = stopped.state_dict()
-            break
-    resumed, _ = loader()
-    resumed.load_state_dict(state)
-    assert begun + [batch["id"].tolist() for batch in resumed] == whole
-    assert sorted(value for batch in whole for value in batch) == live_ids()
+    check_resume(partial(IcebergDataset.create_dataloader, table.metadata), live_ids(), num_workers)
 
 
 def test_a_state_is_bound_to_its_snapshot(table: TableWriter) -> None:

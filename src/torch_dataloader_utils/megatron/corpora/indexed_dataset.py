@@ -11,14 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from torch_dataloader_utils._core.arguments import check_flag
-from torch_dataloader_utils._store import (
-    Credentials,
-    RemoteOptions,
-    Secret,
-    StoreAccess,
-    open_store,
-    redact,
-)
+from torch_dataloader_utils._store import Credentials, RemoteOptions, Secret, StoreAccess, open_store, redact
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, NoDataError, UnsupportedFeatureError
 from torch_dataloader_utils.megatron.corpora.corpus_files import (
     Identities,

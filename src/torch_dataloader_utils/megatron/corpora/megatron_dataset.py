@@ -26,7 +26,7 @@ class MegatronDataset(Dataset[Sample], ABC):
         indexed_indices: exposed elements of the corpus, as a range or an array of ids.
         num_samples: number of samples wanted; None for one pass.
         index_split: the split that the samples belong to.
-        config: everything else.
+        config: all other options.
     """
 
     def __init__(

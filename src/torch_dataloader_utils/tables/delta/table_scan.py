@@ -11,12 +11,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
 from torch_dataloader_utils._arrow.schema import case_error, column_names, flat_schema, in_other_case
 from torch_dataloader_utils._core.arguments import hold_flags
-from torch_dataloader_utils._core.inventory import (
-    FileFormat,
-    Int64s,
-    Inventory,
-    PartitionColumn,
-)
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s, Inventory, PartitionColumn
 from torch_dataloader_utils._core.skipping import OnError
 from torch_dataloader_utils._core.table_file import TableFields, TableFile, field_id
 from torch_dataloader_utils._runtime.parallel import OnProgress

@@ -43,12 +43,7 @@ from torch_dataloader_utils.tables.iceberg.deletes import (
     find_deleted_positions,
     index_equality_deletes,
 )
-from torch_dataloader_utils.tables.iceberg.fields import (
-    arrow_schema,
-    key_schema,
-    metadata_column_hint,
-    name_ids,
-)
+from torch_dataloader_utils.tables.iceberg.fields import arrow_schema, key_schema, metadata_column_hint, name_ids
 from torch_dataloader_utils.tables.iceberg.file_pruning import FilePruner, ManifestJudge
 from torch_dataloader_utils.tables.iceberg.filter_expressions import pruning_expression, translate
 from torch_dataloader_utils.tables.iceberg.manifests import Content

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils._arrow.documents import (
-    Documents,
-    is_integer_list,
-    list_documents,
-    plain_type,
-    to_plain,
-)
+from torch_dataloader_utils._arrow.documents import Documents, is_integer_list, list_documents, plain_type, to_plain
 from torch_dataloader_utils._core.arguments import (
     check_executor,
     check_flag,
