@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from tests.engine import needs_engine
+
+pytestmark = [pytest.mark.slow, needs_engine]  # `tdu doctor` says what reads the columns
 
 ROOT = Path(__file__).parents[2]
 

@@ -303,7 +303,9 @@ def test_trying_ends_with_the_cap_and_says_how_long_it_tried(server: S3Server, a
     before = thread_counts().retries
     with pytest.raises(StoreError, match=r"HTTP 503 SlowDown, request REQUEST-ID; \d+ attempts in \d+\.\d s"):
         store.ranges(url, [(0, 4)])
-    assert server.rules[0].seen == thread_counts().retries - before + 1 >= 2
+    attempts = thread_counts().retries - before + 1
+    assert attempts - 1 <= server.rules[0].seen <= attempts  # the cap may cut the last attempt before it is sent
+    assert attempts >= 2
 
 
 def test_retry_after_is_waited_for_and_counts_against_the_cap(server: S3Server, access: StoreAccess) -> None:
