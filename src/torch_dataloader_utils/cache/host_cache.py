@@ -118,10 +118,10 @@ class OpenCache:
         entries = {span: _Entry(key.entry_name(span), span[1], into.get(span)) for span in spans}
         missed: list[Span] = []
 
-        def count_and_fetch(missing: Sequence[Span]) -> list[Buffer]:
+        def count_and_fetch(missing: Sequence[Span]) -> dict[Span, Buffer]:
             missed.extend(missing)
             count("cache_events", "misses", len(missing))
-            return fetch(missing)
+            return dict(zip(missing, fetch(missing), strict=True))
 
         found = self._obtain(entries, count_and_fetch, wait_seconds)
         hits = entries.keys() - set(missed)
@@ -152,7 +152,16 @@ class OpenCache:
 
     def once(self, key: ValueKey, make: Callable[[], Buffer], wait_seconds: float) -> Buffer:
         """Return a value: from the disk, or made and kept, by one thread and process as in `ranges`."""
-        return self._obtain({key: _Entry(key.entry_name)}, lambda _: [make()], wait_seconds)[key]
+        return self.once_each([key], lambda _: {key: make()}, wait_seconds)[key]
+
+    def once_each(
+        self,
+        keys: Sequence[ValueKey],
+        make: Callable[[Sequence[ValueKey]], Mapping[ValueKey, Buffer]],
+        wait_seconds: float,
+    ) -> dict[ValueKey, Buffer]:
+        """Return the values as `once`, without the values that `make` leaves out."""
+        return self._obtain({key: _Entry(key.entry_name) for key in keys}, make, wait_seconds)
 
     def get(self, key: ValueKey | TokensKey) -> Buffer | None:
         """Return a value, or tokens, if they are kept."""
@@ -161,21 +170,22 @@ class OpenCache:
     def put(self, key: ValueKey | TokensKey, value: Buffer) -> None:
         """Keep a value, or tokens, unless another process is making them."""
         with self._claims({key: _Entry(key.entry_name)}) as claims:
-            self._keep(claims.get(key), value)
+            self._keep([(claims.get(key), value)])
 
     def _obtain(
         self,
         entries: Mapping[_Wanted, _Entry],
-        fetch: Callable[[Sequence[_Wanted]], list[Buffer]],
+        fetch: Callable[[Sequence[_Wanted]], Mapping[_Wanted, Buffer]],
         wait_seconds: float,
     ) -> dict[_Wanted, Buffer]:
-        """Return the bytes of each entry, found or fetched."""
+        """Return the bytes of each entry, found or fetched; without the entries that `fetch` leaves out."""
         found: dict[_Wanted, Buffer] = {}
+        left_out: set[_Wanted] = set()
         begin, poll = time.monotonic(), _FIRST_POLL_SECONDS
         while True:
             if not self._reading.is_open:
                 found |= self._read_all({each: entry for each, entry in entries.items() if each not in found})
-            missing = {each: entry for each, entry in entries.items() if each not in found}
+            missing = {each: entry for each, entry in entries.items() if each not in found and each not in left_out}
             if not missing:
                 return found
             with self._claims(missing) as claims:
@@ -183,9 +193,10 @@ class OpenCache:
                 found |= self._read_all({each: missing[each] for each, claim in claims.items() if claim is not None})
                 claimed = [each for each in claims if each not in found]
                 if claimed:
-                    for each, data in zip(claimed, fetch(claimed), strict=True):
-                        found[each] = data
-                        self._keep(claims[each], data)
+                    fetched = fetch(claimed)
+                    self._keep([(claims[each], data) for each, data in fetched.items()])
+                    found |= fetched
+                    left_out.update(each for each in claimed if each not in fetched)
             if not claims and (waited := time.monotonic() - begin) > wait_seconds:
                 self._revoke(missing.values(), waited)
             elif not claims:
@@ -249,11 +260,12 @@ class OpenCache:
                     with self._tolerating_faults(self._keeping):
                         claim.release()
 
-    def _keep(self, claim: Claim | None, data: Buffer) -> None:
-        if claim is None or not 0 < len(data) <= MOST_ENTRY_BYTES or self._keeping.is_open:
+    def _keep(self, entries: Iterable[tuple[Claim | None, Buffer]]) -> None:
+        kept = [(claim, data) for claim, data in entries if claim is not None and 0 < len(data) <= MOST_ENTRY_BYTES]
+        if not kept or self._keeping.is_open:
             return
         with self._tolerating_faults(self._keeping):
-            count("cache_events", "evictions", self._index.keep(claim, data))
+            count("cache_events", "evictions", self._index.keep(kept))
             self._keeping.succeeded()
 
     def _revoke(self, entries: Iterable[_Entry], waited_seconds: float) -> None:
