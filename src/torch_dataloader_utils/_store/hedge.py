@@ -95,9 +95,7 @@ class Race:
 
     def start(self) -> None:
         """Begin a request."""
-        task = asyncio.ensure_future(self._fetch())
-        task.add_done_callback(_look_at_error)
-        self._started[task] = time.monotonic()
+        self._started[asyncio.ensure_future(self._fetch())] = time.monotonic()
 
     def begun(self) -> None:
         """Note that the reply of the calling task begins; cancel all others.
@@ -113,10 +111,13 @@ class Race:
         for other in self._started.keys() - {task}:
             other.cancel()
 
-    def cancel(self) -> None:
-        """Cancel all requests that have not ended."""
+    def end(self) -> None:
+        """Cancel the requests that have not ended; asyncio logs errors that nobody has looked at, so look at all."""
         for task in self._started:
-            task.cancel()
+            if task.cancel():
+                task.add_done_callback(_error)
+            else:
+                _error(task)
 
     def error(self) -> BaseException | None:
         """Return the error of the winner, or the most telling error of all if no reply has begun."""
@@ -145,15 +146,9 @@ async def run_races(
             await asyncio.wait([task for race in races for task in race.tasks])
     finally:
         for race in races:
-            race.cancel()
+            race.end()
     return [race.error() for race in races]
 
 
 def _error(task: asyncio.Task[None]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-def _look_at_error(task: asyncio.Task[None]) -> None:
-    # asyncio logs errors that nobody has looked at, such as that of a request whose answer is no longer needed.
-    if not task.cancelled():
-        task.exception()

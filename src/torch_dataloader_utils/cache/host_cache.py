@@ -222,9 +222,8 @@ class OpenCache:
     def _read_all(self, entries: Mapping[_Wanted, _Entry]) -> dict[_Wanted, Buffer]:
         """Return the entries that are on the disk."""
         found: dict[_Wanted, Buffer] = {}
-        for wanted, (name, length, into) in entries.items():
+        for wanted, (name, length, into) in self._in_place(entries, self._reading).items():
             with self._tolerating_faults(self._reading):
-                self._make()
                 try:
                     data = self._files.read(name, length, into)
                 except DamagedEntryError:
@@ -239,17 +238,14 @@ class OpenCache:
     @contextmanager
     def _claims(self, entries: Mapping[_Wanted, _Entry]) -> Iterator[dict[_Wanted, Claim | None]]:
         """Yield the claims of free entries, released at the end; None for an entry to be fetched without a claim."""
-        claims: dict[_Wanted, Claim | None] = {}
+        claims: dict[_Wanted, Claim | None] = dict.fromkeys(entries)
         try:
             if self._reading.is_open or self._keeping.is_open:
                 count("cache_events", "bypassed", len(entries))
-                claims.update(dict.fromkeys(entries))
                 entries = {}
-            for wanted, (name, length, _) in entries.items():
-                claims[wanted] = None
+            for wanted, (name, length, _) in self._in_place(entries, self._keeping).items():
                 if length is None or 0 < length <= MOST_ENTRY_BYTES:
                     with self._tolerating_faults(self._keeping):
-                        self._make()
                         claims[wanted] = self._files.claim(name)
                         if claims[wanted] is None:
                             del claims[wanted]
@@ -274,6 +270,14 @@ class OpenCache:
         for entry in entries:
             with self._tolerating_faults(self._keeping):
                 self._files.revoke(entry.name)
+
+    def _in_place(self, entries: Mapping[_Wanted, _Entry], breaker: Breaker) -> Mapping[_Wanted, _Entry]:
+        """Return the entries; none if the directory cannot be made, or is not this user's alone."""
+        if entries:
+            with self._tolerating_faults(breaker):
+                self._make()
+                return entries
+        return {}
 
     def _make(self) -> None:
         """Make the directory, unless it is as this process left it, and check that only this user can enter it."""
