@@ -88,11 +88,11 @@ def test_silent_replies_of_several_files_are_overtaken(
 
     def silence(server: S3Server, request: Any, reply: Any) -> None:
         server.outlasted += not server.done.wait(10)
+        raise ConnectionAbortedError  # a later test would count this request
 
     server.rules += [Rule(silence, key="data/3"), Rule(silence, key="data/9")]
     hedging = replace(reading, remote=replace(reading.remote, retry=replace(QUICK, hedge_share=1)))
     assert scan_files(URL, storage_options=hedging).num_rows == total
-    server.done.set()
 
 
 @pytest.mark.parametrize("together", [1, 5, 16])

@@ -107,9 +107,7 @@ def test_files_that_are_alike_have_the_numbers_that_pyarrow_gives(
 ) -> None:
     """pyarrow parses the first footer of a kind, and no other."""
     for rows, nulls in files:
-        columns = {
-            f"c{place}": pa.array([None] * nulls + [TYPES[each]] * rows, each) for place, each in enumerate(types)
-        }
+        values = [pa.array([None] * nulls + [TYPES[each]] * rows, each) for each in types]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.table(values, [f"c{place}" for place in range(len(types))]), sink, row_group_size=16)
         data = sink.getvalue()
