@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import entry_points
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
 from torch_dataloader_utils._core.paths import codec_of, redact
 from torch_dataloader_utils._runtime.parallel import in_batches, map_in_order, map_quick, threads_for
@@ -23,6 +24,9 @@ from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanReq
 from torch_dataloader_utils.formats.orc import ORC
 from torch_dataloader_utils.formats.parquet.format import PARQUET
 from torch_dataloader_utils.formats.text.format import CSV, CSV_PIPE, CSV_SEMICOLON, JSON, TSV
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.formats.file_format import ScanTogether
 
 FORMATS = (PARQUET, ORC, CSV, JSON, ARROW, TSV, CSV_SEMICOLON, CSV_PIPE)
 """Formats of this package. A new format is one module and its name here."""
@@ -149,12 +153,16 @@ def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | 
     return _checked_scan(request, item, partial(request.format.scan, store, item, request))
 
 
-def _scan_together(store: Store, request: ScanRequest, items: Sequence[ScanItem]) -> list[FileScan | BadFile]:
-    scan_together = request.format.scan_together
-    if scan_together is None:
-        return [scan_file(store, request, item) for item in items]
-    scans = scan_together(store, items, request)
-    return [_checked_scan(request, item, scan) for item, scan in zip(items, scans, strict=True)]
+def _begun_scans(
+    store: Store, request: ScanRequest, begin: "ScanTogether", items: Sequence[ScanItem]
+) -> list[tuple[ScanItem, Callable[[], FileScan]]]:
+    return list(zip(items, begin(store, items, request), strict=True))
+
+
+def _ended_scans(
+    request: ScanRequest, begun: Sequence[tuple[ScanItem, Callable[[], FileScan]]]
+) -> list[FileScan | BadFile]:
+    return [_checked_scan(request, item, scan) for item, scan in begun]
 
 
 def _checked_scan(request: ScanRequest, item: ScanItem, scan: Callable[[], FileScan]) -> FileScan | BadFile:
@@ -173,20 +181,28 @@ def scanned(
     store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
 ) -> Iterator[Iterator[FileScan | BadFile]]:
     """Scan the items in order, in the executor. Without an executor, threads are started and end here."""
+    begin = None if store.is_local or executor is not None else request.format.scan_together
+    if begin is not None:
+        with _scanned_together(store, request, items, begin) as scans:
+            yield scans
+        return
     threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else REMOTE_THREADS
-    are_together = executor is None and not store.is_local and request.format.scan_together is not None
-    if are_together:
-        threads //= _SCANS_TOGETHER
+    # `map_quick` is for short work: not for remote stores, counting lines, or an executor that the user passed.
+    map_scans = map_in_order if executor is not None or request.format.is_text or not store.is_local else map_quick
     pool: AbstractContextManager[Executor] = (
         threads_for(threads, "tdu-scan") if executor is None else nullcontext(executor)
     )
     with pool as runs:
-        scan = partial(scan_file, store, request)
-        if are_together:
-            batches = in_batches(items, repeat(_SCANS_TOGETHER))
-            yield chain.from_iterable(map_in_order(partial(_scan_together, store, request), batches, runs, 4 * threads))
-        # `map_quick` is for short work: not for remote stores, counting lines, or an executor that the user passed.
-        elif executor is not None or request.format.is_text or not store.is_local:
-            yield map_in_order(scan, items, runs, 4 * threads)
-        else:
-            yield map_quick(scan, items, runs, 4 * threads)
+        yield map_scans(partial(scan_file, store, request), items, runs, 4 * threads)
+
+
+@contextmanager
+def _scanned_together(
+    store: Store, request: ScanRequest, items: Iterable[ScanItem], begin: "ScanTogether"
+) -> Iterator[Iterator[FileScan | BadFile]]:
+    """Scan the items in order, many at a time: some threads request footers, and others decode them."""
+    requesting, decoding = REMOTE_THREADS // _SCANS_TOGETHER, min(available_cpus(), _MOST_LOCAL_THREADS)
+    batches = in_batches(items, repeat(_SCANS_TOGETHER))
+    with threads_for(requesting, "tdu-footers") as requests, threads_for(decoding, "tdu-scan") as runs:
+        begun = map_in_order(partial(_begun_scans, store, request, begin), batches, requests, 2 * requesting)
+        yield chain.from_iterable(map_in_order(partial(_ended_scans, request), begun, runs, 2 * decoding))
