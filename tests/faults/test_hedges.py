@@ -15,7 +15,7 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._observe.counters import thread_counts
 from torch_dataloader_utils._store import RemoteOptions, StoreAccess, hedge, open_store
 from torch_dataloader_utils._store.conditional_reads import RangeReply
-from torch_dataloader_utils._store.hedge import ReplyTimes, fetch_hedged
+from torch_dataloader_utils._store.hedge import Race, ReplyTimes, run_races
 from torch_dataloader_utils.errors import StoreError
 
 BACKENDS = ["fsspec", "obstore"] if importlib.util.find_spec("obstore") else ["fsspec"]
@@ -127,12 +127,12 @@ def test_a_reply_that_begins_second_takes_no_byte() -> None:
                 # A client that takes no notice of a cancellation.
                 with suppress(asyncio.CancelledError):
                     await first_may_begin.wait()
-            races[0].begun()
+            race.begun()
             taken.append(name)
             first_may_begin.set()
 
-        races: list[Any] = []
-        await fetch_hedged(fetch, ReplyTimes(), 1.0, races.append, lambda: None)
+        race = Race(ReplyTimes(), fetch)
+        assert await run_races([race], ReplyTimes(), 1.0, lambda: None) == [None]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hedge, "_UNKNOWN_SECONDS", 0.0)
@@ -194,7 +194,8 @@ def test_an_interrupted_fetch_cancels_both_requests() -> None:
                 cancelled.append(1)
                 raise
 
-        fetching = asyncio.ensure_future(fetch_hedged(fetch, ReplyTimes(), 1.0, lambda race: None, lambda: None))
+        times = ReplyTimes()
+        fetching = asyncio.ensure_future(run_races([Race(times, fetch)], times, 1.0, lambda: None))
         await under_way.wait()
         fetching.cancel()
         with pytest.raises(asyncio.CancelledError):

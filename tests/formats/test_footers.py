@@ -3,15 +3,22 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine import needs_engine
 from tests.faults.hostile_files import chunk, column, group, parquet, row_group, write_huge_footer
 from tests.formats.encrypted import write_encrypted
 from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._store import Tail
 from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.checks import check_places
+from torch_dataloader_utils.formats.file_scan import ScanRequest
+from torch_dataloader_utils.formats.parquet import scan as parquet_scan
+from torch_dataloader_utils.formats.parquet.format import PARQUET
 from torch_dataloader_utils.formats.parquet.scan import check_total
 
 GOOD = np.array([[3, 30, 4, 20], [UNKNOWN, 20, 24, 10]], dtype=np.int64)
@@ -79,3 +86,36 @@ def test_a_footer_that_contradicts_itself_is_refused_before_pyarrow_sees_it(tmp_
     (tmp_path / "a.parquet").write_bytes(parquet(schema, groups, len(groups), bytes(40)))
     with pytest.raises(CorruptFileError, match=f"a.parquet: the footer contradicts itself: .*{message}"):
         scan_files(tmp_path)
+
+
+TYPES = {
+    pa.int64(): 7,
+    pa.float32(): 0.5,
+    pa.string(): "a",
+    pa.list_(pa.int32()): [1, None],
+    pa.struct({"x": pa.int16(), "y": pa.string()}): {"x": 1, "y": None},
+}
+
+
+@given(
+    types=st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=4),
+    files=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=2, max_size=4),
+    chosen=st.sampled_from([None, ("c0",), ("c0", "c1.x")]),
+)
+def test_files_that_are_alike_have_the_numbers_that_pyarrow_gives(
+    types: list[pa.DataType], files: list[tuple[int, int]], chosen: tuple[str, ...] | None
+) -> None:
+    """pyarrow parses the first footer of a kind, and no other."""
+    for rows, nulls in files:
+        values = [pa.array([None] * nulls + [TYPES[each]] * rows, each) for each in types]
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table(values, [f"c{place}" for place in range(len(types))]), sink, row_group_size=16)
+        data = sink.getvalue()
+        tail = Tail(data=memoryview(data), size=data.size, identity="one")
+        schema, groups, counted = parquet_scan._counted_footer(tail, "a", ScanRequest(format=PARQUET, columns=chosen))
+        file = pq.ParquetFile(pa.BufferReader(data))
+        assert schema.equals(file.schema_arrow, check_metadata=True)
+        known = parquet_scan._Columns.of(file.metadata, schema, chosen)
+        assert np.array_equal(groups, parquet_scan._rows_by_pyarrow(file.metadata, known.leaves))
+        nulls_by_pyarrow = known.nulls(parquet_scan._nulls_by_pyarrow(file.metadata, known.counted))
+        assert np.array_equal(counted, nulls_by_pyarrow)

@@ -25,6 +25,7 @@ SMALL = {
     "lanes": ["0.02", "1"],
     "length_bucketing": ["--rows", "5000"],
     "memory": ["8", "0.02", "1"],
+    "many_objects": ["--objects", "40", "--rounds", "1"],
     "observing": [],
     "pack_tokens": ["1", "1"],
     "packing_schedules": ["--seeds", "1", "--rounds", "1"],

@@ -18,9 +18,9 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def is_at(descriptor: int, place: Path) -> bool:
+def is_at(descriptor: int, place: str | Path) -> bool:
     """Return whether the open file is still the file at this path."""
     try:
-        return os.path.samestat(os.fstat(descriptor), place.lstat())
+        return os.path.samestat(os.fstat(descriptor), os.lstat(place))
     except (FileNotFoundError, NotADirectoryError):
         return False

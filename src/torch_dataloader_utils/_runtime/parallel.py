@@ -59,12 +59,17 @@ def map_quick(function: Callable[[T], R], items: Iterable[T], executor: Executor
     `most_tasks` tasks are under way or not yet yielded. An error in a task is raised before the results of the task's
     earlier items.
     """
-    source, quick = iter(items), QuickWork()
-    batches = takewhile(bool, (list(islice(source, size)) for size in chain(_FIRST_BATCHES, repeat(_ITEMS_A_TASK))))
+    quick, batches = QuickWork(), in_batches(items, chain(_FIRST_BATCHES, repeat(_ITEMS_A_TASK)))
     while not quick.is_over and (batch := next(batches, None)):
         yield from quick.each(function, batch)
     tasks = map_in_order(partial(_map_all, function), batches, executor, most_tasks)
     yield from chain.from_iterable(tasks)
+
+
+def in_batches(items: Iterable[T], sizes: Iterable[int]) -> Iterator[list[T]]:
+    """Return an iterator of lists of so many items, the last of which may be shorter."""
+    source = iter(items)
+    return takewhile(bool, (list(islice(source, size)) for size in sizes))
 
 
 def _map_all(function: Callable[[T], R], items: Iterable[T]) -> list[R]:

@@ -22,6 +22,7 @@ from torch_dataloader_utils._store.diagnosis import is_refusal
 from torch_dataloader_utils._store.foresight import Foresight
 from torch_dataloader_utils._store.interface import (
     TAIL_BYTES,
+    BegunTail,
     CoalesceLimits,
     FileEntry,
     FileStat,
@@ -40,6 +41,7 @@ from torch_dataloader_utils.cache.host_cache import HostCache
 __all__ = [
     "MOST_READ_BYTES",
     "TAIL_BYTES",
+    "BegunTail",
     "Buffer",
     "CoalesceLimits",
     "Credentials",

@@ -71,6 +71,11 @@ class RangeReply:
             self._memory = memoryview(bytearray(self._memory))
 
     @property
+    def is_missing(self) -> bool:
+        """Whether any byte is still to come."""
+        return self.have < self.span[1]
+
+    @property
     def missing(self) -> tuple[int, int]:
         """First and last byte that are still to come."""
         return self.span[0] + self.have, sum(self.span) - 1

@@ -13,7 +13,7 @@ import asyncio
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from torch_dataloader_utils._store.diagnosis import StalledError
@@ -72,18 +72,30 @@ class ReplyTimes:
 
 
 class Race:
-    """Requests for the same bytes, of which the first that begins wins."""
+    """Requests for the same bytes, of which the first that begins wins.
 
-    def __init__(self, times: ReplyTimes) -> None:
+    fetch: Function that sends one request, calls `begun` when its reply begins, and only then takes bytes.
+    """
+
+    def __init__(self, times: ReplyTimes, fetch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._times = times
-        self._tasks: dict[asyncio.Task[None], float] = {}
+        self._fetch = fetch
+        self._started: dict[asyncio.Task[None], float] = {}
         self.winner: asyncio.Task[None] | None = None
 
-    def start(self, fetch: Callable[[], Awaitable[None]]) -> None:
+    @property
+    def tasks(self) -> Collection[asyncio.Task[None]]:
+        """The requests so far."""
+        return self._started.keys()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no reply has begun and no request has ended."""
+        return self.winner is None and not any(task.done() for task in self._started)
+
+    def start(self) -> None:
         """Begin a request."""
-        task = asyncio.ensure_future(_awaited(fetch))
-        task.add_done_callback(_look_at_error)
-        self._tasks[task] = time.monotonic()
+        self._started[asyncio.ensure_future(self._fetch())] = time.monotonic()
 
     def begun(self) -> None:
         """Note that the reply of the calling task begins; cancel all others.
@@ -92,66 +104,51 @@ class Race:
             StalledError: another reply has begun already.
         """
         task = asyncio.current_task()
-        if self.winner is not None or task not in self._tasks:
+        if self.winner is not None or task not in self._started:
             raise StalledError("the reply to another request for the same bytes began before")
         self.winner = task
-        self._times.began(time.monotonic() - self._tasks[task])
-        for other in self._tasks.keys() - {task}:
+        self._times.began(time.monotonic() - self._started[task])
+        for other in self._started.keys() - {task}:
             other.cancel()
 
-    async def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all requests have ended, or for some seconds; return whether one begins or ended."""
-        done, _ = await asyncio.wait(self._tasks, timeout=seconds)
-        return bool(done) or self.winner is not None
+    def end(self) -> None:
+        """Cancel the requests that have not ended; asyncio logs errors that nobody has looked at, so look at all."""
+        for task in self._started:
+            if task.cancel():
+                task.add_done_callback(_error)
+            else:
+                _error(task)
 
-    def cancel(self) -> None:
-        """Cancel all requests that have not ended."""
-        for task in self._tasks:
-            task.cancel()
-
-    def result(self) -> None:
-        """Raise the error of the winner, or the most telling error of all if no reply has begun."""
-        if self.winner is not None:
-            return self.winner.result()
-        ended = sorted(self._tasks, key=lambda task: isinstance(task.exception(), StalledError))
-        return ended[0].result()
+    def error(self) -> BaseException | None:
+        """Return the error of the winner, or the most telling error of all if no reply has begun."""
+        ended = [_error(task) for task in self._started if self.winner in (None, task)]
+        return min(ended, key=lambda error: isinstance(error, StalledError))
 
 
-async def fetch_hedged(
-    fetch: Callable[[], Awaitable[None]],
-    times: ReplyTimes,
-    share: float,
-    note_race: Callable[[Race], None],
-    note_hedge: Callable[[], None],
-) -> None:
-    """Fetch; send the request a second time if its reply does not begin.
+async def run_races(
+    races: Sequence[Race], times: ReplyTimes, share: float, note_hedge: Callable[[], None]
+) -> list[BaseException | None]:
+    """Run all races at once, and return their errors. A request is sent again if its reply does not begin.
 
-    fetch: Function that sends one request, calls `Race.begun` when its reply begins, and only then takes bytes.
-    share: Most second requests, as a share of all requests of the client.
-    note_race: Function that gets the race before it begins. note_hedge: Function to call for a second request.
-
-    Raises:
-        Any error of `fetch`.
+    times: Times of the client that all requests are for. share: Most second requests, as a share of all requests of the
+    client. note_hedge: Function to call for a second request.
     """
-    race = Race(times)
-    note_race(race)
-    times.sent()
     try:
-        race.start(fetch)
-        if not await race.wait(times.limit_seconds) and times.allows_hedge(share):
-            note_hedge()
-            race.start(fetch)
-        await race.wait()
+        for race in races:
+            times.sent()
+            race.start()
+        _, late = await asyncio.wait([task for race in races for task in race.tasks], timeout=times.limit_seconds)
+        for race in races if late else ():
+            if race.is_silent and times.allows_hedge(share):
+                note_hedge()
+                race.start()
+        if late:
+            await asyncio.wait([task for race in races for task in race.tasks])
     finally:
-        race.cancel()
-    race.result()
+        for race in races:
+            race.end()
+    return [race.error() for race in races]
 
 
-async def _awaited(fetch: Callable[[], Awaitable[None]]) -> None:
-    await fetch()
-
-
-def _look_at_error(task: asyncio.Task[None]) -> None:
-    # asyncio logs errors that nobody has looked at, such as that of a request whose answer is no longer needed.
-    if not task.cancelled():
-        task.exception()
+def _error(task: asyncio.Task[None]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()

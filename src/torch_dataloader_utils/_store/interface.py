@@ -1,6 +1,6 @@
 """The interface of all stores: identity of a file, its tail, and ranges of its bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -75,6 +75,18 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BegunTail:
+    """Tail that one attempt was made to read.
+
+    data: The bytes; None if more attempts have to follow. end: Function that makes more attempts if need be, and
+    returns the tail, or raises as `Store.tail`.
+    """
+
+    data: Buffer | None
+    end: Callable[[], Tail]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoalesceLimits:
     """Limits up to which spans share a read.
 
@@ -123,6 +135,10 @@ class Store(Protocol):
 
         With the `stat` of a listing, this is one request; the reply is checked against its size.
         """
+        ...
+
+    def begin_tails(self, files: Sequence[FileEntry], length: int) -> list[BegunTail]:
+        """Make one attempt at the tail of each file, at all files at once where the client can do that."""
         ...
 
     def ranges(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import filter as matching_names
+from functools import partial
 from glob import has_magic
 from itertools import islice
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow as pa
 from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, short_read
-from torch_dataloader_utils._store.interface import CoalesceLimits, FileEntry, FileStat, Listing, Tail
+from torch_dataloader_utils._store.interface import BegunTail, CoalesceLimits, FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.store_errors import dead_link, translated
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern
 from torch_dataloader_utils.cache.entries import OpenEntry
@@ -169,6 +170,10 @@ class LocalStore:
         if have != len(buffer):
             raise short_read(path, f"the last {len(buffer)} bytes gave {have}")
         return Tail(data=buffer.toreadonly(), size=now.size, identity=now.identity)
+
+    def begin_tails(self, files: Sequence[FileEntry], length: int) -> list[BegunTail]:
+        """Return tails that are read when they end."""
+        return [BegunTail(data=None, end=partial(self.tail, file.path, length, file.stat)) for file in files]
 
     def ranges(
         self,

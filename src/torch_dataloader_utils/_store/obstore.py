@@ -152,7 +152,8 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
         WrongReplyError: fewer or more bytes. OtherObjectError: another object. StalledError: the reply stopped.
         Any other error of obstore.
     """
-    bucket, name = filesystem._split_path(key)
+    # `_split_path` parses the key as a URL, which takes as long as all else here.
+    bucket, name = filesystem._split_path(key) if "://" in key else key.partition("/")[::2]
     first, last = reply.missing
     options: dict[str, Any] = {"range": (first, last + 1)}
     if reply.identity is not None:

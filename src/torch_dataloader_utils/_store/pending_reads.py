@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsspec.asyn import get_loop
 
@@ -19,8 +19,8 @@ from torch_dataloader_utils._store.conditional_reads import (
     fetch_from_http,
     fetch_from_s3,
 )
-from torch_dataloader_utils._store.diagnosis import Kind, WrongReplyError, diagnose
-from torch_dataloader_utils._store.hedge import Race, ReplyTimes, fetch_hedged
+from torch_dataloader_utils._store.diagnosis import Kind, OverdueError, WrongReplyError, diagnose
+from torch_dataloader_utils._store.hedge import Race, ReplyTimes, run_races
 from torch_dataloader_utils._store.hub import fetch_from_hub
 from torch_dataloader_utils._store.obstore import fetch_from_obstore
 from torch_dataloader_utils._store.retry import Attempts, RetryPolicy
@@ -40,6 +40,14 @@ _FETCHES: dict[str, Fetch] = {
 _UNHEDGED = (fetch_from_gcs, fetch_from_azure)
 
 
+class _Ahead(NamedTuple):
+    """Attempt that was made ahead: the client, the errors, and the time of its end."""
+
+    filesystem: Any
+    failures: Sequence[BaseException]
+    end: float
+
+
 class PendingReads:
     """Spans of one file, to be read at the planned identity, in the memory that `into` has for them."""
 
@@ -51,8 +59,8 @@ class PendingReads:
         into: Mapping[Span, memoryview] = MappingProxyType({}),
     ) -> None:
         self._replies = [RangeReply(span, identity, into.get(span)) for span in spans]
-        self._attempts = attempts
-        self._num_hedges = 0
+        self.attempts = attempts
+        self._ahead: _Ahead | None = None
 
     @property
     def data(self) -> list[Buffer]:
@@ -70,74 +78,101 @@ class PendingReads:
         return bool(self._missing())
 
     def _missing(self) -> list[RangeReply]:
-        return [reply for reply in self._replies if reply.have < reply.span[1]]
+        return [reply for reply in self._replies if reply.is_missing]
 
     def fetch(self, filesystem: Any, key: str) -> None:
-        """Make one attempt at all missing bytes.
+        """Make one attempt at all missing bytes, unless `fetch_ahead` has just made it with this client.
 
         Raises:
             The most severe failure, if any request failed (of equal failures, the first by offset). Received bytes are
             kept for the next attempt.
         """
-        missing = self._missing()
-        before = self._received_bytes()
-        thread_counts().requests += len(missing)
-        fetch = _fetch_of(filesystem)
-        begin, ended = time.perf_counter(), list[float]()
-        try:
-            if fetch is None:
-                errors = _sync(filesystem, key, missing)
-            else:
-                works = _all(self._send(fetch, filesystem, key, reply, ended) for reply in missing)
-                # The Hub's client has no loop; fsspec's loop runs it.
-                loop = getattr(filesystem, "loop", None) or get_loop()
-                errors = self._run(loop, works, missing)
-        finally:
-            received = self._received_bytes()
-            self._attempts.received(received)
-            thread_counts().fetched_bytes += received - before
-            hedges, self._num_hedges = self._num_hedges, 0
-            thread_counts().requests += hedges
-            thread_counts().hedges += hedges
-            # Given-up requests count with the whole time, as do requests of a client that reports only the end of all.
-            num_requests = len(missing) + hedges
-            ends = (ended + [time.perf_counter()] * num_requests)[:num_requests]
-            count_times(end - begin for end in ends)
-        failures = [error for error in errors if error is not None]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self.attempts.leave_out(time.monotonic() - ahead.end)
+        if ahead is not None and ahead.filesystem is filesystem:
+            failures = ahead.failures
+        else:
+            (failures,) = _attempt(filesystem, [(key, self)])
         if failures:
             raise max(failures, key=_hardness)
-
-    def _run(self, loop: Any, works: Any, replies: Sequence[RangeReply]) -> list[BaseException | None]:
-        try:
-            return run_on_loop(loop, works, self._left_seconds)
-        except BaseException:
-            # Requests under way end a little later, when the caller may have other plans for its memory.
-            for reply in replies:
-                reply.detach()
-            raise
-
-    async def _send(self, fetch: Fetch, filesystem: Any, key: str, reply: RangeReply, ended: list[float]) -> None:
-        """Fetch one reply, by a second request too if the first is silent; append the time at which each ended."""
-        policy = self._attempts.policy
-        call = partial(_timed, partial(fetch, filesystem, key, reply, policy), ended)
-        if policy.hedge_share == 0 or fetch in _UNHEDGED:
-            await call()
-            return
-
-        def begin(race: Race) -> None:
-            reply.note_begun = race.begun
-
-        def note_hedge() -> None:
-            self._num_hedges += 1
-
-        await fetch_hedged(call, ReplyTimes.of(filesystem), policy.hedge_share, begin, note_hedge)
 
     def _received_bytes(self) -> int:
         return sum(reply.have for reply in self._replies)
 
     def _left_seconds(self) -> float:
-        self._attempts.received(self._received_bytes())
-        return self._attempts.left_seconds
+        self.attempts.received(self._received_bytes())
+        return self.attempts.left_seconds
+
+
+def can_fetch_ahead(filesystem: Any) -> bool:
+    """Return whether the client sends requests for several files at once."""
+    return _fetch_of(filesystem) is not None
+
+
+def fetch_ahead(filesystem: Any, reads: Sequence[tuple[str, PendingReads]]) -> None:
+    """Make one attempt at the missing bytes of all files together; `PendingReads.fetch` tells what failed.
+
+    reads: Key and spans of each file, with the attempts of one policy.
+    """
+    for (_, read), failures in zip(reads, _attempt(filesystem, reads), strict=True):
+        read._ahead = _Ahead(filesystem, failures, time.monotonic())
+
+
+def _attempt(filesystem: Any, reads: Sequence[tuple[str, PendingReads]]) -> list[list[BaseException]]:
+    """Request all missing bytes at once, and return the errors of each file; count what was asked and received."""
+    replies = [(key, reply) for key, read in reads for reply in read._missing()]
+    counts, before = thread_counts(), sum(read._received_bytes() for _, read in reads)
+    counts.requests += len(replies)
+    begin, ended, hedges = time.perf_counter(), list[float](), list[None]()
+    try:
+        failures = _failures(filesystem, replies, [read for _, read in reads], ended, hedges)
+    finally:
+        for _, read in reads:
+            read.attempts.received(read._received_bytes())
+        counts.fetched_bytes += sum(read._received_bytes() for _, read in reads) - before
+        counts.requests += len(hedges)
+        counts.hedges += len(hedges)
+        # Given-up requests count with the whole time, as do requests of a client that reports only the end of all.
+        num_requests = len(replies) + len(hedges)
+        ends = (ended + [time.perf_counter()] * num_requests)[:num_requests]
+        count_times(end - begin for end in ends)
+    return [[failures[reply] for reply in read._replies if reply in failures] for _, read in reads]
+
+
+def _failures(
+    filesystem: Any,
+    replies: Sequence[tuple[str, RangeReply]],
+    reads: Sequence[PendingReads],
+    ended: list[float],
+    hedges: list[None],
+) -> dict[RangeReply, BaseException]:
+    """Request all replies at once, and return the errors.
+
+    replies: Replies of `reads`, each with its key. ended: List that gets the time at which each request ended. hedges:
+    List that gets an item for each second request.
+    """
+    fetch, policy = _fetch_of(filesystem), reads[0].attempts.policy
+    if fetch is None:
+        errors = _sync(filesystem, replies[0][0], [reply for _, reply in replies])
+    else:
+        calls = [
+            (reply, partial(_timed, partial(fetch, filesystem, key, reply, policy), ended)) for key, reply in replies
+        ]
+        share = 0.0 if fetch in _UNHEDGED else policy.hedge_share
+        works = _all(calls, ReplyTimes.of(filesystem), share, partial(hedges.append, None))
+        # The Hub's client has no loop; fsspec's loop runs it.
+        loop = getattr(filesystem, "loop", None) or get_loop()
+        try:
+            errors = run_on_loop(loop, works, lambda: max(read._left_seconds() for read in reads))
+        except BaseException as error:
+            # Requests under way end a little later, when the caller may have other plans for its memory.
+            for _, reply in replies:
+                reply.detach()
+            if not isinstance(error, OverdueError):
+                raise
+            errors = [error if reply.is_missing else None for _, reply in replies]
+    return {reply: error for (_, reply), error in zip(replies, errors, strict=True) if error is not None}
 
 
 def _fetch_of(filesystem: Any) -> Fetch | None:
@@ -146,8 +181,20 @@ def _fetch_of(filesystem: Any) -> Fetch | None:
     return next((fetch for name, fetch in _FETCHES.items() if module == name or module.startswith(f"{name}.")), None)
 
 
-async def _all(works: Any) -> list[BaseException | None]:
-    return list(await asyncio.gather(*works, return_exceptions=True))
+async def _all(
+    calls: Sequence[tuple[RangeReply, Callable[[], Coroutine[Any, Any, None]]]],
+    times: ReplyTimes,
+    hedge_share: float,
+    note_hedge: Callable[[], None],
+) -> list[BaseException | None]:
+    """Fetch all replies at once, by second requests too if replies are silent; return the errors."""
+    if hedge_share == 0:
+        return list(await asyncio.gather(*(call() for _, call in calls), return_exceptions=True))
+    races = []
+    for reply, call in calls:
+        races.append(Race(times, call))
+        reply.note_begun = races[-1].begun
+    return await run_races(races, times, hedge_share, note_hedge)
 
 
 async def _timed(fetch: Callable[[], Awaitable[None]], ended: list[float]) -> None:

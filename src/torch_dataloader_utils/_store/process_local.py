@@ -22,6 +22,11 @@ class ProcessLocal(Generic[T]):
         self._slot: _Slot[T] = _Slot()
         _all.add(self)
 
+    @property
+    def present(self) -> T | None:
+        """This process's value; None if it was not made yet."""
+        return self._slot.value
+
     def get(self, make: Callable[[], T]) -> T:
         """Return this process's value; `make` runs once in a process, whatever the number of threads."""
         slot = self._slot

@@ -32,9 +32,9 @@ from torch_dataloader_utils._store.default_client import has_s3fs, is_for_s3fs, 
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
 from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
-from torch_dataloader_utils._store.interface import FileEntry, FileStat, Listing, Tail
+from torch_dataloader_utils._store.interface import BegunTail, FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.obstore import PanicError, no_panic
-from torch_dataloader_utils._store.pending_reads import PendingReads
+from torch_dataloader_utils._store.pending_reads import PendingReads, can_fetch_ahead, fetch_ahead
 from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts
@@ -132,9 +132,27 @@ class FsspecStore:
     def tail(self, path: str, length: int, stat: FileStat | None = None) -> Tail:
         """Return the last bytes: one request with `stat`, otherwise two."""
         now = stat or self.stat(path)
-        start = max(0, now.size - length)
-        reads = self._read(path, [(start, now.size - start)], now.identity)
-        return Tail(data=reads.data[0], size=now.size, identity=now.identity)
+        return self._end_tail(path, now, self._begin_tail(now, length))
+
+    def begin_tails(self, files: Sequence[FileEntry], length: int) -> list[BegunTail]:
+        """Make one attempt at the tail of each file, all at once if their client is open."""
+        reads = [self._begin_tail(file.stat, length) for file in files]
+        self._fetch_ahead([(file.path, each) for file, each in zip(files, reads, strict=True) if each.are_missing])
+        return [
+            BegunTail(
+                data=None if each.are_missing else each.data[0],
+                end=partial(self._end_tail, file.path, file.stat, each),
+            )
+            for file, each in zip(files, reads, strict=True)
+        ]
+
+    def _begin_tail(self, stat: FileStat, length: int) -> PendingReads:
+        start = max(0, stat.size - length)
+        return PendingReads([(start, stat.size - start)], stat.identity, Attempts(self.access.remote.retry))
+
+    def _end_tail(self, path: str, stat: FileStat, reads: PendingReads) -> Tail:
+        self._complete(path, stat.identity, reads)
+        return Tail(data=reads.data[0], size=stat.size, identity=stat.identity)
 
     def ranges(
         self, path: str, spans: Sequence[Span], identity: str | None = None, row_group: int | None = None
@@ -273,11 +291,29 @@ class FsspecStore:
         identity: str | None,
         into: Mapping[Span, memoryview] = MappingProxyType({}),
     ) -> PendingReads:
-        attempts = Attempts(self.access.remote.retry)
-        reads = PendingReads(spans, identity, attempts, into)
-        if reads.are_missing:
-            self._request(path, "read", identity, reads.fetch, attempts)
+        reads = PendingReads(spans, identity, Attempts(self.access.remote.retry), into)
+        self._complete(path, identity, reads)
         return reads
+
+    def _complete(self, path: str, identity: str | None, reads: PendingReads) -> None:
+        if reads.are_missing:
+            self._request(path, "read", identity, reads.fetch, reads.attempts)
+
+    @fetching()
+    def _fetch_ahead(self, reads: Sequence[tuple[str, PendingReads]]) -> None:
+        """Make one attempt at the reads of several files together; `_complete` goes on with what is missing.
+
+        Files without an open client are left to `_complete`.
+        """
+        together: dict[int, tuple[Any, list[tuple[str, PendingReads]]]] = {}
+        for path, each in reads:
+            url = self._url(path)
+            store = (self.access.token, *url.client)
+            filesystem = clients.of((self._access_for("read", path, store).remote.backend, *store)).present
+            if filesystem is not None and can_fetch_ahead(filesystem):
+                together.setdefault(id(filesystem), (filesystem, []))[1].append((url.key(filesystem), each))
+        for filesystem, of_client in together.values():
+            fetch_ahead(filesystem, of_client)
 
     def _look_up(self, path: str, identity: str | None) -> Mapping[str, Any]:
         attempts = Attempts(self.access.remote.retry)

@@ -135,8 +135,8 @@ class EntryFiles:
     def _unfinished(self) -> tuple[str, str]:
         return f"{self.root}/pending", f"{self.root}/schedules"
 
-    def unfinished_bytes(self, but: str) -> int:
-        """Return the bytes of pending entries and of schedules. but: Name of a file that is left out."""
+    def unfinished_bytes(self) -> int:
+        """Return the bytes of pending entries and of schedules."""
         total = 0
         for directory in self._unfinished:
             with os.scandir(directory) as files:
@@ -144,7 +144,7 @@ class EntryFiles:
                     # A file may be removed meanwhile.
                     with suppress(OSError):
                         status = each.stat(follow_symlinks=False)
-                        if each.name != but and S_ISREG(status.st_mode) and status.st_size <= MOST_ENTRY_BYTES:
+                        if S_ISREG(status.st_mode) and status.st_size <= MOST_ENTRY_BYTES:
                             total += status.st_size
         return total
 
@@ -217,7 +217,7 @@ class EntryFiles:
 
     def claim(self, name: str) -> "Claim | None":
         """Return the right to fetch an entry; None if another thread or process has it."""
-        pending = self.root / "pending" / name
+        pending = f"{self.root}/pending/{name}"
         descriptor = open_locked(pending)
         if descriptor is None:
             return None
@@ -269,7 +269,7 @@ class OpenEntry:
 class Claim:
     """Right to fetch one entry: write it, then `publish`; `release` in any case."""
 
-    def __init__(self, name: str, descriptor: int, pending: Path, place: str) -> None:
+    def __init__(self, name: str, descriptor: int, pending: str, place: str) -> None:
         self.name = name
         self._descriptor = descriptor
         self._pending = pending
@@ -297,10 +297,10 @@ class Claim:
         if not is_at(self._descriptor, self._pending):
             return False
         try:
-            self._pending.replace(self._place)
+            os.replace(self._pending, self._place)  # noqa: PTH105 - as in `remove`
         except FileNotFoundError:
             Path(self._place).parent.mkdir(mode=0o700, exist_ok=True)
-            self._pending.replace(self._place)
+            Path(self._pending).replace(self._place)
         self._is_published = True
         return True
 
@@ -310,7 +310,7 @@ class Claim:
             if not self._is_published:
                 with suppress(OSError):
                     if is_at(self._descriptor, self._pending):
-                        self._pending.unlink()
+                        Path(self._pending).unlink()
             # Closing alone is not enough: a forked process may have the descriptor too.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
@@ -335,7 +335,7 @@ def is_private(status: os.stat_result) -> bool:
     return S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
-def open_locked(place: Path) -> int | None:
+def open_locked(place: str | Path) -> int | None:
     """Return the file at a path, opened and locked; it is made if it is missing.
 
     None if another thread or process has the lock, or if the owners of the file keep removing it. A pipe at the path is
@@ -353,11 +353,11 @@ def open_locked(place: Path) -> int | None:
             if is_at(descriptor, place):
                 if S_ISREG(os.fstat(descriptor).st_mode):
                     return descriptor
-                place.unlink()
+                Path(place).unlink()
         except BaseException:
             os.close(descriptor)
             # Without locks (some network disks) nobody else would remove the file.
-            place.unlink(missing_ok=True)
+            Path(place).unlink(missing_ok=True)
             raise
         os.close(descriptor)  # its last owner has published or removed the file meanwhile
     return None

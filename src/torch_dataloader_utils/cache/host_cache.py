@@ -118,10 +118,10 @@ class OpenCache:
         entries = {span: _Entry(key.entry_name(span), span[1], into.get(span)) for span in spans}
         missed: list[Span] = []
 
-        def count_and_fetch(missing: Sequence[Span]) -> list[Buffer]:
+        def count_and_fetch(missing: Sequence[Span]) -> dict[Span, Buffer]:
             missed.extend(missing)
             count("cache_events", "misses", len(missing))
-            return fetch(missing)
+            return dict(zip(missing, fetch(missing), strict=True))
 
         found = self._obtain(entries, count_and_fetch, wait_seconds)
         hits = entries.keys() - set(missed)
@@ -152,7 +152,16 @@ class OpenCache:
 
     def once(self, key: ValueKey, make: Callable[[], Buffer], wait_seconds: float) -> Buffer:
         """Return a value: from the disk, or made and kept, by one thread and process as in `ranges`."""
-        return self._obtain({key: _Entry(key.entry_name)}, lambda _: [make()], wait_seconds)[key]
+        return self.once_each([key], lambda _: {key: make()}, wait_seconds)[key]
+
+    def once_each(
+        self,
+        keys: Sequence[ValueKey],
+        make: Callable[[Sequence[ValueKey]], Mapping[ValueKey, Buffer]],
+        wait_seconds: float,
+    ) -> dict[ValueKey, Buffer]:
+        """Return the values as `once`, without the values that `make` leaves out."""
+        return self._obtain({key: _Entry(key.entry_name) for key in keys}, make, wait_seconds)
 
     def get(self, key: ValueKey | TokensKey) -> Buffer | None:
         """Return a value, or tokens, if they are kept."""
@@ -161,21 +170,22 @@ class OpenCache:
     def put(self, key: ValueKey | TokensKey, value: Buffer) -> None:
         """Keep a value, or tokens, unless another process is making them."""
         with self._claims({key: _Entry(key.entry_name)}) as claims:
-            self._keep(claims.get(key), value)
+            self._keep([(claims.get(key), value)])
 
     def _obtain(
         self,
         entries: Mapping[_Wanted, _Entry],
-        fetch: Callable[[Sequence[_Wanted]], list[Buffer]],
+        fetch: Callable[[Sequence[_Wanted]], Mapping[_Wanted, Buffer]],
         wait_seconds: float,
     ) -> dict[_Wanted, Buffer]:
-        """Return the bytes of each entry, found or fetched."""
+        """Return the bytes of each entry, found or fetched; without the entries that `fetch` leaves out."""
         found: dict[_Wanted, Buffer] = {}
+        left_out: set[_Wanted] = set()
         begin, poll = time.monotonic(), _FIRST_POLL_SECONDS
         while True:
             if not self._reading.is_open:
                 found |= self._read_all({each: entry for each, entry in entries.items() if each not in found})
-            missing = {each: entry for each, entry in entries.items() if each not in found}
+            missing = {each: entry for each, entry in entries.items() if each not in found and each not in left_out}
             if not missing:
                 return found
             with self._claims(missing) as claims:
@@ -183,9 +193,10 @@ class OpenCache:
                 found |= self._read_all({each: missing[each] for each, claim in claims.items() if claim is not None})
                 claimed = [each for each in claims if each not in found]
                 if claimed:
-                    for each, data in zip(claimed, fetch(claimed), strict=True):
-                        found[each] = data
-                        self._keep(claims[each], data)
+                    fetched = fetch(claimed)
+                    self._keep([(claims[each], data) for each, data in fetched.items()])
+                    found |= fetched
+                    left_out.update(each for each in claimed if each not in fetched)
             if not claims and (waited := time.monotonic() - begin) > wait_seconds:
                 self._revoke(missing.values(), waited)
             elif not claims:
@@ -211,9 +222,8 @@ class OpenCache:
     def _read_all(self, entries: Mapping[_Wanted, _Entry]) -> dict[_Wanted, Buffer]:
         """Return the entries that are on the disk."""
         found: dict[_Wanted, Buffer] = {}
-        for wanted, (name, length, into) in entries.items():
+        for wanted, (name, length, into) in self._in_place(entries, self._reading).items():
             with self._tolerating_faults(self._reading):
-                self._make()
                 try:
                     data = self._files.read(name, length, into)
                 except DamagedEntryError:
@@ -228,17 +238,14 @@ class OpenCache:
     @contextmanager
     def _claims(self, entries: Mapping[_Wanted, _Entry]) -> Iterator[dict[_Wanted, Claim | None]]:
         """Yield the claims of free entries, released at the end; None for an entry to be fetched without a claim."""
-        claims: dict[_Wanted, Claim | None] = {}
+        claims: dict[_Wanted, Claim | None] = dict.fromkeys(entries)
         try:
             if self._reading.is_open or self._keeping.is_open:
                 count("cache_events", "bypassed", len(entries))
-                claims.update(dict.fromkeys(entries))
                 entries = {}
-            for wanted, (name, length, _) in entries.items():
-                claims[wanted] = None
+            for wanted, (name, length, _) in self._in_place(entries, self._keeping).items():
                 if length is None or 0 < length <= MOST_ENTRY_BYTES:
                     with self._tolerating_faults(self._keeping):
-                        self._make()
                         claims[wanted] = self._files.claim(name)
                         if claims[wanted] is None:
                             del claims[wanted]
@@ -249,11 +256,12 @@ class OpenCache:
                     with self._tolerating_faults(self._keeping):
                         claim.release()
 
-    def _keep(self, claim: Claim | None, data: Buffer) -> None:
-        if claim is None or not 0 < len(data) <= MOST_ENTRY_BYTES or self._keeping.is_open:
+    def _keep(self, entries: Iterable[tuple[Claim | None, Buffer]]) -> None:
+        kept = [(claim, data) for claim, data in entries if claim is not None and 0 < len(data) <= MOST_ENTRY_BYTES]
+        if not kept or self._keeping.is_open:
             return
         with self._tolerating_faults(self._keeping):
-            count("cache_events", "evictions", self._index.keep(claim, data))
+            count("cache_events", "evictions", self._index.keep(kept))
             self._keeping.succeeded()
 
     def _revoke(self, entries: Iterable[_Entry], waited_seconds: float) -> None:
@@ -262,6 +270,14 @@ class OpenCache:
         for entry in entries:
             with self._tolerating_faults(self._keeping):
                 self._files.revoke(entry.name)
+
+    def _in_place(self, entries: Mapping[_Wanted, _Entry], breaker: Breaker) -> Mapping[_Wanted, _Entry]:
+        """Return the entries; none if the directory cannot be made, or is not this user's alone."""
+        if entries:
+            with self._tolerating_faults(breaker):
+                self._make()
+                return entries
+        return {}
 
     def _make(self) -> None:
         """Make the directory, unless it is as this process left it, and check that only this user can enter it."""

@@ -13,7 +13,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
@@ -67,56 +67,67 @@ class CacheIndex:
         """Replace the lock in a forked child, where the thread that held the lock may not exist."""
         self._lock = Lock()
 
-    def keep(self, claim: Claim, data: Buffer) -> int:
-        """Write and publish an entry, if there is room or entries that are read later; return how many it replaced."""
-        size = HEAD_BYTES + len(data)
-        with self._locked() as journal:
-            victims = self._victims(claim.name, size)
-            if victims is None:
-                return 0
-            removed = sum(self._remove(journal, victim) for victim in victims)
-            if size <= _SMALL_BYTES:
-                claim.write(data)
-                self._publish(journal, claim, size)
-                return removed
-            claim.reserve(size)
-        claim.write(data)
-        with self._locked() as journal:
-            self._publish(journal, claim, size)
-        return removed
+    def keep(self, entries: Sequence[tuple[Claim, Buffer]]) -> int:
+        """Write and publish each entry, if there is room or entries that are read later; return how many they replace.
+
+        The lock is taken once for all of them, and once more for entries that are written without it.
+        """
+        num_removed, unwritten = 0, []
+        with self._locked() as records:
+            unfinished = self.files.unfinished_bytes()
+            for claim, data in entries:
+                size = HEAD_BYTES + len(data)
+                victims = self._victims(claim.name, size, unfinished)
+                if victims is None:
+                    continue
+                num_removed += sum(self._remove(records, victim) for victim in victims)
+                if size <= _SMALL_BYTES:
+                    claim.write(data)
+                    self._publish(records, claim, size)
+                else:
+                    claim.reserve(size)
+                    unfinished += size
+                    unwritten.append((claim, data))
+        for claim, data in unwritten:
+            claim.write(data)
+        if unwritten:
+            with self._locked() as records:
+                for claim, data in unwritten:
+                    self._publish(records, claim, HEAD_BYTES + len(data))
+        return num_removed
 
     def announce(self, token: str, schedule: ReadSchedule) -> None:
         """Publish the schedule of this process, if there is room for it."""
         content = schedule.encoded()
         if len(content) > self._most_bytes // _SCHEDULE_PART:
             return
-        with self._locked() as journal:
-            victims = self._victims("", len(content) - self.schedules.published_bytes(token))
+        with self._locked() as records:
+            size = len(content) - self.schedules.published_bytes(token)
+            victims = self._victims("", size, self.files.unfinished_bytes())
             if victims is None:
                 return
             for victim in victims:
-                self._remove(journal, victim)
+                self._remove(records, victim)
         self.schedules.publish(token, schedule, content)
 
     def remove(self, name: str) -> None:
         """Remove an entry."""
-        with self._locked() as journal:
-            self._remove(journal, name)
+        with self._locked() as records:
+            self._remove(records, name)
 
-    def _remove(self, journal: int, name: str) -> bool:
+    def _remove(self, records: list[bytes], name: str) -> bool:
         was_there = self.files.remove(name)
-        self._record(journal, name, -1)
+        self._record(records, name, -1)
         return was_there
 
-    def _publish(self, journal: int, claim: Claim, size: int) -> None:
+    def _publish(self, records: list[bytes], claim: Claim, size: int) -> None:
         if claim.publish():
-            self._record(journal, claim.name, size)
+            self._record(records, claim.name, size)
 
-    def _record(self, journal: int, name: str, size: int) -> None:
+    def _record(self, records: list[bytes], name: str, size: int) -> None:
         self._apply(name, size)
-        record = _RECORD.pack(name.encode(), size)
-        if os.write(journal, record) == len(record):
-            self._offset += len(record)
+        records.append(_RECORD.pack(name.encode(), size))
+        self._offset += _RECORD.size
 
     def _apply(self, name: str, size: int) -> None:
         self._num_bytes -= self._sizes.pop(name, 0)
@@ -130,8 +141,11 @@ class CacheIndex:
         self._changes += 1
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """Hold the lock: no other thread or process changes the entries, and this index knows all of them."""
+    def _locked(self) -> Iterator[list[bytes]]:
+        """Hold the lock: no other thread or process changes the entries, and this index knows all of them.
+
+        Yields a list for records, which are appended to the journal at the end.
+        """
         deadline, lock = time.monotonic() + _MOST_WAIT_SECONDS, self._lock
         if not lock.acquire(timeout=_MOST_WAIT_SECONDS):
             raise BlockingIOError(f"another thread waits for {self._journal}")
@@ -139,7 +153,11 @@ class CacheIndex:
             journal = self._open_journal(deadline)
             try:
                 self._catch_up(journal)
-                yield journal
+                records: list[bytes] = []
+                try:
+                    yield records
+                finally:
+                    self._append(journal, b"".join(records))
                 if self._offset > self._most_journal_bytes:
                     self._journal.unlink(missing_ok=True)
             finally:
@@ -165,6 +183,11 @@ class CacheIndex:
             if time.monotonic() > deadline:
                 raise BlockingIOError(f"another process has the lock of {self._journal}")
             pause(_POLL_SECONDS)
+
+    def _append(self, journal: int, records: bytes) -> None:
+        seen, self._seen = self._seen, b""  # if the disk is full, the files are listed again
+        if not records or os.write(journal, records) == len(records):
+            self._seen = seen
 
     def _catch_up(self, journal: int) -> None:
         status = os.fstat(journal)
@@ -194,15 +217,15 @@ class CacheIndex:
             self._apply(name, size)
         return True
 
-    def _victims(self, name: str, size: int) -> list[str] | None:
+    def _victims(self, name: str, size: int, unfinished: int) -> list[str] | None:
         """Return the entries to remove before a file of `size` bytes; None if earlier reads would lose entries.
 
         Ranges with the farthest next use go first (Belady 1966); ranges without a known use by age, oldest first.
         Before all ranges go values beyond their part of the whole, oldest first.
 
-        name: Entry, or "" for a schedule.
+        name: Entry, or "" for a schedule. unfinished: Bytes of pending entries and schedules.
         """
-        others = self._num_bytes - self._sizes.get(name, 0) + self._offset + self.files.unfinished_bytes(name)
+        others = self._num_bytes - self._sizes.get(name, 0) + self._offset + unfinished
         missing = others + size + _RECORD.size - self._most_bytes
         if missing <= 0:
             return []

@@ -5,7 +5,7 @@ cache of their own, in a directory of the user.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,6 +52,28 @@ class KeptValues:
 
     def _key(self, what: str) -> ValueKey:
         return ValueKey(self.scope, self.path, self.identity, what)
+
+
+def once_each(
+    files: Sequence[KeptValues], what: str, make: Callable[[Sequence[int]], Mapping[int, Buffer]]
+) -> dict[int, Buffer]:
+    """Return the values of files of one store, by the places of the files, as `KeptValues.once`.
+
+    make: Function that makes the values of some files together; a value that it leaves out is left out of the result.
+    """
+    unkept = [place for place, file in enumerate(files) if file.cache is None]
+    found = dict(make(unkept)) if unkept else {}
+    places = {file._key(what): place for place, file in enumerate(files) if file.cache is not None}
+
+    def make_values(keys: Sequence[ValueKey]) -> dict[ValueKey, Buffer]:
+        made = make([places[key] for key in keys])
+        return {key: made[places[key]] for key in keys if places[key] in made}
+
+    of_store = next((file for file in files if file.cache is not None), None)
+    if of_store is not None and of_store.cache is not None:
+        kept = of_store.cache.once_each(list(places), make_values, of_store.wait_seconds)
+        found |= {places[key]: value for key, value in kept.items()}
+    return found
 
 
 def user_cache() -> OpenCache | None:

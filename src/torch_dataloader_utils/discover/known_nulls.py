@@ -51,12 +51,16 @@ def _runs(scans: Iterable[FileScan]) -> Iterator[list[FileScan]]:
     """Yield files that follow each other and have one schema: names, types, and ids of fields."""
     run: list[FileScan] = []
     for scan in scans:
-        if run and not scan.schema.remove_metadata().equals(run[0].schema.remove_metadata(), check_metadata=True):
+        if run and not _are_equal(scan.schema, run[0].schema):
             yield run
             run = []
         run.append(scan)
     if run:
         yield run
+
+
+def _are_equal(one: pa.Schema, other: pa.Schema) -> bool:
+    return one is other or bool(one.remove_metadata().equals(other.remove_metadata(), check_metadata=True))
 
 
 def _empty(schema: pa.Schema, names: Iterable[str | None]) -> set[str]:

@@ -329,7 +329,8 @@ def _collect(
             schemas.setdefault(scan.schema, paths[file])
         else:
             differing = check_same_schema(*first.wanted(file), scan.schema, paths[file], needed) | differing
-        stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
+        if (stats[file].size, stats[file].identity) != (scan.size, scan.identity):
+            stats[file] = replace(stats[file], size=scan.size, identity=scan.identity)
         counts[file] = len(scan.groups)
         groups.append(scan.groups)
         judged = scan.verdict

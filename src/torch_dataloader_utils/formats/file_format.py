@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.formats.task_source import TaskSource
 
     Scan = Callable[[Store, ScanItem, ScanRequest], FileScan]
+    ScanTogether = Callable[[Store, Sequence[ScanItem], ScanRequest], Sequence[Callable[[], FileScan]]]
     ScanSidecar = Callable[[Store, FileEntry, str, Sequence[FileEntry], ScanRequest], list[FileScan] | None]
     Decode = Callable[[TaskSource, pa.Schema], pa.RecordBatch]
     DecodeRows = Callable[[TaskSource, pa.Schema, GroupRows], pa.RecordBatch]
@@ -43,6 +44,8 @@ class Format:
             The caller turns errors of the decoder into a `DataError` with file and row group.
         endings: More endings of files, without the dot.
         first_bytes: Bytes that every file begins with; b"" if there are none, or a file may begin otherwise.
+        scan_together: Begins scans of several remote files at once, and returns a function for each file, which returns
+            the scan or raises; None if each file is scanned alone.
         decode_rows: Returns some rows of the row group; None if only whole row groups decode.
         decode_parts: Yields some rows of the row group, a few columns at a time; None if all columns come at once.
         decode_together: Decodes several row groups by one call of the compiled decoder, if it can.
@@ -62,6 +65,7 @@ class Format:
     decode: "Decode"
     endings: tuple[str, ...] = ()
     first_bytes: bytes = b""
+    scan_together: "ScanTogether | None" = None
     decode_rows: "DecodeRows | None" = None
     decode_parts: "DecodeParts | None" = None
     decode_together: "DecodeTogether | None" = None

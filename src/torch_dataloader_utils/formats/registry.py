@@ -3,13 +3,15 @@
 Another package adds a format by an entry point of group `torch_dataloader_utils.formats` that names its `Format`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import entry_points
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
 from torch_dataloader_utils._core.paths import codec_of, redact
-from torch_dataloader_utils._runtime.parallel import map_in_order, map_quick, threads_for
+from torch_dataloader_utils._runtime.parallel import in_batches, map_in_order, map_quick, threads_for
 from torch_dataloader_utils._runtime.threads import Executor, available_cpus
 from torch_dataloader_utils._store import Store
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
@@ -22,6 +24,9 @@ from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanReq
 from torch_dataloader_utils.formats.orc import ORC
 from torch_dataloader_utils.formats.parquet.format import PARQUET
 from torch_dataloader_utils.formats.text.format import CSV, CSV_PIPE, CSV_SEMICOLON, JSON, TSV
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.formats.file_format import ScanTogether
 
 FORMATS = (PARQUET, ORC, CSV, JSON, ARROW, TSV, CSV_SEMICOLON, CSV_PIPE)
 """Formats of this package. A new format is one module and its name here."""
@@ -36,6 +41,9 @@ ENTRY_POINTS = "torch_dataloader_utils.formats"
 
 REMOTE_THREADS = 32
 """Number of concurrent requests in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
+
+# Files whose footers one thread requests at once; a request alone takes a dozen switches of threads.
+_SCANS_TOGETHER = 16
 
 # A local footer takes 0.2 ms, mostly to decode; more threads do not help.
 _MOST_LOCAL_THREADS = 8
@@ -142,13 +150,30 @@ def _ending(path: str) -> str:
 
 def scan_file(store: Store, request: ScanRequest, item: ScanItem) -> FileScan | BadFile:
     """Return the checked scan of one file's metadata. May run in any thread or process."""
-    return unless_bad(lambda: checked(item.entry.path, _scan(store, request, item)), request.on_error)
+    return _checked_scan(request, item, partial(request.format.scan, store, item, request))
 
 
-def _scan(store: Store, request: ScanRequest, item: ScanItem) -> FileScan:
-    if item.entry.stat.size == 0:
-        raise empty(item.entry.path)
-    return request.format.scan(store, item, request)
+def _begun_scans(
+    store: Store, request: ScanRequest, begin: "ScanTogether", items: Sequence[ScanItem]
+) -> list[tuple[ScanItem, Callable[[], FileScan]]]:
+    return list(zip(items, begin(store, items, request), strict=True))
+
+
+def _ended_scans(
+    request: ScanRequest, begun: Sequence[tuple[ScanItem, Callable[[], FileScan]]]
+) -> list[FileScan | BadFile]:
+    return [_checked_scan(request, item, scan) for item, scan in begun]
+
+
+def _checked_scan(request: ScanRequest, item: ScanItem, scan: Callable[[], FileScan]) -> FileScan | BadFile:
+    path = item.entry.path
+
+    def check() -> FileScan:
+        if item.entry.stat.size == 0:
+            raise empty(path)
+        return checked(path, scan())
+
+    return unless_bad(check, request.on_error)
 
 
 @contextmanager
@@ -156,6 +181,11 @@ def scanned(
     store: Store, request: ScanRequest, items: Iterable[ScanItem], executor: Executor | None
 ) -> Iterator[Iterator[FileScan | BadFile]]:
     """Scan the items in order, in the executor. Without an executor, threads are started and end here."""
+    begin = None if store.is_local or executor is not None else request.format.scan_together
+    if begin is not None:
+        with _scanned_together(store, request, items, begin) as scans:
+            yield scans
+        return
     threads = min(available_cpus(), _MOST_LOCAL_THREADS) if store.is_local else REMOTE_THREADS
     # `map_quick` is for short work: not for remote stores, counting lines, or an executor that the user passed.
     map_scans = map_in_order if executor is not None or request.format.is_text or not store.is_local else map_quick
@@ -164,3 +194,15 @@ def scanned(
     )
     with pool as runs:
         yield map_scans(partial(scan_file, store, request), items, runs, 4 * threads)
+
+
+@contextmanager
+def _scanned_together(
+    store: Store, request: ScanRequest, items: Iterable[ScanItem], begin: "ScanTogether"
+) -> Iterator[Iterator[FileScan | BadFile]]:
+    """Scan the items in order, many at a time: some threads request footers, and others decode them."""
+    requesting, decoding = REMOTE_THREADS // _SCANS_TOGETHER, min(available_cpus(), _MOST_LOCAL_THREADS)
+    batches = in_batches(items, repeat(_SCANS_TOGETHER))
+    with threads_for(requesting, "tdu-footers") as requests, threads_for(decoding, "tdu-scan") as runs:
+        begun = map_in_order(partial(_begun_scans, store, request, begin), batches, requests, 2 * requesting)
+        yield chain.from_iterable(map_in_order(partial(_ended_scans, request), begun, runs, 2 * decoding))

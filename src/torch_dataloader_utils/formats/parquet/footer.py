@@ -277,6 +277,9 @@ class Footer:
             raise no_such_group(task, self.num_row_groups)
 
 
+KEPT = "footer"
+"""What a host keeps a footer as."""
+
 _footers: FileCache[Footer] = FileCache()
 
 _known_columns = KnownColumns()
@@ -299,11 +302,15 @@ def kept_footer(store: Store, path: str, identity: str, read: Callable[[], Buffe
     """
 
     def read_footer() -> Buffer:
-        tail = memoryview(read())
-        check_structure(tail, redact(path))
-        return tail[-footer_length(tail) :]
+        return checked_footer(read(), path)
 
-    return read_footer() if store.is_local else store.values(path, identity).once("footer", read_footer)
+    return read_footer() if store.is_local else store.values(path, identity).once(KEPT, read_footer)
+
+
+def checked_footer(tail: Buffer, path: str) -> Buffer:
+    """Return the footer, trailer included, that ends these bytes, once `check_structure` has passed it."""
+    check_structure(memoryview(tail), redact(path))
+    return memoryview(tail)[-footer_length(memoryview(tail)) :]
 
 
 def _load(source: TaskSource) -> tuple[Footer, int]:

@@ -4,7 +4,7 @@ from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.parquet.decode import decode_parquet, list_items, parquet_columns
 from torch_dataloader_utils.formats.parquet.footer import parquet_schema
-from torch_dataloader_utils.formats.parquet.scan import scan_parquet
+from torch_dataloader_utils.formats.parquet.scan import scan_parquet, scan_together
 from torch_dataloader_utils.formats.parquet.sidecar import scan_sidecar
 from torch_dataloader_utils.formats.parquet.together import NumberGroups
 
@@ -14,6 +14,7 @@ PARQUET = Format(
     endings=("pq",),
     first_bytes=b"PAR1",
     scan=scan_parquet,
+    scan_together=scan_together,
     decode=decode_parquet,
     decode_rows=decode_parquet,
     decode_parts=parquet_columns,

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +12,19 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.schema import all_nullable, column_names, flat_schema, leaf_ranges
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, FileEntry, FileStat, Span, Store, Tail, redact
+from torch_dataloader_utils._runtime.recent import Recent
+from torch_dataloader_utils._store import TAIL_BYTES, BegunTail, Buffer, FileEntry, FileStat, Span, Store, Tail, redact
+from torch_dataloader_utils.cache.kept_values import once_each
+from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, Int96Unit, ScanItem, ScanRequest, kept_nulls
-from torch_dataloader_utils.formats.parquet.footer import kept_footer
-from torch_dataloader_utils.formats.parquet.footer_numbers import FooterNumbers, OfChunk, footer_numbers
+from torch_dataloader_utils.formats.parquet.footer import KEPT, checked_footer, kept_footer
+from torch_dataloader_utils.formats.parquet.footer_numbers import (
+    FooterNumbers,
+    OfChunk,
+    chunk_starts,
+    footer_numbers,
+)
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups
 from torch_dataloader_utils.formats.parquet.trailer import (
     check_metadata,
@@ -36,6 +44,77 @@ _MOST_SANE = 1 << 40
 _log = logging.getLogger(__name__)
 
 
+class _Columns(NamedTuple):
+    """Columns of a file, with what its scan has to know of them.
+
+    leaves: Leaf columns of the projection. num_leaves: Number of all leaf columns. fields: Number of fields of
+    `flat_schema`. nullable: Places of the fields whose nulls are counted. counted: The leaf column of each such field.
+    """
+
+    schema: pa.Schema
+    leaves: list[int]
+    num_leaves: int
+    fields: int
+    nullable: list[int]
+    counted: Int64s
+
+    @classmethod
+    def of(cls, metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None) -> Self:
+        """Return the columns of a parsed footer; columns: Projection, None for all."""
+        flat = flat_schema(schema)
+        ranges = leaf_ranges(flat)
+        # Writers count empty lists as nulls, except in lists of a fixed size.
+        nullable = [
+            place
+            for place, (field, leaves) in enumerate(zip(flat, ranges, strict=True))
+            if field.nullable and len(leaves) == 1 and _has_own_nulls(field.type)
+        ]
+        return cls(
+            schema=schema,
+            leaves=_projected_leaves(metadata, schema, leaf_ranges(schema), columns),
+            num_leaves=metadata.num_columns,
+            fields=len(flat),
+            nullable=nullable,
+            counted=np.array([ranges[place].start for place in nullable], dtype=np.int64),
+        )
+
+    def fit(self, numbers: FooterNumbers) -> bool:
+        """Return whether the numbers are of these columns, and no sum of them is too large for 64 bits."""
+        shape = numbers.chunks.shape
+        return shape[1] == self.num_leaves > 0 and all(
+            not each.size or (each.min() > -_MOST_SANE and each.max() < _MOST_SANE)
+            for each in (numbers.groups, numbers.chunks)
+        )
+
+    def counted_rows(self, numbers: FooterNumbers) -> tuple[Int64s, Int64s]:
+        """Return the results of `group_rows`, unchecked."""
+        rows, projected_bytes = numbers.groups.T
+        if len(self.leaves) != self.num_leaves:
+            projected_bytes = numbers.chunks[:, self.leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
+        ends = numbers.chunks[:, [0, -1]]
+        starts = chunk_starts(ends)
+        start = starts.min(axis=1)
+        length = (starts + ends[..., OfChunk.COMPRESSED]).max(axis=1) - start
+        groups = np.empty((len(rows), 4), dtype=np.int64)
+        groups[:, 0], groups[:, 1], groups[:, 2], groups[:, 3] = rows, projected_bytes, start, length
+        return groups, self.nulls(numbers.chunks[:, self.counted][..., _NULLS_AND_VALUES])
+
+    def nulls(self, counted: Int64s) -> Int64s:
+        """Return the second result of `group_rows`; an impossible count becomes 0.
+
+        counted: Nulls and values of the leaf columns `self.counted`, int64 [row groups, leaves, 2].
+        """
+        found, values = counted[..., 0], counted[..., 1]
+        nulls = np.zeros((len(counted), self.fields), dtype=np.int64)
+        nulls[:, self.nullable] = np.where((found > 0) & (found <= values), found, 0)
+        return nulls
+
+
+# Files of one table have few schemas, and to parse one takes longer than all else in a scan.
+_MOST_KNOWN = 16
+_known_columns: Recent[tuple[bytes, bytes, tuple[str, ...] | None, Int96Unit], _Columns] = Recent(_MOST_KNOWN)
+
+
 def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan:
     """Return the scan of the row groups that the footer lists, with the filter judged by their statistics.
 
@@ -45,30 +124,87 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
         CorruptFileError: no footer, or counts that do not add up.
         UnsupportedFeatureError: an encrypted file, or column chunks in other files.
     """
-    tail = read_footer(store, item.entry)
-    path = item.entry.path
+    return _scan_footer(read_footer(store, item.entry), item, request)
+
+
+def scan_together(store: Store, items: Sequence[ScanItem], request: ScanRequest) -> list[Callable[[], FileScan]]:
+    """Return a function for each file that returns its scan, or raises as `scan_parquet`.
+
+    Footers that this host does not have are requested at once. Where one attempt does not bring a sound footer, that
+    function goes on as `read_footer`.
+    """
+    entries = [item.entry for item in items]
+    begun: dict[int, BegunTail] = {}
+
+    def read(places: Sequence[int]) -> dict[int, Buffer]:
+        tails = store.begin_tails([entries[place] for place in places], TAIL_BYTES)
+        begun.update(zip(places, tails, strict=True))
+        footers = ((place, _footer_in(begun[place], entries[place])) for place in places)
+        return {place: footer for place, footer in footers if footer is not None}
+
+    kept = once_each([store.values(entry.path, entry.stat.identity) for entry in entries], KEPT, read)
+
+    def scan(place: int) -> FileScan:
+        stat = entries[place].stat
+        if place in kept:
+            tail = Tail(data=kept[place], size=stat.size, identity=stat.identity)
+        else:
+            tail = read_footer(store, entries[place], begun.get(place))
+        return _scan_footer(tail, items[place], request)
+
+    return [partial(scan, place) for place in range(len(items))]
+
+
+def _footer_in(tail: BegunTail, entry: FileEntry) -> Buffer | None:
+    """Return the footer in the first attempt at a tail; None if it is not there, not whole or not sound."""
+    if tail.data is None:
+        return None
+    try:
+        length = checked_footer_length(memoryview(tail.data), entry.stat.size, redact(entry.path))
+        return checked_footer(tail.data, entry.path) if length <= len(tail.data) else None
+    except DataError:
+        return None
+
+
+def _scan_footer(tail: Tail, item: ScanItem, request: ScanRequest) -> FileScan:
+    """Return the scan of a file with this footer, as `scan_parquet`."""
+    path, verdict = item.entry.path, None
     with decoding(path, "Parquet footer"):
-        fragment = None
-        if request.row_filter is not None:
+        if request.row_filter is None:
+            schema, rows, nulls = _counted_footer(tail, path, request)
+        else:
             # The fragment parses the statistics too.
             fragment = _fragment(tail, request, item.partition)
-            metadata, schema = fragment.metadata, fragment.physical_schema
-        else:
-            # A ParquetFile would look at every column, which takes half of the time of small files.
-            reader = pq.ParquetReader()
-            reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
-            metadata, schema = reader.metadata, reader.schema_arrow
-        check_metadata(tail.data, metadata, redact(path))
-        schema = with_uuids(schema, tail.data, request.int96_unit)
-        rows, nulls = group_rows(path, metadata, schema, request.columns, tail.data)
-        verdict = None
-        if fragment is not None and (known := _known_values(schema, item, request)) is not None:
-            if len(known) > len(item.partition):
-                fragment = _fragment(tail, request, known)
-            verdict = judge_groups(
-                fragment, known, request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
-            )
+            check_metadata(tail.data, fragment.metadata, redact(path))
+            schema = with_uuids(fragment.physical_schema, tail.data, request.int96_unit)
+            rows, nulls = group_rows(path, fragment.metadata, schema, request.columns, tail.data)
+            if (known := _known_values(schema, item, request)) is not None:
+                if len(known) > len(item.partition):
+                    fragment = _fragment(tail, request, known)
+                verdict = judge_groups(
+                    fragment, known, request.row_filter, request.filter_columns, tail=tail.data, where=redact(path)
+                )
     return scan_of_footer(tail, schema, rows, nulls, verdict)
+
+
+def _counted_footer(tail: Tail, path: str, request: ScanRequest) -> tuple[pa.Schema, Int64s, Int64s]:
+    """Return the schema of a file and the results of `group_rows`; pyarrow parses one of the footers that are alike."""
+    numbers = footer_numbers(tail.data) if len(tail.data) <= TAIL_BYTES else None
+    if numbers is not None:
+        kind = (numbers.head, numbers.tail, request.columns, request.int96_unit)
+        known = _known_columns.find(kind)
+        if known is not None and known.fit(numbers):
+            rows, nulls = known.counted_rows(numbers)
+            check_total(path, int(rows[:, 0].sum()), numbers.rows)
+            return known.schema, rows, nulls
+    # A ParquetFile would look at every column, which takes half of the time of small files.
+    reader = pq.ParquetReader()
+    reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
+    check_metadata(tail.data, reader.metadata, redact(path))
+    schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
+    if numbers is not None:
+        _known_columns.keep(kind, _Columns.of(reader.metadata, schema, request.columns))
+    return schema, *group_rows(path, reader.metadata, schema, request.columns, tail.data)
 
 
 def _fragment(tail: Tail, request: ScanRequest, known: Sequence[tuple[pa.Field, Any]]) -> ds.ParquetFileFragment:
@@ -95,16 +231,18 @@ def _known_values(schema: pa.Schema, item: ScanItem, request: ScanRequest) -> tu
     return tuple(known)
 
 
-def read_footer(store: Store, entry: FileEntry) -> Tail:
+def read_footer(store: Store, entry: FileEntry, begun: BegunTail | None = None) -> Tail:
     """Return the footer of the file, by one read; a second read fetches a larger footer.
 
     The footer of a remote file is kept on this host; if it is kept, nothing is read.
+
+    begun: The first read, if it was begun.
     """
     seen = entry.stat
 
     def read() -> Buffer:
         nonlocal seen
-        tail = store.tail(entry.path, TAIL_BYTES, entry.stat)
+        tail = store.tail(entry.path, TAIL_BYTES, entry.stat) if begun is None else begun.end()
         need = checked_footer_length(tail.data, tail.size, redact(entry.path))
         if need > len(tail.data):
             tail = store.tail(entry.path, need, entry.stat)
@@ -186,47 +324,16 @@ def group_rows(
     Raises:
         CorruptFileError: the rows do not add up to the number of rows of the file.
     """
-    rows, nulls = _counted_rows(metadata, schema, columns, tail)
+    rows, nulls = _counted_rows(metadata, _Columns.of(metadata, schema, columns), tail)
     check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
     return rows, nulls
 
 
-def _counted_rows(
-    metadata: pq.FileMetaData, schema: pa.Schema, columns: tuple[str, ...] | None, tail: Buffer
-) -> tuple[Int64s, Int64s]:
+def _counted_rows(metadata: pq.FileMetaData, columns: _Columns, tail: Buffer) -> tuple[Int64s, Int64s]:
     numbers = footer_numbers(tail)
-    shape = (metadata.num_row_groups, metadata.num_columns)
-    leaves = _projected_leaves(metadata, schema, leaf_ranges(schema), columns)
-    flat = flat_schema(schema)
-    fields = leaf_ranges(flat)
-    if numbers is None or numbers.chunks.shape[:2] != shape or not shape[1] or not _are_sane(numbers):
-        return _rows_by_pyarrow(metadata, leaves), _null_counts(partial(_nulls_by_pyarrow, metadata), flat, fields)
-    rows, projected_bytes = numbers.groups.T
-    if len(leaves) != metadata.num_columns:
-        projected_bytes = numbers.chunks[:, leaves, OfChunk.UNCOMPRESSED].sum(axis=1)
-    starts = numbers.starts[:, [0, -1]]
-    stops = starts + numbers.chunks[:, [0, -1], OfChunk.COMPRESSED]
-    start = starts.min(axis=1)
-    groups = np.stack([rows, projected_bytes, start, stops.max(axis=1) - start], axis=1)
-    return groups, _null_counts(lambda leaves: numbers.chunks[:, leaves][..., _NULLS_AND_VALUES], flat, fields)
-
-
-def _null_counts(counted: Callable[[Int64s], Int64s], schema: pa.Schema, fields: Sequence[range]) -> Int64s:
-    """Return the nulls of each field, int64 [row groups, fields]; an impossible count becomes 0.
-
-    counted: Returns the nulls and values of leaf columns, int64 [row groups, leaves, 2]. fields: Leaf columns of each
-    field.
-    """
-    # Writers count empty lists as nulls, except in lists of a fixed size.
-    places = [
-        place
-        for place, (field, leaves) in enumerate(zip(schema, fields, strict=True))
-        if field.nullable and len(leaves) == 1 and _has_own_nulls(field.type)
-    ]
-    found = counted(np.array([fields[place].start for place in places], dtype=np.int64))
-    nulls = np.zeros((len(found), len(schema)), dtype=np.int64)
-    nulls[:, places] = np.where((found[..., 0] > 0) & (found[..., 0] <= found[..., 1]), found[..., 0], 0)
-    return nulls
+    if numbers is not None and len(numbers.groups) == metadata.num_row_groups and columns.fit(numbers):
+        return columns.counted_rows(numbers)
+    return _rows_by_pyarrow(metadata, columns.leaves), columns.nulls(_nulls_by_pyarrow(metadata, columns.counted))
 
 
 def _nulls_by_pyarrow(metadata: pq.FileMetaData, leaves: Int64s) -> Int64s:
@@ -249,12 +356,6 @@ def _has_own_nulls(data_type: pa.DataType) -> bool:
     while pa.types.is_fixed_size_list(data_type) and data_type.list_size:
         data_type = data_type.value_type
     return bool(pa.types.is_primitive(data_type))
-
-
-def _are_sane(numbers: FooterNumbers) -> bool:
-    """Return whether no sum of the numbers is too large for 64 bits."""
-    arrays = (numbers.groups, numbers.chunks)
-    return all(bool(((each > -_MOST_SANE) & (each < _MOST_SANE)).all()) for each in arrays)
 
 
 def _rows_by_pyarrow(metadata: pq.FileMetaData, leaves: list[int]) -> Int64s:
