@@ -8,7 +8,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.reduction import recvfds, sendfds
+from multiprocessing.reduction import recvfds
 from pathlib import Path
 
 import pyarrow as pa
@@ -120,7 +120,7 @@ def test_no_number_of_open_files_makes_the_trainer_wait_for_a_lost_batch(path: s
 def test_a_descriptor_that_finds_no_room_on_its_arrival_names_the_limit() -> None:
     here, there = socket.socketpair()
     with here, there:
-        sendfds(here, [here.fileno()])
+        socket.send_fds(here, [b"\x01"], [here.fileno()])  # `recvfds` wants their number
         with (
             at_most(resource.RLIMIT_NOFILE, first_free_number()),
             pytest.raises(StoreError, match=r"No batch came \(Too many open files\).*ulimit -n"),
