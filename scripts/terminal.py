@@ -25,10 +25,10 @@ COMMANDS = {
     "shuffle": "shuffle .demo/trips trips-shuffled --partitioning hive",
     "tokens": "tokens build .demo/web web_corpus --column tokens --eod 0 --vocabulary 1000",
 }
-_LETTER, _LINE, _MARGIN = 7.25, 18, 14
+_LETTER, _LINE, _MARGIN = 6.9, 18, 14
 _CLASSES = {"36": "cyan", "33": "yellow", "31": "red"}
 _STYLE = (
-    "text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
+    "text{font:11.5px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
     "text{fill:#dfe6ec}"
     ".cyan{fill:#7fd0c9;font-weight:600}.yellow{fill:#f0c36a;font-weight:600}.red{fill:#ff8a80}.call{fill:#9fb4c7}"
 )
