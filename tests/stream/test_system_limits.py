@@ -68,7 +68,9 @@ def first_free_number() -> int:
 
 
 def rows_of(path: str, num_workers: int) -> int:
-    loader, _ = StructuredDataset.create_dataloader(path, batch_size=5_000, num_workers=num_workers)
+    """The rows that came. A process that is forked has the limits of this moment; one of a forkserver has others."""
+    options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+    loader, _ = StructuredDataset.create_dataloader(path, batch_size=5_000, **options)
     return sum(len(batch["a"]) for batch in loader)
 
 
