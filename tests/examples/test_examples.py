@@ -216,7 +216,7 @@ def test_ray(home: Path) -> None:
     text = "\n".join(lines)
     assert "epoch 0: 13,344 + 13,343 + 13,343 = 40,030 rows, each once" in text
     assert "epoch 1: 27,695 + 12,335 = 40,030 rows, each once" in text
-    check_validation(lines, 2)
+    check_validation(sorted(set(lines)), 2)  # Ray may repeat lines of its workers
 
 
 @needs("ray")
