@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
 from accelerate import Accelerator
-from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
+from examples.trips import FEATURES, audit, find_trips, find_validation, load_rows, report_error, save_rows
 from torch import nn
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import StructuredDataset, open_loader
 from torch_dataloader_utils.integrations.accelerate import prepare
 
 CHECKPOINT = Path(".demo/accelerate")
@@ -37,7 +37,8 @@ def main() -> None:
         shuffle_rows=8_192,
         num_ranks="auto",  # accelerator.num_processes and accelerator.process_index
     )
-    model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
+    validation = open_loader(find_validation(), stack={"x": FEATURES}, batch_size=128, num_ranks="auto")
+    model, optimizer, loader, validation = prepare(accelerator, model, optimizer, loader, validation)
     resumed = CHECKPOINT.exists()
     row_ids: list[int] = []
     if resumed:
@@ -62,6 +63,12 @@ def main() -> None:
         row_ids = []
         every_square = torch.cat(squares)
         accelerator.print(f"epoch {epoch}: mean square error {every_square.mean():.3f} of {len(every_square):,} rows")
+        with torch.no_grad():
+            errors = [
+                accelerator.gather_for_metrics((model(batch["x"]).squeeze(1) - batch["fare"]).abs())
+                for batch in validation
+            ]
+        report_error(torch.cat(errors).mean().item(), len(torch.cat(errors)))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 1 -m examples.ddp_train      # goes on where it stood, on one rank
     torchrun --nproc-per-node 2 -m examples.ddp_train --data s3://bucket/trips      # the same data in a store
 
-Every epoch ends with an audit: did all ranks together receive every row once? With GPUs: backend "nccl",
-`torch.cuda.set_device(local rank)`, and `batch.to("cuda", non_blocking=True)`.
+Every epoch ends with an audit (did all ranks together receive every row once?) and a validation. With GPUs: backend
+"nccl", `torch.cuda.set_device(local rank)`, and `batch.to("cuda", non_blocking=True)`.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
-from examples.trips import FEATURES, audit, find_trips
+from examples.trips import FEATURES, audit, find_trips, find_validation, validate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +35,9 @@ def main(data: str, checkpoint: Path, epochs: int, save_every_steps: int) -> Non
         split_rows=2_000,
         shuffle_rows=8_192,
         num_ranks="auto",  # dist.get_world_size() and dist.get_rank()
+    )
+    validation, _ = StructuredDataset.create_dataloader(
+        find_validation(), columns=[*FEATURES, "fare"], stack={"x": FEATURES}, batch_size=256, num_ranks="auto"
     )
     if checkpoint.exists():
         saved = torch.load(checkpoint)
@@ -60,6 +63,7 @@ def main(data: str, checkpoint: Path, epochs: int, save_every_steps: int) -> Non
             audit(epoch, row_ids)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: last loss {loss.item():.3f}", flush=True)
+        validate(model, validation)
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, loader_state: dict[str, object]) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
+from examples.trips import FEATURES, audit, find_trips, find_validation, load_rows, save_rows, validate
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import StructuredDataset, open_loader
 
 CHECKPOINT = Path(".demo/fsdp2")
 EPOCHS, STOP_EPOCH, STOP_STEP = 3, 1, 20
@@ -61,6 +61,7 @@ def main() -> None:
         shuffle_rows=8_192,
         mesh=mesh,  # ranks of tensor or context parallelism, were there any, would get the same batches
     )
+    validation = open_loader(find_validation(), stack={"x": FEATURES}, batch_size=256, mesh=mesh)
     states = {"training": training, "loader": loader}
     resumed = CHECKPOINT.exists()
     if resumed:
@@ -80,6 +81,7 @@ def main() -> None:
                 print(f"rank {dist.get_rank()} stops in epoch {epoch} after {len(row_ids):,} rows", flush=True)
                 return
         audit(epoch, row_ids)
+        validate(model, validation)  # ranks take equal steps, so that none waits for weights
         row_ids = []
 
 

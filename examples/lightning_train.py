@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # before the process group is made: docs/how-to/ddp.md, "When a job ends"
-from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
+from examples.trips import FEATURES, audit, find_trips, find_validation, load_rows, report_error, save_rows
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
@@ -36,6 +36,15 @@ class FareModel(LightningModule):
         self.row_ids += batch["row_id"].tolist()
         return nn.functional.mse_loss(self.linear(batch["x"]).squeeze(1), batch["fare"])
 
+    def validation_step(self, batch: Any, _: int) -> None:
+        errors = (self.linear(batch["x"]).squeeze(1) - batch["fare"]).abs()
+        sums = {"errors": errors.sum(), "rows": float(len(errors))}  # Lightning's mean over ranks is not exact
+        self.log_dict(sums, reduce_fx="sum", sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        errors, rows = (float(self.trainer.callback_metrics[name]) for name in ("errors", "rows"))
+        report_error(errors / rows, int(rows))
+
     def on_train_epoch_end(self) -> None:
         if self.trainer.is_last_batch:  # not where max_steps ended it
             audit(self.current_epoch, self.row_ids)
@@ -53,23 +62,23 @@ class FareModel(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.03)
 
 
-def make_loader(path: str) -> Any:
+def make_loader(path: str, **options: Any) -> Any:
     """A loader of this rank: called by Lightning, when it knows the ranks."""
     return StructuredDataset.create_dataloader(
         path,
         columns=["row_id", *FEATURES, "fare"],
         stack={"x": FEATURES},
         batch_size=256,
-        shuffle=True,
-        shuffle_rows=8_192,
         num_ranks="auto",
+        **options,
     )[0]
 
 
 def main() -> None:
     """Train to a step of epoch 1, or go on from its checkpoint."""
-    data = TableDataModule(partial(make_loader, find_trips()))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    train = partial(make_loader, find_trips(), shuffle=True, shuffle_rows=8_192)
+    data = TableDataModule(train, validate=partial(make_loader, find_validation()))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
     place = {"accelerator": "cpu", "strategy": "ddp"}
     if "--resume" not in sys.argv:
         saving = ModelCheckpoint(CHECKPOINTS, "{step}", every_n_train_steps=SAVED_STEP, enable_version_counter=False)

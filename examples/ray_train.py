@@ -10,12 +10,12 @@ from typing import Any
 import ray.train
 import torch
 import torch.distributed as dist
-from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
+from examples.trips import FEATURES, audit, find_trips, find_validation, load_rows, save_rows, validate
 from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 from torch import nn
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import StructuredDataset, open_loader
 
 EPOCHS, STOP_EPOCH, STOP_STEP = 2, 1, 20
 
@@ -33,6 +33,7 @@ def train(config: dict[str, Any]) -> None:
         shuffle_rows=8_192,
         num_ranks="auto",
     )
+    validation = open_loader(config["validation"], stack={"x": FEATURES}, batch_size=256, num_ranks="auto")
     row_ids: list[int] = []
     if config["checkpoint"]:
         with config["checkpoint"].as_directory() as folder:
@@ -52,6 +53,7 @@ def train(config: dict[str, Any]) -> None:
                 report({"model": model.state_dict(), "loader": loader.state_dict()}, row_ids)
                 return
         audit(epoch, row_ids)
+        validate(model, validation)
         row_ids = []
 
 
@@ -70,7 +72,7 @@ def main() -> None:
     for num_workers in (3, 2):
         trainer = TorchTrainer(
             train,
-            train_loop_config={"trips": find_trips(), "checkpoint": checkpoint},
+            train_loop_config={"trips": find_trips(), "validation": find_validation(), "checkpoint": checkpoint},
             scaling_config=ScalingConfig(num_workers=num_workers, resources_per_worker={"CPU": 1}),
             run_config=RunConfig(name=f"workers_{num_workers}", storage_path=str(Path(".demo/ray").resolve())),
         )

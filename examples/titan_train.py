@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from examples.fsdp2_train import make_training
-from examples.trips import FEATURES, audit, find_trips, load_rows, save_rows
+from examples.trips import FEATURES, audit, find_trips, find_validation, load_rows, save_rows, validate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import mse_loss
 from torchtitan.components.checkpoint import CheckpointManager
@@ -77,8 +77,7 @@ def main() -> None:
         if loader.epoch > 0:
             break
         row_ids += inputs["row_id"].tolist()
-        loss = mse_loss(training.model(inputs["input"]).squeeze(1), fare)
-        loss.backward()
+        mse_loss(training.model(inputs["input"]).squeeze(1), fare).backward()
         training.optimizer.step()
         training.optimizer.zero_grad()
         if not resumed and step == STOP_STEP:
@@ -87,6 +86,7 @@ def main() -> None:
             print(f"rank {dist.get_rank()} stops after {len(row_ids):,} rows", flush=True)
             return
     audit(0, row_ids)
+    validate(training.model, open_loader(find_validation(), batch_size=256, mesh=mesh, stack={"x": FEATURES}))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,63 @@
-"""Parts that all examples use: the data of `make demo`, written if it is not there, and an audit over all ranks."""
+"""Parts that all examples use: the data of `make demo`, written if it is not there, an audit and a validation."""
 
 import json
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from examples.demo.data import write_trips
 
 FEATURES = ["distance", "minutes", "passengers"]
 NUM_ROWS = 40_030
+# Rows of the files that are kept for validation: trips of a later year.
+VALIDATION_ROWS = {2025: (3_001, 2_002)}
 
 
 def find_trips(home: Path = Path(".demo")) -> str:
     """The directory of the trips; many processes may call this at once."""
-    trips = home / "trips"
-    if not trips.exists():
-        home.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=home))
-        write_trips(partial / "trips", partial / "trips.orc")
+    return _written(home / "trips")
+
+
+def find_validation(home: Path = Path(".demo")) -> str:
+    """The directory of 5,003 other trips, for validation."""
+    return _written(home / "validation", file_rows=VALIDATION_ROWS, seed=8)
+
+
+def _written(folder: Path, **options: Any) -> str:
+    if not folder.exists():
+        folder.parent.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=folder.parent))
+        write_trips(partial / folder.name, partial / "trips.orc", **options)
         with suppress(OSError):  # another process was first
-            (partial / "trips").rename(trips)
+            (partial / folder.name).rename(folder)
         shutil.rmtree(partial)
-    return str(trips.resolve())
+    return str(folder.resolve())
+
+
+def validate(predict: Callable[[torch.Tensor], torch.Tensor], batches: Iterable[Any]) -> None:
+    """Print the mean error over the trips of all ranks, of which each counts once. Call it on every rank.
+
+    Every rank adds the errors of its own rows, because ranks and batches differ in rows.
+    """
+    sums = torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for batch in batches:
+            errors = (predict(batch["x"]).squeeze(1) - batch["fare"]).abs()
+            sums += torch.tensor([errors.double().sum(), len(errors)])
+    dist.all_reduce(sums)
+    report_error(float(sums[0] / sums[1]), int(sums[1]))
+
+
+def report_error(error: float, rows: int) -> None:
+    """Print the mean error of a validation, on rank 0."""
+    if dist.get_rank() == 0:
+        print(f"validation: mean error {error:.2f} over {rows:,} rows", flush=True)
 
 
 def save_rows(folder: Path, row_ids: list[int]) -> None:

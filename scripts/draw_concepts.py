@@ -40,7 +40,7 @@ COLOR_OF_DOCUMENT = ["#ccc", *COLORS, *COLORS]
 RUN_FILES = {"a": (6, 6, 6, 6), "b": (5, 5), "c": (7, 6)}
 RUN_KILLED = 2
 RUN_TIMES = {"planned": 2.2, "first step": 4.4, "killed": 6.8, "planned again": 9.2, "next step": 11.2, "end": 18.0}
-SIDE, GAP, LINE, LEFT = 22, 12, 34, 76
+SIDE, TOKEN_SIDE, GAP, LINE, LEFT = 22, 14, 12, 34, 76
 STEP, SHARES = 16, 48
 
 Batches = list[list[int]]
@@ -74,8 +74,8 @@ def read(data: Path, num_ranks: int, state: dict[str, Any] | None = None, **opti
 class Picture:
     """An SVG that grows downwards."""
 
-    def __init__(self, colors: list[str] = COLOR_OF_ROW) -> None:
-        self.colors = colors
+    def __init__(self, colors: list[str] = COLOR_OF_ROW, side: int = SIDE) -> None:
+        self.colors, self.side = colors, side
         self.shapes: list[str] = []
         self.width = 0
         self.height = 4
@@ -95,7 +95,7 @@ class Picture:
         """A numbered line for each of `ranks`, which may also be something else that holds boxes of squares."""
         num_steps = max(map(len, ranks))
         widths = [max((len(r[step]) for r in ranks if step < len(r)), default=0) for step in range(num_steps)]
-        starts = LEFT + np.cumsum([0, *(width * SIDE + GAP for width in widths)])
+        starts = LEFT + np.cumsum([0, *(width * self.side + GAP for width in widths)])
         for number, batches in enumerate(ranks):
             self.shapes.append(f'<text x="4" y="{self.height + 16}">{name} {number}</text>')
             for step, batch in enumerate(batches):
@@ -122,12 +122,12 @@ class Picture:
 
     def _batch(self, left: int, rows: list[int], opacity: float) -> None:
         for place, row in enumerate(rows):
-            x, y, color = left + place * SIDE, self.height, self.colors[row]
+            x, y, color = left + place * self.side, self.height, self.colors[row]
             self.shapes.append(
-                f'<g opacity="{opacity}"><rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{color}"/>'
-                f'<text x="{x + SIDE / 2}" y="{y + 15}" class="row">{row}</text></g>'
+                f'<g opacity="{opacity}"><rect x="{x}" y="{y}" width="{self.side}" height="{SIDE}" fill="{color}"/>'
+                f'<text x="{x + self.side / 2}" y="{y + 15}" class="row">{row}</text></g>'
             )
-        place = f'x="{left - 2}" y="{self.height - 2}" width="{len(rows) * SIDE + 4}" height="{SIDE + 4}"'
+        place = f'x="{left - 2}" y="{self.height - 2}" width="{len(rows) * self.side + 4}" height="{SIDE + 4}"'
         self.shapes.append(f'<rect {place} class="box"/>')
 
     def svg(self) -> str:
@@ -194,7 +194,7 @@ def draw_packing(folder: Path) -> str:
     with pq.ParquetWriter(folder / "0.parquet", pa.schema([("tokens", pa.list_(pa.int64()))])) as writer:
         for group in stored:
             writer.write_table(pa.table({"tokens": group}))
-    picture = Picture(COLOR_OF_DOCUMENT)
+    picture = Picture(COLOR_OF_DOCUMENT, TOKEN_SIDE)
     picture.title("stored, in two row groups: a box is a document, a square one of its tokens")
     picture.lines("group", stored)
     for title, epoch, options in (

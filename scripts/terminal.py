@@ -1,12 +1,16 @@
-"""Draws what commands of `tdu` print on a terminal, for docs/how-to/command-line.md."""
+"""Draws what commands of `tdu` print on a terminal, for pages of docs/how-to."""
 
+import json
 import re
 from html import escape
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from click.testing import CliRunner
 from examples.demo.data import write_trips
 
+from torch_dataloader_utils import open_loader
 from torch_dataloader_utils.cli.app import app
 
 # Name of the picture, without "terminal-": the command.
@@ -17,11 +21,14 @@ COMMANDS = {
     "verify": "verify .demo/trips",
     "vocabulary": "vocabulary .demo/trips --partitioning hive --columns year",
     "head": "head .demo/trips --batch-size 4 --batches 1",
+    "state": "state checkpoint.json .demo/trips",
+    "shuffle": "shuffle .demo/trips trips-shuffled --partitioning hive",
+    "tokens": "tokens build .demo/web web_corpus --column tokens --eod 0 --vocabulary 1000",
 }
-_LETTER, _LINE, _MARGIN = 7.25, 18, 14
+_LETTER, _LINE, _MARGIN = 6.9, 18, 14
 _CLASSES = {"36": "cyan", "33": "yellow", "31": "red"}
 _STYLE = (
-    "text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
+    "text{font:11.5px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
     "text{fill:#dfe6ec}"
     ".cyan{fill:#7fd0c9;font-weight:600}.yellow{fill:#f0c36a;font-weight:600}.red{fill:#ff8a80}.call{fill:#9fb4c7}"
 )
@@ -31,7 +38,8 @@ def draw_terminal(command: str) -> str:
     """The command and what it prints, run in the current directory, as an SVG."""
     printed = CliRunner().invoke(app, command.split(), color=True, catch_exceptions=False).output
     # The fingerprint depends on where the data lies.
-    lines = [line for line in printed.expandtabs().rstrip().splitlines() if "fingerprint" not in line]
+    lines = [line for line in printed.expandtabs().rstrip().splitlines() if not re.search(r" [0-9a-f]{32}$", line)]
+    lines = [line.replace(f"{Path.cwd()}/", "") for line in lines]
     columns = max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in [f"$ tdu {command}", *lines])
     width, height = _MARGIN * 2 + _LETTER * columns, _MARGIN * 2 + _LINE * (len(lines) + 1)
     shapes = [_text(0, [("call", f"$ tdu {command}")])]
@@ -62,5 +70,12 @@ def _text(number: int, spans: list[tuple[str, str]]) -> str:
 
 
 def write_data(folder: Path) -> None:
-    """Write the data of the commands as `make demo` leaves it."""
+    """Write what the commands look at: data as `make demo` leaves it, documents, and a checkpoint."""
     write_trips(folder / ".demo" / "trips", folder / ".demo" / "trips.orc")
+    (folder / ".demo" / "web").mkdir()
+    documents = [[(7 * row + place) % 900 + 1 for place in range(20 + row % 50)] for row in range(2_000)]
+    pq.write_table(pa.table({"tokens": documents}), folder / ".demo" / "web" / "0.parquet", row_group_size=500)
+    loader = open_loader(str(folder / ".demo" / "trips"), batch_size=256, shuffle=True, num_workers=0)
+    for _ in zip(range(10), loader, strict=False):
+        pass
+    (folder / "checkpoint.json").write_text(json.dumps({"step": 10, "loader": loader.state_dict()}))

@@ -1,5 +1,6 @@
 """A small data set of taxi trips, as messy as real ones: files and row groups of uneven sizes, in hive directories."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,15 @@ FILE_ROWS = {2023: (17_003, 4_211, 997), 2024: (29, 11_117, 6_673)}
 GROUP_ROWS = 2_000
 
 
-def write_trips(parquet: Path, orc: Path) -> int:
-    """Write the trips as Parquet files below `parquet` and as one file `orc`; gives the number of rows.
+def write_trips(parquet: Path, orc: Path, *, file_rows: Mapping[int, Sequence[int]] = FILE_ROWS, seed: int = 7) -> int:
+    """Write the trips as Parquet files below `parquet` and as one file `orc`; return the number of rows.
 
     Columns: row_id (0, 1, 2, ... over all files), distance, minutes, passengers, fare; year is the directory. The
     ORC file holds year as a column. The fare is almost linear in the others, so that a model has something to learn.
     """
-    random = np.random.default_rng(7)
+    random = np.random.default_rng(seed)
     tables, rows = [], 0
-    for year, sizes in FILE_ROWS.items():
+    for year, sizes in file_rows.items():
         for number, size in enumerate(sizes):
             table = _trips(random, first=rows, count=size)
             path = parquet / f"year={year}" / f"part-{number}.parquet"

@@ -48,6 +48,13 @@ def run(home: Path, module: str, num_processes: int | None = 2, *arguments: str,
     return done.stdout.splitlines()
 
 
+def check_validation(lines: list[str], times: int = 1) -> None:
+    """Check that validations counted each row once, and that errors are far below 5.6, that of the mean fare."""
+    found = re.findall(r"validation: mean error (\d+\.\d+) over ([\d,]+) rows", "\n".join(lines))
+    assert [rows for _, rows in found] == ["5,003"] * times
+    assert all(float(error) < 4 for error, _ in found)
+
+
 def needs(*packages: str) -> pytest.MarkDecorator:
     """Skip where one of these is not installed."""
     missing = [package for package in packages if find_spec(package) is None]
@@ -61,8 +68,12 @@ def test_examples_are_short() -> None:
 
 
 def test_ddp_goes_on_from_its_checkpoint_on_one_rank(home: Path) -> None:
-    assert [line for line in run(home, "ddp_train", 2, "--epochs", "2") if "each once" in line] == EPOCHS
-    assert run(home, "ddp_train", 1, "--epochs", "3")[0] == "epoch 2: 40,030 = 40,030 rows, each once"
+    lines = run(home, "ddp_train", 2, "--epochs", "2")
+    assert [line for line in lines if "each once" in line] == EPOCHS
+    check_validation(lines, 2)
+    lines = run(home, "ddp_train", 1, "--epochs", "3")
+    assert lines[0] == "epoch 2: 40,030 = 40,030 rows, each once"
+    check_validation(lines)
 
 
 def test_a_job_that_loses_hosts_is_exact(home: Path) -> None:
@@ -89,12 +100,16 @@ def test_ddp_reads_from_a_store(home: Path) -> None:
 @needs("torchtitan")
 def test_torchtitan_saves_the_loader_and_goes_on_with_another_number_of_ranks(home: Path) -> None:
     assert sum("stops after 5,120 rows" in line for line in run(home, "titan_train", 2)) == 2
-    assert "epoch 0: 20,170 + 9,930 + 9,930 = 40,030 rows, each once" in run(home, "titan_train", 3)
+    lines = run(home, "titan_train", 3)
+    assert "epoch 0: 20,170 + 9,930 + 9,930 = 40,030 rows, each once" in lines
+    check_validation(lines)
 
 
 @needs("grain", "jax")
 def test_jax_goes_on_in_the_middle_of_an_epoch(home: Path) -> None:
-    assert run(home, "jax_train", None)[-1] == "40,030 rows, each once, in spite of a stop after step 60"
+    lines = run(home, "jax_train", None)
+    assert lines[-2] == "40,030 rows, each once, in spite of a stop after step 60"
+    check_validation(lines)
 
 
 def test_a_forecast_is_better_than_last_week(home: Path) -> None:
@@ -107,10 +122,12 @@ def test_fsdp2_stops_in_an_epoch_and_goes_on_with_another_number_of_ranks(home: 
     first = run(home, "fsdp2_train")
     assert first[0] == EPOCHS[0]
     assert "after 5,120 rows" in " ".join(first)
-    assert [line for line in run(home, "fsdp2_train", num_processes=3) if "each once" in line] == [
+    second = run(home, "fsdp2_train", num_processes=3)
+    assert [line for line in second if "each once" in line] == [
         "epoch 1: 20,170 + 9,930 + 9,930 = 40,030 rows, each once",
         "epoch 2: 13,343 + 13,344 + 13,343 = 40,030 rows, each once",
     ]
+    check_validation([*first, *second], 3)
 
 
 def test_packed_training(home: Path) -> None:
@@ -170,6 +187,7 @@ def test_accelerate(home: Path) -> None:
     assert [line for line in lines if "each once" in line] == [
         "epoch 1: 20,170 + 9,930 + 9,930 = 40,030 rows, each once"
     ]
+    check_validation(lines)
 
 
 @needs("lightning")
@@ -179,6 +197,7 @@ def test_lightning(home: Path) -> None:
         EPOCHS[0],
         "epoch 1: 20,512 + 9,759 + 9,759 = 40,030 rows, each once",
     ]
+    check_validation(lines, 2)
 
 
 @needs("transformers", "accelerate")
@@ -188,13 +207,16 @@ def test_transformers(home: Path) -> None:
         EPOCHS[0],
         "epoch 1: 20,512 + 9,759 + 9,759 = 40,030 rows, each once",
     ]
+    check_validation(lines)
 
 
 @needs("ray")
 def test_ray(home: Path) -> None:
-    lines = "\n".join(run(home, "ray_train", num_processes=None))
-    assert "epoch 0: 13,344 + 13,343 + 13,343 = 40,030 rows, each once" in lines
-    assert "epoch 1: 27,695 + 12,335 = 40,030 rows, each once" in lines
+    lines = run(home, "ray_train", num_processes=None)
+    text = "\n".join(lines)
+    assert "epoch 0: 13,344 + 13,343 + 13,343 = 40,030 rows, each once" in text
+    assert "epoch 1: 27,695 + 12,335 = 40,030 rows, each once" in text
+    check_validation(sorted(set(lines)), 2)  # Ray may repeat lines of its workers
 
 
 @needs("ray")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import torch_dataloader_utils
+from torch_dataloader_utils.cli import main
 
 pytestmark = pytest.mark.full
 
@@ -147,6 +148,16 @@ def test_the_older_distribution_in_the_same_directory_is_refused_at_import(tmp_p
     spec = spec_from_file_location("refused", init)
     with pytest.raises(ImportError, match=r"torch-dataloader-utils 0\.2.*pip uninstall --yes epochplan torch-data"):
         spec.loader.exec_module(module_from_spec(spec))
+
+
+def test_the_shell_names_the_older_distribution_that_was_installed_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(torch_dataloader_utils, "__version__")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "pip uninstall --yes epochplan torch-dataloader-utils" in capsys.readouterr().err
 
 
 WITHOUT_PANDAS = """

@@ -329,7 +329,8 @@ def test_persistent_workers_deliver_every_row_after_a_signal_handler_raised(tmp_
     # No event: its lock would stay taken if a worker is killed, or a signal comes, while it is looked at.
     total, is_received = write_table(tmp_path, [[3000] * 4]), multiprocessing.get_context("fork").RawValue("b", 0)
     options = {"batch_size": 500, "output_format": "dict", "transform": Poking(is_received), "shuffle": False}
-    loader, _ = load(tmp_path, **options, split_rows=3000, persistent_workers=True)
+    options |= {"persistent_workers": True, "multiprocessing_context": "fork"}
+    loader, _ = load(tmp_path, **options, split_rows=3000)
 
     def interrupt(_, frame):
         if not is_received.value and any(each.f_code.co_name == place for each, _ in traceback.walk_stack(frame)):

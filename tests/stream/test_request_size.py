@@ -1,6 +1,7 @@
 """Quick batches of a transform travel many at once; rows, states, counts and errors are those of single ones."""
 
 import itertools
+from functools import cached_property
 
 import pytest
 import torch
@@ -96,10 +97,11 @@ def test_many_batches_travel_at_once(table, response_batches, monkeypatch):
 
 
 class OneBuffer:
-    """A transform that gives all its batches in the same memory."""
+    """A transform that gives all batches of a worker in the same memory."""
 
-    def __init__(self):
-        self.memory = torch.empty(6, dtype=torch.int64)
+    @cached_property
+    def memory(self):
+        return torch.empty(6, dtype=torch.int64)
 
     def __call__(self, batch):
         rows = self.memory[: batch.num_rows]

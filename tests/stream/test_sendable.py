@@ -34,6 +34,10 @@ def with_lock(batch):
     return {**batch, "nested": [1, {"lock": threading.Lock()}]}
 
 
+def rows_alone(batch):
+    return batch["row"]
+
+
 def with_lambdas(batch):
     return {"rows": np.array([len, lambda: 0], dtype=object)}
 
@@ -129,7 +133,7 @@ def test_a_batch_that_does_not_unpickle_is_an_error_of_the_transform(table, pers
 
 
 def test_what_a_transform_gives_to_the_collate_function_does_not_travel(table):
-    batches = list(load(table, transform=with_lock, collate_fn=lambda batch: batch["row"]))
+    batches = list(load(table, transform=with_lock, collate_fn=rows_alone))
     assert sorted(torch.cat(batches).tolist()) == list(range(60))
 
 
@@ -156,7 +160,8 @@ def test_a_lambda_for_credentials_is_refused_too(table, method):
 
 
 def test_a_lambda_is_inherited_under_fork(table):
-    assert sum(batch.num_rows for batch in load(table, transform=lambda batch: batch)) == 60
+    loader = load(table, transform=lambda batch: batch, multiprocessing_context="fork")
+    assert sum(batch.num_rows for batch in loader) == 60
 
 
 def forgets(batch):

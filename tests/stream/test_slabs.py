@@ -198,7 +198,9 @@ def test_memory_that_is_let_go_of_goes_though_nothing_travels_in_slabs():
 @pytest.mark.processes
 @has_proc
 def test_the_trainer_keeps_no_slab_of_a_pass_that_is_over(large_row_groups):
-    loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), batch_size=1000, num_workers=2)
+    # By fork: Python 3.14 may complain about memory of its forkserver that is freed in a cycle.
+    options = {"num_workers": 2, "multiprocessing_context": "fork"}
+    loader, _ = StructuredDataset.create_dataloader(str(large_row_groups), batch_size=1000, **options)
     before = open_slabs()
     assert sum(batch.num_rows for batch in loader) == ROWS
     assert open_slabs() == before

@@ -8,7 +8,7 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.reduction import recvfds, sendfds
+from multiprocessing.reduction import recvfds
 from pathlib import Path
 
 import pyarrow as pa
@@ -68,7 +68,9 @@ def first_free_number() -> int:
 
 
 def rows_of(path: str, num_workers: int) -> int:
-    loader, _ = StructuredDataset.create_dataloader(path, batch_size=5_000, num_workers=num_workers)
+    """The rows that came. A process that is forked has the limits of this moment; one of a forkserver has others."""
+    options = {"num_workers": num_workers, "multiprocessing_context": "fork" if num_workers else None}
+    loader, _ = StructuredDataset.create_dataloader(path, batch_size=5_000, **options)
     return sum(len(batch["a"]) for batch in loader)
 
 
@@ -120,7 +122,7 @@ def test_no_number_of_open_files_makes_the_trainer_wait_for_a_lost_batch(path: s
 def test_a_descriptor_that_finds_no_room_on_its_arrival_names_the_limit() -> None:
     here, there = socket.socketpair()
     with here, there:
-        sendfds(here, [here.fileno()])
+        socket.send_fds(here, [b"\x01"], [here.fileno()])  # `recvfds` wants their number
         with (
             at_most(resource.RLIMIT_NOFILE, first_free_number()),
             pytest.raises(StoreError, match=r"No batch came \(Too many open files\).*ulimit -n"),

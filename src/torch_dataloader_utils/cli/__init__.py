@@ -12,6 +12,8 @@ Each command is one module, imported when the command runs. Libraries are import
 import io
 import sys
 
+import torch_dataloader_utils
+
 
 def main() -> None:
     """Run the console script."""
@@ -24,5 +26,11 @@ def main() -> None:
         if error.name not in ("click", "rich"):
             raise
         sys.stderr.write("tdu needs click and rich. Run: pip install click rich\n")
+        sys.exit(2)
+    if not hasattr(torch_dataloader_utils, "__version__"):  # installed later, it has replaced our `__init__.py`
+        sys.stderr.write(
+            "tdu: the older torch-dataloader-utils 0.2 is installed over epochplan. "
+            "Run: pip uninstall --yes epochplan torch-dataloader-utils, then install epochplan again.\n"
+        )
         sys.exit(2)
     app(prog_name="tdu")

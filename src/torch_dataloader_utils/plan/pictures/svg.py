@@ -10,11 +10,11 @@ from torch_dataloader_utils.plan.pictures.timeline import Bar, Timeline, WorkerR
 if TYPE_CHECKING:
     from torch_dataloader_utils.plan.epoch_plan import EpochPlan
 
-_LABEL_WIDTH = 118
-_CHART_WIDTH = 480
-_TEXT_WIDTH = 262
+_LABEL_WIDTH = 140
+_CHART_WIDTH = 420
+_TEXT_WIDTH = 300
 _WIDTH = _LABEL_WIDTH + _CHART_WIDTH + _TEXT_WIDTH
-_TOP = 34
+_TOP = 38
 _RANK_GAP = 8
 _SMALL_RANKS, _SMALL_BARS = 8, 1_000
 # The golden angle: neighbouring files get hues far apart, for any number of files.
@@ -25,7 +25,7 @@ STYLE = """
   --hatch: rgba(255,255,255,.62); --mean: #c2410c; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6e9ef; --quiet: #98a2b3; --page: #14171d; --card: #1d222b;
   --line: #2c3340; --hatch: rgba(10,12,16,.55); --mean: #fb923c; } }
-svg text { font-size: 11px; fill: var(--text); }
+svg text { font-size: 13px; fill: var(--text); }
 svg .quiet { fill: var(--quiet); } .grid { stroke: var(--line); stroke-width: 1; }
 .hatch { fill: var(--hatch); }
 .mean { stroke: var(--mean); stroke-width: 1.2; stroke-dasharray: 5 4; } svg .mean-text { fill: var(--mean); }
@@ -102,7 +102,7 @@ def _places(timeline: Timeline, row_height: float) -> list[float]:
 
 
 def _axis(timeline: Timeline, scale: _Scale, bottom: float) -> list[str]:
-    parts = [f'<text x="{_LABEL_WIDTH}" y="12" class="quiet">bytes read, from the first batch to the last →</text>']
+    parts = [f'<text x="{_LABEL_WIDTH}" y="13" class="quiet">bytes read, from the first batch to the last →</text>']
     for position in timeline.ticks:
         x, anchor = scale.x(position), "middle" if position else "start"
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 8}" y2="{bottom:.1f}" class="grid"/>')
