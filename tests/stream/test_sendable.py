@@ -50,6 +50,20 @@ class Scale:
         return batch
 
 
+class OneBuffer:
+    """A transform that writes each batch into the same memory, and counts its rows in memory of all processes."""
+
+    def __init__(self):
+        self.memory = torch.empty(8, dtype=torch.int64)
+        self.counts = torch.zeros(8, dtype=torch.int64).share_memory_()
+
+    def __call__(self, batch):
+        rows = self.memory[: batch.num_rows]
+        rows.copy_(batch["row"])
+        self.counts[batch["row"] % 8] = 1
+        return {"row": rows}
+
+
 def with_gradients(batch):
     return {"x": [batch["row"], (batch["row"].double().requires_grad_() * 2).to_sparse()]}
 
@@ -157,6 +171,17 @@ def test_a_lambda_is_refused_when_the_loader_is_built(table, method):
 def test_a_lambda_for_credentials_is_refused_too(table, method):
     with pytest.raises(ConfigError, match=f"<lambda> cannot be sent .* {method!r}.*top level"):
         load(table, credentials=lambda: {"anon": True}, multiprocessing_context=method)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_each_worker_has_the_tensors_of_a_function_for_itself_unless_they_are_shared(tmp_path, method):
+    write_table(tmp_path, [[500] * 8])
+    transform = OneBuffer()
+    rows = [batch["row"] for batch in load(tmp_path, transform=transform, multiprocessing_context=method)]
+    assert sorted(torch.cat(rows).tolist()) == list(range(4000))
+    assert transform.counts.tolist() == [1] * 8
+    assert not transform.memory.is_shared()
 
 
 def test_a_lambda_is_inherited_under_fork(table):

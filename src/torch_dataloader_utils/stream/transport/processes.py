@@ -25,7 +25,7 @@ from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.stream.decode import DecodeOptions
 from torch_dataloader_utils.stream.transport.receiver import Receiver, group_length, until_ended
 from torch_dataloader_utils.stream.transport.requests import BatchResponse, RequestSampler, RequestSize
-from torch_dataloader_utils.stream.transport.sendable import check_functions
+from torch_dataloader_utils.stream.transport.sendable import SentFunctions, check_functions
 from torch_dataloader_utils.stream.transport.slabs import SlabReader
 from torch_dataloader_utils.stream.transport.worker_death import Notes, responses_of
 from torch_dataloader_utils.stream.transport.worker_process import RequestWorker
@@ -58,7 +58,8 @@ class WorkerProcesses:
         self._readers = self._new_readers() if options.get("persistent_workers") else None
         self._sampler = RequestSampler()
         self._notes = Notes(num_workers)
-        self._worker = RequestWorker(pipeline, self._share(), self._notes)
+        sent = replace(pipeline, functions=SentFunctions(pipeline.functions))
+        self._worker = RequestWorker(sent, self._share(), self._notes)
         self._loader: DataLoader[BatchResponse] = DataLoader(
             self._worker,
             batch_size=None,

@@ -50,6 +50,41 @@ def _returns_sendable(function: Function, trial: type[pickle.Pickler]) -> Functi
     return call
 
 
+class SentFunctions(tuple[Function, ...]):
+    """Functions that keep tensors of their own in each process that unpickles them, as processes do under fork.
+
+    torch's pickler moves tensors to memory that all processes share, so workers that write into a tensor of a function
+    would overwrite each other's rows. A tensor stays shared if the user called `share_memory_()`.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (pickle_function(tuple(self)),)
+
+
+def pickle_function(function: object) -> bytes:
+    """Return the function, or anything that has functions, as worker processes receive it; see `SentFunctions`."""
+    sent = io.BytesIO()
+    _OwnTensors(sent).dump(function)
+    return sent.getvalue()
+
+
+class _OwnTensors(ForkingPickler):
+    def reducer_override(self, value: object) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        if value.layout is torch.strided and value.is_shared():  # type: ignore[no-untyped-call]
+            return NotImplemented
+        saved = io.BytesIO()
+        torch.save(value, saved)
+        return _load_tensor, (saved.getvalue(),)
+
+
+def _load_tensor(saved: bytes) -> Any:
+    return torch.load(io.BytesIO(saved), weights_only=False)
+
+
 def check_functions(functions: Sequence[Callable[..., Any]], context: object) -> None:
     """Raise ConfigError if worker processes do not inherit the user's functions and a function cannot be sent.
 
@@ -60,14 +95,14 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
     """
     for function in functions if (method := _start_method(context)) != "fork" else ():
         try:
-            pickled = ForkingPickler.dumps(function)
+            pickled = pickle_function(function)
         except Exception as error:  # pickling runs the object's own code: any error
             raise ConfigError(
                 f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
                 f"({error}). Define the function at the top level of a module (no lambda, no inner function), or read "
                 "with num_workers=0."
             ) from error
-        if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(bytes(pickled))):
+        if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
             raise ConfigError(
                 f"{function_name(function)} is defined in a notebook or an interactive session, and worker processes "
                 f"that are started with {method!r} cannot import it from there. Write it into a .py file and import "
