@@ -189,8 +189,8 @@ def _local(target: str | os.PathLike[str]) -> Path:
     path = check_path("target", target)
     if not is_local(path):
         raise ConfigError(
-            f"target={redact(path)} is not a local directory. Write to a local or shared directory, and copy the result "
-            'with the tool of the store, such as "aws s3 cp --recursive". The source may lie in a store.'
+            f"target={redact(path)} is not a local directory. Write to a local or shared directory, and copy the "
+            'result with the tool of the store, such as "aws s3 cp --recursive". The source may lie in a store.'
         )
     return Path(path.removeprefix("file://")).expanduser().absolute()
 
@@ -271,7 +271,7 @@ class _Shuffle:
 
     def _output_jobs(self, receipts: Sequence[SpillReceipt]) -> list[OutputJob]:
         directory, outputs = self.table.directory, self.cut.outputs
-        spills = tuple(SpillFile(directory / each.file, each.index, each.rounds) for each in receipts)
+        spills = tuple(SpillFile(str(directory / each.file), each.index_start, each.rounds) for each in receipts)
         written = with_required(self.schema, {tuple(place) for receipt in receipts for place in receipt.nulls})
         job = partial(
             OutputJob,

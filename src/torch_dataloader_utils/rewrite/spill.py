@@ -37,10 +37,10 @@ _INTEGER_BYTES = 8
 
 
 class SpillFile(NamedTuple):
-    """Finished spill file. index: First byte of its index. rounds: Number of rounds."""
+    """Finished spill file. index_start: First byte of its index. rounds: Number of rounds."""
 
-    path: Path
-    index: int
+    path: str
+    index_start: int
     rounds: int
 
 
@@ -49,13 +49,13 @@ class SpillReceipt:
     """Facts about a finished spill file.
 
     file: Its name; each run of a job writes a file of its own. size: Its size in bytes.
-    index, rounds: See `SpillFile`.
+    index_start, rounds: See `SpillFile`.
     rows: Number of rows. sums: Checksum of each column. nulls: Fields with nulls; see `sum_columns`.
     """
 
     file: str
     size: int
-    index: int
+    index_start: int
     rounds: int
     rows: int
     sums: list[int]
@@ -110,11 +110,11 @@ class SpillJob:
                 if spill.held_bytes >= self.held_bytes:
                     spill.write_round()
             spill.write_round()
-            index = spill.write_index()
+            index_start = spill.write_index()
         receipt = SpillReceipt(
             file=path.name,
             size=size_of(path),
-            index=index,
+            index_start=index_start,
             rounds=len(spill.rounds),
             rows=rows,
             sums=sums,
@@ -165,17 +165,17 @@ class _SpillWriter:
 
     def write_index(self) -> int:
         """Write the index after the last round, and return its first byte."""
-        index: int = self._file.tell()
+        start: int = self._file.tell()
         for numbers in (*self.rounds, self._sizes):
             self._file.write(numbers.astype("<i8").tobytes())
-        return index
+        return start
 
 
 def output_sizes(spills: Sequence[SpillFile], outputs: int) -> npt.NDArray[np.int64]:
     """Return the rows, and the bytes in memory, that all spill files have for each output file: int64 [2, outputs]."""
     sizes = np.zeros((2, outputs), np.int64)
-    for path, index, rounds in spills:
-        start = index + rounds * (outputs + 1) * _INTEGER_BYTES
+    for path, index_start, rounds in spills:
+        start = index_start + rounds * (outputs + 1) * _INTEGER_BYTES
         sizes += np.fromfile(path, "<i8", 2 * outputs, offset=start).reshape(2, outputs)
     return sizes
 
@@ -267,9 +267,9 @@ def read_spilled(
 
 def _read(spill: SpillFile, output: int, outputs: int, stored: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the fragments of one output file."""
-    with pa.OSFile(str(spill.path)) as file:
+    with pa.OSFile(spill.path) as file:
         for number in range(spill.rounds):
-            file.seek(spill.index + (number * (outputs + 1) + output) * _INTEGER_BYTES)
+            file.seek(spill.index_start + (number * (outputs + 1) + output) * _INTEGER_BYTES)
             start, stop = np.frombuffer(file.read(2 * _INTEGER_BYTES), "<i8").tolist()
             if start == stop:
                 continue
@@ -279,7 +279,7 @@ def _read(spill: SpillFile, output: int, outputs: int, stored: pa.Schema) -> Ite
             except (pa.ArrowException, OSError, ValueError, EOFError) as error:
                 raise CorruptFileError(
                     f"{spill.path}: bytes {start:,} to {stop:,} do not decode ({error}). A disk or memory has damaged "
-                    f"the file. Remove {spill.path.parent} and run the shuffle again."
+                    f"the file. Remove {Path(spill.path).parent} and run the shuffle again."
                 ) from error
 
 
