@@ -82,7 +82,7 @@ def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
     is_long = lengths >= _LONG_BYTES
     hashed = np.empty(len(lengths), np.uint64)
     hashed[~is_long] = hash_bytes(ByteSpans(data, starts[~is_long], lengths[~is_long]), 0)
-    view, places = memoryview(data), zip(starts[is_long].tolist(), lengths[is_long].tolist(), strict=True)
+    view, places = data.data, zip(starts[is_long].tolist(), lengths[is_long].tolist(), strict=True)
     digests = [blake2b(view[start : start + length], digest_size=8).digest() for start, length in places]
     hashed[is_long] = np.frombuffer(b"".join(digests), "<u8")
     return _dot(weights, hashed)
