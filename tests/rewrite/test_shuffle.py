@@ -247,6 +247,8 @@ def test_targets_that_cannot_be_are_refused_before_anything_is_written(source: P
     ]:
         with pytest.raises(ConfigError, match=says):
             shuffle_table(source, target)
+    with pytest.raises(ConfigError, match="inside its source"):
+        shuffle_table(f"{source}/**/*.parquet", source / "shuffled")
     with pytest.raises(ConfigError, match="holds less than 3 row groups"):
         shuffle_table(source, tmp_path / "out", memory=100)
     with pytest.raises(ConfigError, match="known row counts"):

@@ -21,7 +21,7 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.units import RowSpace, ranges
 from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, PassFound, group_checksum, order_checksum, read_audit
 from torch_dataloader_utils.cli.step_audit import StepRows, make_planner, wrong_steps
-from torch_dataloader_utils.errors import NoDataError, plural
+from torch_dataloader_utils.errors import LoaderError, NoDataError, plural
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.plan.planner import Planner
@@ -248,12 +248,14 @@ class EpochFound:
         if self._planner is None:
             return
         header = given.of.header
-        wrong = wrong_steps(self._planner, header, windows.step_rows(given))
+        rank = f"Rank {header['rank']} of {header['topology']['num_ranks']}"
+        try:
+            wrong = wrong_steps(self._planner, header, windows.step_rows(given))
+        except LoaderError as error:
+            yield f"{rank} began where the plan has no step: {error}"
+            return
         if len(wrong):
-            yield (
-                f"Rank {header['rank']} of {header['topology']['num_ranks']} had other rows than planned in "
-                f"{plural(len(wrong), 'step')}, from step {wrong[0]:,} on."
-            )
+            yield f"{rank} had other rows than planned in {plural(len(wrong), 'step')}, from step {wrong[0]:,} on."
 
     def audited(self, followed_by: int | None) -> EpochAudit:
         """Return the findings. followed_by: a later epoch to which the job went on; None for no such epoch."""

@@ -37,6 +37,9 @@ def wrong_steps(planner: Planner, header: Mapping[str, Any], given: Iterator[Ste
 
     A step with too few rows is no finding here: its last rows may not have been recorded before a kill, and rows that
     never came are found by their count.
+
+    Raises:
+        LoaderError: the plan has no such position.
     """
     first, stop = header["first_step"], header["num_steps"]
     topology = Topology(**header["topology"])
@@ -68,8 +71,9 @@ class _Sums:
 
     def add(self, steps: Int64s, rows: Int64s) -> None:
         steps = steps - self._first
-        np.add.at(self.counts, steps, 1)
-        np.add.at(self.sums, steps, _mixed(rows))
+        is_planned = (steps >= 0) & (steps < len(self.counts))
+        np.add.at(self.counts, steps[is_planned], 1)
+        np.add.at(self.sums, steps[is_planned], _mixed(rows[is_planned]))
 
 
 def _mixed(rows: Int64s) -> npt.NDArray[np.uint64]:

@@ -340,7 +340,7 @@ def _stored_rows(dataset: TableDataset) -> tuple[Inventory, Reader]:
 
 
 def _check_outside(inventory: Inventory, target: Path) -> None:
-    source = Path(inventory.source)
+    source = Path(inventory.source.partition("**")[0])
     if source.is_dir() and source.resolve() in target.resolve().parents:
         raise ConfigError(
             f"{target} would lie inside its source {source}, whose readers would read rows twice. Pass another target."
