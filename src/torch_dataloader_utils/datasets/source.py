@@ -96,7 +96,7 @@ def _given(source: Source, inventory: Inventory, options: TableOptions, ranks: R
         inventory = from_rank_zero(lambda: identified(inventory, options.identity, access))
     elif reads_files:
         inventory = identified(inventory, options.identity, access)
-    if options.columns is not None:
+    if inventory.left_out and options.columns is not None:
         inventory = replace(inventory, left_out=())
     return under_filter(inventory, options.filters), access
 
