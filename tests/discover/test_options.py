@@ -9,7 +9,7 @@ from pyarrow import feather
 from tests.discover.datasets import write_parquet
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils.discover import TextOptions, scan_files
+from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, SchemaError
 
 
@@ -206,12 +206,29 @@ def test_two_columns_of_one_name_cost_an_error_only_when_they_are_asked_for(tmp_
             StructuredDataset(tmp_path, missing=missing, format=file_format, **asked)
 
 
-def test_a_file_with_two_columns_of_a_name_that_another_file_has_once_is_named(tmp_path):
-    write(tmp_path / "a.parquet", {"x": pa.int64(), "y": pa.int64()})
+@pytest.mark.parametrize(("names", "says"), [(["x", "y"], "one"), (["y"], "none")])
+def test_a_file_with_two_columns_of_a_name_that_another_file_has_once_or_not_is_named(tmp_path, names, says):
+    write(tmp_path / "a.parquet", dict.fromkeys(names, pa.int64()))
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "y", "x"])
     pq.write_table(table, tmp_path / "b.parquet")
-    with pytest.raises(SchemaError, match=r"b\.parquet has several columns 'x'; .*a\.parquet has one"):
+    with pytest.raises(SchemaError, match=rf"b\.parquet has several columns 'x'; .*a\.parquet has {says}"):
         scan_files(tmp_path)
+    assert scan_files(tmp_path, columns=["y"]).num_rows == 2
+
+
+def test_an_inventory_keeps_what_no_batch_has_unless_columns_are_named(tmp_path):
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "y", "x"])
+    (tmp_path / "data" / "year=2024").mkdir(parents=True)
+    pq.write_table(table, tmp_path / "data" / "year=2024" / "a.parquet")
+    inventory = scan_files(tmp_path / "data")
+    assert [text.partition(":")[0] for text in inventory.left_out] == [
+        "columns are left out",
+        "directories year=... are not read as columns",
+    ]
+    assert inventory.notes == inventory.left_out
+    save_inventory(inventory, tmp_path / "saved.parquet")
+    assert load_inventory(tmp_path / "saved.parquet").left_out == inventory.left_out
+    assert scan_files(tmp_path / "data", columns=["y"]).left_out == ()
 
 
 @pytest.mark.parametrize("options", [{"filters": pc.field("year") == 2024}, {"columns": ["row", "year"]}])

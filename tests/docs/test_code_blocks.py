@@ -36,6 +36,7 @@ SHOWN_ONLY = {
     ("docs/how-to/pack-tokens.md", "branch_sums(likelihoods"): "a model with FlexAttention",
     ("docs/how-to/ray.md", "s3://bucket/texts"): "a bucket and a Ray cluster",
     ("docs/how-to/remote-stores.md", "hf://datasets/owner"): "the Hugging Face Hub",
+    ("docs/how-to/rewrite.md", "class RayExecutor"): "a Ray cluster; tests/on_ray/test_shuffle.py has one",
     ("docs/how-to/tokens.md", "s3://bucket/corpus"): "a bucket",
     ("docs/how-to/trainers.md", "integrations.torchrec"): "TorchRec and a GPU",
     (

@@ -231,6 +231,40 @@ def test_an_audit_notices_a_loader_that_drops_repeats_or_swaps_rows(fault, tmp_p
     assert not run_two_links(tmp_path, options).is_exact
 
 
+def swapped_ranks(inputs, plan, rank):
+    """Each rank reads the rows of another rank."""
+    return inputs(plan, plan.topology.num_ranks - 1 - rank)
+
+
+def reversed_units(inputs, plan, rank):
+    """Each worker reads its rows from the last unit to the first."""
+
+    def turned(work):
+        lanes = tuple(units.take(slice(None, None, -1)) for units in work.program.lanes)
+        return replace(work, program=replace(work.program, lanes=lanes))
+
+    return tuple(map(turned, inputs(plan, rank)))
+
+
+@pytest.mark.parametrize("change", [swapped_ranks, reversed_units])
+@pytest.mark.parametrize(
+    "options",
+    [{"split_rows": 16}, {"shuffle": True, "shuffle_rows": 12}, {"shuffle_rows": 30, "split_rows": 20}],
+    ids=str,
+)
+def test_an_audit_notices_the_right_rows_in_wrong_steps(change, options, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    source = SOURCES["parquet"](tmp_path / "data", [[20, 20, 20, 20], [20, 20, 20]])
+    inputs = EpochPlan.worker_inputs
+    run_link(source, tmp_path / "right", TOPOLOGY, options, None, None, 0)
+    assert audit_job(tmp_path / "right").is_exact
+    monkeypatch.setattr(EpochPlan, "worker_inputs", lambda plan, rank: change(inputs, plan, rank))
+    run_link(source, tmp_path / "wrong", TOPOLOGY, options, None, None, 0)
+    (epoch,) = audit_job(tmp_path / "wrong").epochs
+    assert (epoch.once, epoch.never, epoch.again) == (140, 0, 0)
+    assert [problem.split(" had ")[1].split(" in ")[0] for problem in epoch.problems] == ["other rows than planned"] * 2
+
+
 def test_wrong_rows_are_named_by_file_row_group_and_rows(tmp_path, monkeypatch):
     same_rank(monkeypatch)
     (epoch,) = run_two_links(tmp_path, {}).epochs

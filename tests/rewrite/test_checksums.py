@@ -61,6 +61,13 @@ def test_items_that_change_places_in_their_list_and_the_highest_bit_of_a_number_
     assert total([[1], [2, 3]], pa.list_(pa.int64())) != total([[1, 2], [3]], pa.list_(pa.int64()))
     assert total([[], None], pa.list_(pa.int64())) != total([None, []], pa.list_(pa.int64()))
     assert total([0.0, 1.0], pa.float64()) != total([-0.0, 1.0], pa.float64())
+    for length in (255, 256, 5_000):
+        text = "a" * length
+        sums = {total(values, pa.string()) for values in ([text, "b"], ["b", text], [text + "b", ""], ["b" + text, ""])}
+        assert len(sums) == 4
+        assert total([None, text], pa.string()) != total(["", text], pa.string())
+        sliced = pa.record_batch({"a": pa.array(["x" * 300, text, "b", "y"])}).slice(1, 2)
+        assert sum_columns(sliced, WORDS[:2])[0][0] == total([text, "b"], pa.string())
 
 
 def test_fields_with_nulls_are_found_inside_columns_and_slices_count_their_own_rows() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tests.effort import effort
 from tests.rewrite.tables import contents, in_random_order, numbers_of, rows, stored, write_files, written
+from tests.store.moto_server import moto_s3
 from torch_dataloader_utils import StructuredDataset, open_loader, shuffle_table
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils.errors import (
@@ -188,6 +189,20 @@ def test_other_formats_are_sources_too(tmp_path: Path, kind: str) -> None:
     assert written(tmp_path / "out") == in_random_order(stored(path, kind), 1)
 
 
+@pytest.mark.full
+def test_files_in_a_store_are_a_source_with_a_filter(source: Path, tmp_path: Path) -> None:
+    with moto_s3() as s3:
+        for path in source.iterdir():
+            url = s3.put(f"data/{path.name}", path.read_bytes()).rpartition("/")[0]
+        dataset = StructuredDataset(
+            url, filters=pc.field("row") > 40, storage_options=s3.options, output_format="arrow"
+        )
+        shuffle_table(dataset, tmp_path / "out", seed=3, **SMALL)
+        with pytest.raises(ConfigError, match=r"not a local directory.*copy the result.*The source may lie in a store"):
+            shuffle_table(dataset, f"{url}-shuffled")
+    assert written(tmp_path / "out") == in_random_order(stored(source, filters=pc.field("row") > 40), 3)
+
+
 def test_files_with_other_columns_are_read_as_the_data_set_reads_them(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     pq.write_table(pa.table({"row": pa.array(range(20), pa.int32())}), tmp_path / "source" / "a.parquet")
@@ -232,6 +247,8 @@ def test_targets_that_cannot_be_are_refused_before_anything_is_written(source: P
     ]:
         with pytest.raises(ConfigError, match=says):
             shuffle_table(source, target)
+    with pytest.raises(ConfigError, match="inside its source"):
+        shuffle_table(f"{source}/**/*.parquet", source / "shuffled")
     with pytest.raises(ConfigError, match="holds less than 3 row groups"):
         shuffle_table(source, tmp_path / "out", memory=100)
     with pytest.raises(ConfigError, match="known row counts"):
@@ -303,6 +320,15 @@ def test_damage_between_the_passes_is_found_by_the_checksums(source: Path, tmp_p
     with pytest.raises(CorruptFileError, match="169 were read" if part == "receipt" else "differ in .*name"):
         shuffle_table(source, tmp_path / "out", **SMALL)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_spill_file_whose_structure_is_damaged_is_named(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        shuffle_table(source, tmp_path / "out", on_progress=_stopped_after(2), **SMALL)
+    (spill,) = (tmp_path / "out.shuffling").glob("spill-00000-*.arrow")
+    spill.write_bytes(bytes(len(spill.read_bytes())))
+    with pytest.raises(CorruptFileError, match=r"(?s)spill-00000-.*Remove .*out\.shuffling|169|differ in"):
+        shuffle_table(source, tmp_path / "out", **SMALL)
 
 
 def test_a_spill_file_that_lost_its_end_is_written_again(source: Path, tmp_path: Path) -> None:

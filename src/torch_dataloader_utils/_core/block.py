@@ -6,7 +6,7 @@ of one row group.
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Union
 
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+ReadPart: TypeAlias = Union["pa.RecordBatch", tuple[Any, ...]]
+"""Record batch of a few columns; or a fact about the record batches that follow: a named tuple, for the shaper of the
+same pipeline, which asks for the fact."""
+
+
 class RowGroupReader(Protocol):
     """Reader of row groups; picklable, holds nothing live until the first read in a process, thread-safe."""
 
-    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator["pa.RecordBatch"]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[ReadPart]:
         """Yield the live rows of one row group, projected, in file order: record batches of a few columns each.
 
         All record batches have the same rows; each comes as soon as it is decoded. At least one comes, without columns
@@ -53,7 +58,7 @@ class JoinedRows(NamedTuple):
     rows: Number of rows of each row group. by_one_call: Whether one call without Python's lock decoded all rows.
     """
 
-    parts: Sequence["pa.RecordBatch"]
+    parts: Sequence[ReadPart]
     rows: Sequence[int]
     by_one_call: bool
 
@@ -108,8 +113,10 @@ class Shaper(Protocol):
         """
         ...
 
-    def block(self, parts: Iterable["pa.RecordBatch"]) -> Block:
+    def block(self, parts: Iterable[Any]) -> Block:
         """Return the block of one row group, or of several (`JoinedRows`), from record batches of a few columns each.
+
+        parts: All that the reader of the pipeline gives; see `ReadPart`.
 
         Each record batch is converted as it comes, while it is in a core's cache; after that rows are only sliced.
         """

@@ -289,6 +289,7 @@ class Inventory:
         projection: Columns that `projected_bytes` counts, None for all.
         snapshot: Version of the table, None for plain files; the same files may have other deletes in another version.
         notes: Lines of text about the findings of the scan; plans show them.
+        left_out: The notes about columns that no batch has, although all columns were asked for.
         nulls: Number of nulls of each column that metadata count in rows that are surely delivered, a lower bound. Not
             in the fingerprint.
         tokenizer: Name of the tokenizer that counted the samples, "" for none.
@@ -306,6 +307,7 @@ class Inventory:
     projection: tuple[str, ...] | None = None
     snapshot: TableSnapshot | None = None
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     nulls: Mapping[str, int] = field(default_factory=dict)
     tokenizer: str = ""
     holdout: Holdout | None = None

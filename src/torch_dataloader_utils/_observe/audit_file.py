@@ -1,6 +1,6 @@
 """The record of an audit: which rows each step gave, in files that only grow.
 
-    rows-<fingerprint>.npz                      row groups of the data: path, ordinal, live rows
+    rows-<fingerprint>.npz                      paths and row groups of the data
     <fingerprint>-rank<r>-<time>-<n>.audit      frames of one process: its passes, and the rows of each step
     <fingerprint>-rank<r>-<time>-<n>.last       the last runs of this process, which are in no frame yet
 
@@ -43,7 +43,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._core.inventory import Int64s, Inventory
+from torch_dataloader_utils._core.inventory import GroupTable, Int64s, Inventory
 from torch_dataloader_utils._runtime.publish import write_atomically
 from torch_dataloader_utils.errors import CorruptFileError, StoreError
 
@@ -309,9 +309,7 @@ def write_groups(path: Path, inventory: Inventory) -> None:
             file,
             paths=paths.data,
             path_ends=paths.offsets,
-            file_of=groups.file,
-            ordinal=groups.ordinal,
-            rows=groups.live_rows,
+            **{f"group_{name}": getattr(groups, name) for name in GroupTable.__slots__},
         )
 
 

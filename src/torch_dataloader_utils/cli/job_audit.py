@@ -1,6 +1,6 @@
 """Compare the records of a job with its data: which rows every epoch gave, through stops, resumes and other topologies.
 
-    files  →  passes  →  an epoch's steps that count  →  rows given never, once, more often
+    files  →  passes  →  an epoch's steps that count  →  rows given never, once, more often, or in another step
 
 A pass begins at a position. Steps of the same epoch after this position, which earlier passes gave, are replayed: the
 state that was loaded is from before them. What is left is one list of segments, as in a state, and each of its steps
@@ -12,17 +12,22 @@ from dataclasses import dataclass, field
 from itertools import chain
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_dataloader_utils._core.inventory import Int64s, StringColumn
+from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s, Inventory, StringColumn
 from torch_dataloader_utils._core.permute import Purpose, permutation
-from torch_dataloader_utils._core.units import ranges
+from torch_dataloader_utils._core.units import RowSpace, ranges
 from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, PassFound, group_checksum, order_checksum, read_audit
-from torch_dataloader_utils.errors import NoDataError, plural
+from torch_dataloader_utils.cli.step_audit import StepRows, make_planner, wrong_steps
+from torch_dataloader_utils.errors import LoaderError, NoDataError, plural
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.plan.planner import Planner
 
 _NAMED = 1000
+_ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +84,28 @@ class JobAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Groups:
-    """Row groups of the data. starts: int64 [groups + 1], plan rows."""
+    """Row groups of the data. inventory: Facts that plans depend on. starts: int64 [groups + 1], plan rows."""
 
-    paths: StringColumn
-    file: Int64s
-    ordinal: Int64s
+    inventory: Inventory
     starts: Int64s
 
     @classmethod
     def load(cls, path: Path) -> "Groups":
         """Return the row groups that `write_groups` wrote."""
         with np.load(path, allow_pickle=False) as arrays:
-            return cls(
-                paths=StringColumn(data=arrays["paths"], offsets=arrays["path_ends"]),
-                file=arrays["file_of"],
-                ordinal=arrays["ordinal"],
-                starts=np.concatenate([[0], np.cumsum(arrays["rows"])]).astype(np.int64),
-            )
+            paths = StringColumn(data=arrays["paths"], offsets=arrays["path_ends"])
+            groups = GroupTable(**{name: arrays[f"group_{name}"] for name in GroupTable.__slots__})
+        nothing = np.zeros(len(paths), np.int64)
+        files = FileTable(
+            paths=paths, sizes=nothing, identities=StringColumn.of([""] * len(paths)), formats=nothing.astype(np.uint8)
+        )
+        inventory = Inventory(files=files, groups=groups, schema=b"", source="")
+        return cls(inventory=inventory, starts=RowSpace.of(groups).group_start)
+
+    def _place(self, group: int) -> tuple[str, int]:
+        """Return the path of a row group's file, and its number in the file."""
+        files, groups = self.inventory.files, self.inventory.groups
+        return files.paths[int(groups.file[group])], int(groups.ordinal[group])
 
     @property
     def num_rows(self) -> int:
@@ -111,21 +121,15 @@ class Groups:
         if not 0 <= first_row < self.num_rows:
             return False
         group = self.group_of(first_row)
-        path = self.paths[int(self.file[group])]
-        return int(self.starts[group]) == first_row and group_checksum(path, int(self.ordinal[group])) == checksum
+        return int(self.starts[group]) == first_row and group_checksum(*self._place(group)) == checksum
 
     def ranges(self, start: int, stop: int, times: int) -> Iterator[RowRange]:
         """Yield the plan rows [start, stop) as rows of row groups."""
         while start < stop:
             group = self.group_of(start)
             begin, end = int(self.starts[group]), min(int(self.starts[group + 1]), stop)
-            yield RowRange(
-                path=self.paths[int(self.file[group])],
-                row_group=int(self.ordinal[group]),
-                start=start - begin,
-                stop=end - begin,
-                times=times,
-            )
+            path, ordinal = self._place(group)
+            yield RowRange(path=path, row_group=ordinal, start=start - begin, stop=end - begin, times=times)
             start = end
 
 
@@ -199,6 +203,7 @@ class EpochFound:
         self.replayed = 0
         self.last: Mapping[str, Any] = {}
         self.problems: dict[str, None] = {}
+        self._planner: Planner | None = None
 
     def add(self, found: PassFound) -> None:
         """Take back what the pass's position leaves out, and add what the pass gave."""
@@ -238,6 +243,20 @@ class EpochFound:
             self.replayed += sum(segment.cut(rank, 0) for rank in list(segment.given))
         del self.segments[number:]
 
+    def _wrong_steps(self, given: Given, windows: "Windows") -> Iterator[str]:
+        """Yield the problem of a pass whose steps do not have the planned rows."""
+        if self._planner is None:
+            return
+        header = given.of.header
+        rank = f"Rank {header['rank']} of {header['topology']['num_ranks']}"
+        try:
+            wrong = wrong_steps(self._planner, header, windows.step_rows(given))
+        except LoaderError as error:
+            yield f"{rank} began where the plan has no step: {error}"
+            return
+        if len(wrong):
+            yield f"{rank} had other rows than planned in {plural(len(wrong), 'step')}, from step {wrong[0]:,} on."
+
     def audited(self, followed_by: int | None) -> EpochAudit:
         """Return the findings. followed_by: a later epoch to which the job went on; None for no such epoch."""
         order, epoch = self.last["order"], self.last["epoch"]
@@ -256,11 +275,12 @@ class EpochFound:
             problems.append(f"The job went on to epoch {followed_by} before the end of this epoch.")
         if order["rank_sharding"] == "rows" and len(set(last.ends.values())) > 1:
             problems.append(f"Ranks have different numbers of steps: {sorted(set(last.ends.values()))}.")
-        windows = Windows(order["seed"], epoch)
+        windows, self._planner = Windows(order["seed"], epoch), make_planner(groups.inventory, order)
         spans: list[tuple[Int64s, Int64s]] = []
         for given in chain.from_iterable(chain.from_iterable(each.given.values()) for each in self.segments):
             spans += windows.spans(given)
-        problems += windows.problems
+            problems += self._wrong_steps(given, windows)
+        problems += dict.fromkeys(windows.problems)
         start, stop, times = _times(spans, groups.num_rows)
         length = stop - start
         never, again = int(length[times == 0].sum()), int((length * np.clip(times - 1, 0, None)).sum())
@@ -313,6 +333,23 @@ class Windows:
             of_window = runs[:, 2] == number
             found = self._rows_of(given.of, number)[ranges(first[of_window], rows[of_window])]
             yield _as_spans(np.sort(found))
+
+    def step_rows(self, given: Given) -> Iterator[StepRows]:
+        """Yield steps, and the plan rows that were given in them."""
+        for number in np.unique(given.runs[:, 2]).tolist():
+            runs = given.runs[given.runs[:, 2] == number]
+            rows_of = None if number == PLAN_ROWS else self._rows_of(given.of, number)
+            sizes = runs[:, 1] * runs[:, 4]
+            ends = np.cumsum(sizes)
+            for begin in range(0, int(ends[-1]), _ROWS_AT_ONCE):
+                numbers = np.arange(begin, min(begin + _ROWS_AT_ONCE, int(ends[-1])))
+                run = np.searchsorted(ends, numbers, side="right")
+                place = numbers - (ends - sizes)[run]
+                rows = runs[run, 3] + place
+                yield (
+                    runs[run, 0] + given.num_workers * (place // runs[run, 4]),
+                    rows if rows_of is None else rows_of[rows],
+                )
 
     def _rows_of(self, found: PassFound, number: int) -> Int64s:
         """Return the plan row of each row of a window."""

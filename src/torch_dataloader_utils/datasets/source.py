@@ -1,5 +1,6 @@
 """`find_inventory` gives all ranks one inventory of a `Source`, the place of the data of a data set."""
 
+from dataclasses import replace
 from typing import Protocol, Self
 
 from torch_dataloader_utils._core.arguments import check_function
@@ -95,6 +96,8 @@ def _given(source: Source, inventory: Inventory, options: TableOptions, ranks: R
         inventory = from_rank_zero(lambda: identified(inventory, options.identity, access))
     elif reads_files:
         inventory = identified(inventory, options.identity, access)
+    if inventory.left_out and options.columns is not None:
+        inventory = replace(inventory, left_out=())
     return under_filter(inventory, options.filters), access
 
 

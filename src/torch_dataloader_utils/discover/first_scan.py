@@ -47,6 +47,7 @@ class FirstScan:
     scans: Scans made so far, by number of the file: of the files up to the first good file, or of all files if the
         directory has a sidecar or with missing="null". They count no lines and judge no filter.
     hint: Returns advice about a name that is not a column.
+    left_out: Note about the columns that no batch can have, if all columns are asked for.
     """
 
     path: str
@@ -56,6 +57,7 @@ class FirstScan:
     fields: tuple[pa.Field, ...]
     scans: Mapping[int, FileScan | BadFile]
     hint: Callable[[str], str]
+    left_out: tuple[str, ...]
 
     @property
     def bad(self) -> dict[int, FileScan | BadFile]:
@@ -116,8 +118,10 @@ def _learn(
         raise _nothing_good(scans, files.source)
     path, file_schema = good[0]
     odd = _odd_columns(good)
+    left_out: tuple[str, ...] = ()
     if odd and request.columns is None:
-        _log.warning("columns are left out: %s", "; ".join(odd.values()))
+        left_out = (f"columns are left out: {'; '.join(odd.values())}",)
+        _log.warning("%s", left_out[0])
     if request.missing == "null":
         file_schema = unified_schema([(of, without_columns(schema, odd)) for of, schema in good])
     partitions: tuple[PartitionColumn, ...] = ()
@@ -140,6 +144,7 @@ def _learn(
         fields=fields,
         scans=dict(enumerate(scans)),
         hint=hint,
+        left_out=left_out,
     )
 
 

@@ -87,6 +87,7 @@ def to_table(inventory: Inventory) -> tuple[pa.Table, dict[str, Any]]:
         "tokenizer": inventory.tokenizer,
         "holdout": holdout,
         "window_tokens": inventory.window_tokens,
+        "left_out": inventory.left_out,
     }
     return pa.table(columns), about | {name: value for name, value in optional.items() if value}
 
@@ -130,6 +131,7 @@ def from_file(file: pq.ParquetFile, about: Mapping[str, Any]) -> Inventory:
         tokenizer=about.get("tokenizer", ""),
         holdout=Holdout(**about["holdout"]) if "holdout" in about else None,
         window_tokens=about.get("window_tokens", 0),
+        left_out=tuple(about.get("left_out", ())),
     )
     _check(inventory)
     return inventory
@@ -159,7 +161,9 @@ def _check(inventory: Inventory) -> None:
         if len(column.codes) and not (column.codes.min() >= 0 and column.codes.max() < len(column.values)):
             raise ValueError(f"partition column {column.name!r} has codes without a value")
     about = (inventory.source, inventory.row_filter, inventory.tokenizer)
-    if not all(isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes)):
+    if not all(
+        isinstance(text, str) for text in (*about, *(inventory.projection or ()), *inventory.notes, *inventory.left_out)
+    ):
         raise ValueError("source, filter, tokenizer, projection or notes are not text")
     if type(inventory.window_tokens) is not int or inventory.window_tokens < 0:
         raise ValueError("the tokens of its packing windows are not a number")

@@ -227,7 +227,9 @@ def scan_listed(
         first = first.with_schema(without_columns(first.file_schema, found.differing))
     if request.finds_keys and request.format.join_schemas is not None:
         first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
-    hints = () if partitioning or asked.columns else unread_directories(first.path, files.root, first.schema.names)
+    left_out = first.left_out
+    if not partitioning and not asked.columns:
+        left_out += unread_directories(first.path, files.root, first.schema.names)
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(found.groups))
     return Inventory(
         files=_file_table(paths, found.stats, request.format, first.partitions),
@@ -236,7 +238,8 @@ def scan_listed(
         source=files.source,
         row_filter=filter_text(asked.row_filter),
         projection=request.columns,
-        notes=(*report_bad_files(found.bad, len(chosen), files.source), *hints, *_left_out(found.differing)),
+        notes=(*report_bad_files(found.bad, len(chosen), files.source), *left_out, *_left_out(found.differing)),
+        left_out=left_out,
         nulls=found.nulls,
     )
 

@@ -38,14 +38,15 @@ def check_same_schema(
 def _differences(wanted: pa.Schema, seen: pa.Schema) -> Iterator[tuple[str, str, str]]:
     """Yield the names of columns that differ, each with what the file has and what is wanted."""
     seen_types, wanted_types = _types(seen), _types(wanted)
-    for name in repeated_names(seen.names) & wanted_types.keys():
-        yield name, f"has several columns {name!r}", "has one"
+    names = set(wanted.names)  # pyarrow makes the list anew each time
+    for name in sorted(repeated_names(seen.names)):
+        if name in wanted_types or name not in names:
+            yield name, f"has several columns {name!r}", "has one" if name in names else "has none"
     for name, wanted_type in wanted_types.items():
         if name not in seen_types:
             yield name, f"has no column {name!r}", f"has it as {wanted_type}"
         elif seen_types[name] != wanted_type and all_nullable(seen_types[name]) != all_nullable(wanted_type):
             yield name, f"has column {name!r} as {seen_types[name]}", f"as {wanted_type}"
-    names = set(wanted.names)  # pyarrow makes the list anew each time
     for name in seen_types:
         if name not in names:
             yield name, f"has a column {name!r}", "does not"

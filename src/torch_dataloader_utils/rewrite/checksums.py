@@ -5,6 +5,7 @@ changes the sum of its column.
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ FieldPlace = tuple[int, ...]
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _LENGTH = 0xC2B2AE3D27D4EB4F
-# numpy hashes all pieces at once, 32 bytes a step.
-_PIECE_BYTES = 512
+# numpy hashes short values all at once, in a step for each 32 bytes: 20 bytes each, a third faster than hashlib hashes
+# them one by one. It hashes documents at less than half the speed of hashlib.
+_LONG_BYTES = 256
 
 
 def sum_columns(rows: pa.RecordBatch, weights: Weights) -> tuple[list[int], set[FieldPlace]]:
@@ -73,18 +75,17 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
 
 
 def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
-    """Return the checksum of values of any length: of their lengths, and of their pieces, each hashed as a whole."""
+    """Return the checksum of values of any length, each hashed as a whole."""
     first = int(spans.starts[0])
-    spans = ByteSpans(
-        spans.data[first : int(spans.starts[-1] + spans.lengths[-1])], spans.starts - first, spans.lengths
-    )
-    lengths = np.where(weights != 0, spans.lengths, 0)
-    counts = -(-lengths // _PIECE_BYTES)
-    of_pieces, places = _spread(weights, counts)
-    begin = places.astype(np.int64) * _PIECE_BYTES
-    sizes = np.minimum(np.repeat(lengths, counts) - begin, _PIECE_BYTES)
-    hashed = hash_bytes(ByteSpans(spans.data, np.repeat(spans.starts, counts) + begin, sizes), 0)
-    return _dot(weights, lengths) * _LENGTH + _dot(of_pieces, hashed)
+    data = spans.data[first : int(spans.starts[-1] + spans.lengths[-1])]
+    starts, lengths = spans.starts - first, np.where(weights != 0, spans.lengths, 0)
+    is_long = lengths >= _LONG_BYTES
+    hashed = np.empty(len(lengths), np.uint64)
+    hashed[~is_long] = hash_bytes(ByteSpans(data, starts[~is_long], lengths[~is_long]), 0)
+    view, places = data.data, zip(starts[is_long].tolist(), lengths[is_long].tolist(), strict=True)
+    digests = [blake2b(view[start : start + length], digest_size=8).digest() for start, length in places]
+    hashed[is_long] = np.frombuffer(b"".join(digests), "<u8")
+    return _dot(weights, hashed)
 
 
 def _spread(weights: Weights, counts: npt.NDArray[np.int64]) -> tuple[Weights, Weights]:

@@ -15,7 +15,7 @@ from torch_dataloader_utils.rewrite.checksums import add_sums, sum_columns
 from torch_dataloader_utils.rewrite.layout import in_schema, open_writer
 from torch_dataloader_utils.rewrite.order import Words
 from torch_dataloader_utils.rewrite.pending import read_json, size_of, write_json
-from torch_dataloader_utils.rewrite.spill import Fragments, read_spilled
+from torch_dataloader_utils.rewrite.spill import SpillFile, read_spilled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class OutputReceipt:
 class OutputJob:
     """One output file to write; picklable.
 
+    spills: All spill files. output: Number of this file. outputs: Number of all output files.
     edges: Words at which the rows are divided into steps that fit into memory, ascending; the last is the end.
     num_rows: Rows of the file. group_rows: Rows of a row group at most.
     spilled, written: Schemas of the spill files and of the output file, as IPC bytes.
@@ -39,7 +40,9 @@ class OutputJob:
 
     path: Path
     receipt: Path
-    fragments: Fragments
+    spills: tuple[SpillFile, ...]
+    output: int
+    outputs: int
     edges: tuple[int, ...]
     num_rows: int
     group_rows: int
@@ -57,7 +60,7 @@ class OutputJob:
         """Write the file and read it back.
 
         Raises:
-            OSError: the disk is full or failed.
+            CorruptFileError: a spill file is damaged. OSError: the disk is full or failed.
         """
         pending = PendingFile(self.path)
         try:
@@ -79,7 +82,7 @@ class OutputJob:
         waiting = pa.Table.from_batches([], written)
         with open_writer(str(path), written, self.writing) as writer:
             for low, high in zip(self.edges, self.edges[1:], strict=False):
-                rows, order, step_words = read_spilled(self.fragments, spilled, low, high)
+                rows, order, step_words = read_spilled(self.spills, self.output, self.outputs, spilled, low, high)
                 words.append(step_words)
                 start = 0
                 while start < len(order):

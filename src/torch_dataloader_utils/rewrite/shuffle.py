@@ -4,10 +4,10 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,13 +28,21 @@ from torch_dataloader_utils.rewrite.layout import choose_writing, in_schema, wit
 from torch_dataloader_utils.rewrite.order import RowOrder
 from torch_dataloader_utils.rewrite.output import OutputJob, OutputReceipt
 from torch_dataloader_utils.rewrite.pending import PendingTable
-from torch_dataloader_utils.rewrite.spill import Fragments, SpillJob, SpillReceipt, plain_schema, read_spilled
+from torch_dataloader_utils.rewrite.spill import (
+    SpillFile,
+    SpillJob,
+    SpillReceipt,
+    check_writable,
+    output_sizes,
+    plain_schema,
+    read_spilled,
+)
 from torch_dataloader_utils.rewrite.work import Work
 from torch_dataloader_utils.stream.dataset import TableDataset
 from torch_dataloader_utils.tables.reader import Reader
 
 # In the key of every shuffle: raise it when the same rows would be written in another order or layout.
-_VERSION = 1
+_VERSION = 2
 _MIB = 1 << 20
 _LEAST_GROUP_BYTES, _MOST_GROUP_BYTES, _GROUPS = 8 * _MIB, 128 * _MIB, 1024
 _SAMPLE_ROWS = 16_384
@@ -83,8 +91,8 @@ def shuffle_table(
     The order of rows depends on the inventory of the source and on `seed` alone. The rows are those that a loader
     delivers, after deletes and filter. The target appears as a whole, after the rows that were written have been read
     back and compared with the rows that were read. After a failure the same call continues; the work so far lies in
-    `<target>.shuffling`, which takes as much disk as the decoded rows until the target appears. Columns that loaders
-    leave out (of a repeated name, or of a type that Arrow does not know) are left out, with a line in the log.
+    `<target>.shuffling`, which takes as much disk as the decoded rows until the target appears. A column of the files
+    that loaders cannot deliver is an error, unless columns= of the data set names the columns to write.
 
     Args:
         source: path of files or a table, as `open_loader` accepts it; or a data set with columns and filters, such as
@@ -104,8 +112,8 @@ def shuffle_table(
 
     Raises:
         ConfigError: a target that exists with other content, lies in a store or inside the source, or is being written
-            by another process; row counts that are not known; memory below three row groups; another argument out of
-            range.
+            by another process; row counts that are not known; columns that no loader delivers; memory below three row
+            groups; another argument out of range.
         NoDataError: no rows. DataError, StoreError: the source cannot be read.
         UnsupportedFeatureError: a column that Parquet cannot hold.
         CorruptFileError: the rows that were written are not the rows that were read.
@@ -148,11 +156,42 @@ class _Sizes:
         """Bytes of rows that one step of a job works on."""
         return min(self.memory // _SHARES_OF_MEMORY, _MOST_HELD_BYTES)
 
+    def cut(self, num_rows: int, row_bytes: float) -> "_Cut":
+        """Return how many output files there are, and how many rows a row group has at most.
+
+        row_bytes: Decoded bytes of a row, on average.
+
+        Raises:
+            ConfigError: memory does not hold three row groups.
+        """
+        num_bytes = num_rows * row_bytes
+        group_bytes = self.row_group_bytes or min(max(num_bytes / _GROUPS, _LEAST_GROUP_BYTES), _MOST_GROUP_BYTES)
+        group_bytes = max(1, min(group_bytes, self.file_bytes, num_bytes))
+        if group_bytes > self.held_bytes:
+            raise ConfigError(
+                f"memory={self.memory} holds less than {_SHARES_OF_MEMORY} row groups of {int(group_bytes)} bytes. "
+                "Pass more memory, or a smaller row_group_bytes."
+            )
+        outputs = max(1, min(num_rows, round(num_bytes / self.file_bytes)))
+        return _Cut(self.file_bytes, row_bytes, outputs, max(1, int(group_bytes / row_bytes)))
+
+
+class _Cut(NamedTuple):
+    """Cut of the rows into files and row groups. The bytes are decoded bytes; `group_rows` is the most of any group."""
+
+    file_bytes: int
+    row_bytes: float
+    outputs: int
+    group_rows: int
+
 
 def _local(target: str | os.PathLike[str]) -> Path:
     path = check_path("target", target)
     if not is_local(path):
-        raise ConfigError(f"target={redact(path)} is not a local directory. Write locally, and copy the result.")
+        raise ConfigError(
+            f"target={redact(path)} is not a local directory. Write to a local or shared directory, and copy the "
+            'result with the tool of the store, such as "aws s3 cp --recursive". The source may lie in a store.'
+        )
     return Path(path.removeprefix("file://")).expanduser().absolute()
 
 
@@ -161,7 +200,6 @@ class _Shuffle:
     """Everything that the jobs depend on.
 
     starts: Number of the first row of each row group, and of all rows.
-    row_bytes: Decoded bytes of a row, on average. group_rows: Rows of an output row group at most.
     """
 
     inventory: Inventory
@@ -171,45 +209,28 @@ class _Shuffle:
     order: RowOrder
     table: PendingTable
     sizes: _Sizes
-    row_bytes: float
-    group_rows: int
+    cut: _Cut
 
     @classmethod
     def of(cls, dataset: TableDataset, target: Path, seed: int, sizes: _Sizes) -> "_Shuffle":
         """Plan a shuffle. Reads some rows, to know how many bytes they take."""
         inventory, reader = _stored_rows(dataset)
         _check_outside(inventory, target)
-        space = RowSpace.of(inventory.groups)
-        num_rows = space.num_rows
+        starts = RowSpace.of(inventory.groups).group_start.tolist()
         schema, row_bytes = _measure(inventory, reader)
-        num_bytes = num_rows * row_bytes
-        group_bytes = sizes.row_group_bytes or min(max(num_bytes / _GROUPS, _LEAST_GROUP_BYTES), _MOST_GROUP_BYTES)
-        group_bytes = max(1, min(group_bytes, sizes.file_bytes, num_bytes))
-        if group_bytes > sizes.held_bytes:
-            raise ConfigError(
-                f"memory={sizes.memory} holds less than {_SHARES_OF_MEMORY} row groups of {int(group_bytes)} bytes. "
-                "Pass more memory, or a smaller row_group_bytes."
-            )
-        order = RowOrder(seed=seed, outputs=max(1, min(num_rows, round(num_bytes / sizes.file_bytes))))
-        group_rows = max(1, int(group_bytes / row_bytes))
-        cut = (sizes.file_bytes, row_bytes, order.outputs, group_rows)
+        cut = sizes.cut(starts[-1], row_bytes)
         facts = (inventory.fingerprint(), schema.serialize().to_pybytes().hex(), seed, *cut)
-        job = {
-            "version": _VERSION,
-            "seed": seed,
-            "outputs": order.outputs,
-            "digest": blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest(),
-        }
+        digest = blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        job = {"version": _VERSION, "seed": seed, "outputs": cut.outputs, "digest": digest}
         return cls(
             inventory=inventory,
             reader=reader,
-            starts=space.group_start.tolist(),
+            starts=starts,
             schema=schema,
-            order=order,
+            order=RowOrder(seed=seed, outputs=cut.outputs),
             table=PendingTable(target, job),
             sizes=sizes,
-            row_bytes=row_bytes,
-            group_rows=group_rows,
+            cut=cut,
         )
 
     def run(self, executor: Executor | None, on_progress: OnProgress | None) -> dict[str, Any]:
@@ -231,7 +252,7 @@ class _Shuffle:
         for group in np.flatnonzero(self.inventory.groups.live_rows).tolist():
             groups.append(group)
             rows += int(self.inventory.groups.live_rows[group])
-            if rows * self.row_bytes >= self.sizes.file_bytes:
+            if rows * self.cut.row_bytes >= self.cut.file_bytes:
                 yield self._spill_job(number, groups)
                 groups, rows, number = [], 0, number + 1
         if groups:
@@ -245,37 +266,41 @@ class _Shuffle:
             order=self.order,
             schema=self.schema.serialize().to_pybytes(),
             held_bytes=self.sizes.held_bytes,
-            read_rows=max(1, int(self.sizes.held_bytes / 2 / self.row_bytes)),
+            read_rows=max(1, int(self.sizes.held_bytes / 2 / self.cut.row_bytes)),
         )
 
     def _output_jobs(self, receipts: Sequence[SpillReceipt]) -> list[OutputJob]:
-        nulls = {tuple(place) for receipt in receipts for place in receipt.nulls}
-        written = with_required(self.schema, nulls)
-        spilled_bytes, written_bytes = (each.serialize().to_pybytes() for each in (self.schema, written))
-        fragments = [_fragments(self.table.directory, receipts, output) for output in range(self.order.outputs)]
-        sample_stop = min(self.order.edge(1), (min(_SAMPLE_ROWS, self.group_rows) << 64) // self.starts[-1])
-        sample = read_spilled(fragments[0], self.schema, 0, max(1, sample_stop))
-        writing = choose_writing(in_schema(take_rows(sample.rows, sample.order), written))
+        directory, outputs = self.table.directory, self.cut.outputs
+        spills = tuple(SpillFile(str(directory / each.file), each.index_start, each.rounds) for each in receipts)
+        written = with_required(self.schema, {tuple(place) for receipt in receipts for place in receipt.nulls})
+        job = partial(
+            OutputJob,
+            spills=spills,
+            outputs=outputs,
+            group_rows=self.cut.group_rows,
+            spilled=self.schema.serialize().to_pybytes(),
+            written=written.serialize().to_pybytes(),
+            writing=self._choose_writing(spills, written),
+        )
         jobs = []
-        for output, its_fragments in enumerate(fragments):
-            size = sum(receipt.output_bytes[output] for receipt in receipts)
-            steps = max(1, -(-size // self.sizes.held_bytes))
-            low, high = self.order.edge(output), self.order.edge(output + 1)
-            path = self.table.output(output)
-            jobs.append(
-                OutputJob(
-                    path=path,
-                    receipt=self.table.receipt(path.stem),
-                    fragments=its_fragments,
-                    edges=(*(low + (high - low) * step // steps for step in range(steps)), high),
-                    num_rows=sum(receipt.output_rows[output] for receipt in receipts),
-                    group_rows=self.group_rows,
-                    spilled=spilled_bytes,
-                    written=written_bytes,
-                    writing=writing,
-                )
-            )
+        for output, (num_rows, num_bytes) in enumerate(output_sizes(spills, outputs).T.tolist()):
+            path, edges = self.table.output(output), self._edges(output, num_bytes)
+            receipt = self.table.receipt(path.stem)
+            jobs.append(job(path=path, receipt=receipt, output=output, edges=edges, num_rows=num_rows))
         return jobs
+
+    def _choose_writing(self, spills: Sequence[SpillFile], written: pa.Schema) -> dict[str, Any]:
+        """Return the writer's options for the first rows of the first output file."""
+        count = min(_SAMPLE_ROWS, self.cut.group_rows)
+        stop = max(1, min(self.order.edge(1), (count << 64) // self.starts[-1]))
+        sample = read_spilled(spills, 0, self.cut.outputs, self.schema, 0, stop)
+        return choose_writing(in_schema(take_rows(sample.rows, sample.order), written))
+
+    def _edges(self, output: int, num_bytes: int) -> tuple[int, ...]:
+        """Return the words at which the rows of an output file are divided into steps that fit into memory."""
+        steps = max(1, -(-num_bytes // self.sizes.held_bytes))
+        low, high = self.order.edge(output), self.order.edge(output + 1)
+        return (*(low + (high - low) * step // steps for step in range(steps)), high)
 
     def _compare(self, spilled: Sequence[SpillReceipt], written: Sequence[OutputReceipt]) -> dict[str, str]:
         """Return the checksum of each column.
@@ -304,13 +329,18 @@ def _stored_rows(dataset: TableDataset) -> tuple[Inventory, Reader]:
         )
     if not inventory.rows_are_known:
         raise ConfigError("A shuffle needs known row counts: leave count_rows=False out.")
+    if inventory.left_out:
+        raise ConfigError(
+            f"{inventory.source}: a shuffle writes all columns, and {'; '.join(inventory.left_out)}. Read them, or "
+            "name the columns to write with columns= of the data set."
+        )
     if not inventory.num_rows:
         raise NoDataError(f"{inventory.source} has no rows to shuffle. Check the path and the filter.")
     return inventory, reader
 
 
 def _check_outside(inventory: Inventory, target: Path) -> None:
-    source = Path(inventory.source)
+    source = Path(inventory.source.partition("**")[0])
     if source.is_dir() and source.resolve() in target.resolve().parents:
         raise ConfigError(
             f"{target} would lie inside its source {source}, whose readers would read rows twice. Pass another target."
@@ -318,17 +348,16 @@ def _check_outside(inventory: Inventory, target: Path) -> None:
 
 
 def _measure(inventory: Inventory, reader: Reader) -> tuple[pa.Schema, float]:
-    """Return the plain schema of the rows, and the bytes of a row: of the first rows of three row groups."""
+    """Return the plain schema of the rows, and the bytes of a row: of the first rows of three row groups.
+
+    Raises:
+        UnsupportedFeatureError: a column that Parquet cannot hold.
+    """
     live = np.flatnonzero(inventory.groups.live_rows)
     picked = {int(live[at]) for at in (0, len(live) // 2, len(live) - 1)}
     rows = [reader.read(inventory.task(group), GroupRows(0, _MEASURED_ROWS)) for group in sorted(picked)]
     count = sum(each.num_rows for each in rows)
-    return plain_schema(rows[0].schema), max(1.0, sum(each.nbytes for each in rows) / count)
-
-
-def _fragments(directory: Path, receipts: Sequence[SpillReceipt], output: int) -> Fragments:
-    found = []
-    for receipt in receipts:
-        spans = ((places[output], places[output + 1]) for places in receipt.rounds)
-        found.append((directory / receipt.file, tuple(span for span in spans if span[0] < span[1])))
-    return tuple(found)
+    schema = plain_schema(rows[0].schema)
+    for each in rows:
+        check_writable(each, schema)
+    return schema, max(1.0, sum(each.nbytes for each in rows) / count)

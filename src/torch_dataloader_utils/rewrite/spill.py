@@ -1,12 +1,17 @@
 """Pass 1: scatter rows into spill files; and read the rows of one output file back from them.
 
 A spill file has rounds, as many as memory makes necessary. A round has one fragment for each output file: an Arrow
-record batch of its rows, with their words as the first column.
+record batch of its rows, with their words as the first column. The file ends with an index, int64:
+
+    [rounds, outputs + 1]    first byte of each output file's fragment, and the end of the last fragment
+    [2, outputs]             rows, and bytes in memory, for each output file
+
+An output job reads its own numbers of the index, so no process holds all numbers of all spill files.
 """
 
 import io
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,33 +26,40 @@ from torch_dataloader_utils._arrow.documents import plain_type
 from torch_dataloader_utils._arrow.schema import decode_schema, type_holds, with_change
 from torch_dataloader_utils._core.inventory import GroupRows, RowGroupTask
 from torch_dataloader_utils._core.permute import stable_order
-from torch_dataloader_utils.errors import UnsupportedFeatureError
+from torch_dataloader_utils._core.table_file import FIELD_ID
+from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.rewrite.checksums import FieldPlace, add_sums, sum_columns
 from torch_dataloader_utils.rewrite.order import RowOrder, Words
 from torch_dataloader_utils.rewrite.pending import read_json, size_of, write_json
 from torch_dataloader_utils.tables.reader import Reader
 
-Fragments = tuple[tuple[Path, tuple[tuple[int, int], ...]], ...]
-"""Spill files, each with the first and the last byte of each fragment of one output file."""
+_INTEGER_BYTES = 8
+
+
+class SpillFile(NamedTuple):
+    """Finished spill file. index_start: First byte of its index. rounds: Number of rounds."""
+
+    path: str
+    index_start: int
+    rounds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillReceipt:
     """Facts about a finished spill file.
 
-    file: Its name; each run of a job writes a file of its own.
+    file: Its name; each run of a job writes a file of its own. size: Its size in bytes.
+    index_start, rounds: See `SpillFile`.
     rows: Number of rows. sums: Checksum of each column. nulls: Fields with nulls; see `sum_columns`.
-    rounds: For each round, the first byte of each output file's fragment, and the end of the last fragment.
-    output_rows, output_bytes: Rows, and bytes in memory, for each output file.
     """
 
     file: str
+    size: int
+    index_start: int
+    rounds: int
     rows: int
     sums: list[int]
     nulls: list[list[int]]
-    rounds: list[list[int]]
-    output_rows: list[int]
-    output_bytes: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +84,7 @@ class SpillJob:
         """Return the receipt of the spill file, None if there is none."""
         content = read_json(self.receipt)
         receipt = None if content is None else SpillReceipt(**content)
-        is_whole = receipt is not None and size_of(self.receipt.parent / receipt.file) == receipt.rounds[-1][-1]
+        is_whole = receipt is not None and size_of(self.receipt.parent / receipt.file) == receipt.size
         return receipt if is_whole else None
 
     def run(self) -> SpillReceipt:
@@ -85,7 +97,7 @@ class SpillJob:
         sums, nulls, rows = [0] * len(schema), set[FieldPlace](), 0
         path = self.receipt.with_name(f"{self.receipt.stem}-{secrets.token_hex(4)}.arrow")
         with pa.OSFile(str(path), "wb") as file:
-            spill = _SpillFile(file, _words_schema(schema), self.order.outputs)
+            spill = _SpillWriter(file, _words_schema(schema), self.order.outputs)
             for batch, first in self._batches():
                 batch = plain_rows(batch, schema)
                 words = self.order.words(first, batch.num_rows)
@@ -98,14 +110,15 @@ class SpillJob:
                 if spill.held_bytes >= self.held_bytes:
                     spill.write_round()
             spill.write_round()
+            index_start = spill.write_index()
         receipt = SpillReceipt(
             file=path.name,
+            size=size_of(path),
+            index_start=index_start,
+            rounds=len(spill.rounds),
             rows=rows,
             sums=sums,
             nulls=sorted(map(list, nulls)),
-            rounds=spill.rounds,
-            output_rows=spill.output_rows,
-            output_bytes=spill.output_bytes,
         )
         write_json(self.receipt, asdict(receipt))
         return receipt
@@ -118,7 +131,7 @@ class SpillJob:
                 yield self.reader.read(task, GroupRows(start, stop)), first + start
 
 
-class _SpillFile:
+class _SpillWriter:
     """Writer of rounds; it holds batches in the order of words, with the place where each output file's rows begin."""
 
     def __init__(self, file: pa.NativeFile, schema: pa.Schema, outputs: int) -> None:
@@ -127,8 +140,8 @@ class _SpillFile:
         self._writer.write_batch(pa.RecordBatch.from_pylist([], schema))
         self._held: list[tuple[pa.RecordBatch, list[int]]] = []
         self.held_bytes = 0
-        self.rounds: list[list[int]] = []
-        self.output_rows, self.output_bytes = [0] * outputs, [0] * outputs
+        self.rounds: list[npt.NDArray[np.int64]] = []
+        self._sizes = np.zeros((2, outputs), np.int64)
 
     def add(self, batch: pa.RecordBatch, starts: list[int]) -> None:
         """Hold rows for the next round."""
@@ -137,40 +150,70 @@ class _SpillFile:
 
     def write_round(self) -> None:
         """Write the rows that are held, a fragment for each output file."""
-        places = []
-        for output in range(len(self.output_rows)):
-            places.append(self._file.tell())
+        places = np.zeros(self._sizes.shape[1] + 1, np.int64)
+        for output in range(self._sizes.shape[1]):
+            places[output] = self._file.tell()
             parts = [batch.slice(at[output], at[output + 1] - at[output]) for batch, at in self._held]
             if parts := [part for part in parts if part.num_rows]:
                 fragment = pa.concat_batches(parts)
                 self._writer.write_batch(fragment)
-                self.output_rows[output] += fragment.num_rows
-                self.output_bytes[output] += fragment.nbytes
-        self.rounds.append([*places, self._file.tell()])
+                self._sizes[:, output] += (fragment.num_rows, fragment.nbytes)
+        places[-1] = self._file.tell()
+        self.rounds.append(places)
         self._held.clear()
         self.held_bytes = 0
 
+    def write_index(self) -> int:
+        """Write the index after the last round, and return its first byte."""
+        start: int = self._file.tell()
+        for numbers in (*self.rounds, self._sizes):
+            self._file.write(numbers.astype("<i8").tobytes())
+        return start
+
+
+def output_sizes(spills: Sequence[SpillFile], outputs: int) -> npt.NDArray[np.int64]:
+    """Return the rows, and the bytes in memory, that all spill files have for each output file: int64 [2, outputs]."""
+    sizes = np.zeros((2, outputs), np.int64)
+    for path, index_start, rounds in spills:
+        start = index_start + rounds * (outputs + 1) * _INTEGER_BYTES
+        sizes += np.fromfile(path, "<i8", 2 * outputs, offset=start).reshape(2, outputs)
+    return sizes
+
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema without its metadata, and without dictionaries, run ends and views of text.
+    """Return the schema without its metadata, and without dictionaries, run ends, views of text and ids of fields.
 
-    Raises:
-        UnsupportedFeatureError: a column that Parquet cannot hold.
+    The ids of a table's fields mean other fields, or none, in a table that the files may be added to.
     """
-    plain = pa.schema(
-        [with_change(_without_runs(field), lambda each: each.with_type(plain_type(each.type))) for field in schema]
-    )
-    for each in plain:
+    return pa.schema([with_change(_without_runs(field), _plain_field) for field in schema])
+
+
+def check_writable(rows: pa.RecordBatch, plain: pa.Schema) -> None:
+    """Raise UnsupportedFeatureError for a column whose rows change, or fail, on their way to a Parquet file and back.
+
+    plain: Plain schema of the rows.
+    """
+    for column, source, field in zip(rows.columns, rows.schema, plain, strict=True):
         try:
-            if type_holds(each.type, _is_list_view):
-                raise pa.ArrowNotImplementedError(str(each.type))
-            pq.ParquetWriter(io.BytesIO(), pa.schema([each])).close()
-        except pa.ArrowException as error:
+            if type_holds(source.type, _is_list_view) or type_holds(field.type, pa.types.is_dictionary):
+                raise pa.ArrowNotImplementedError(str(source.type))
+            wanted, sink = pa.schema([field]), io.BytesIO()
+            written = plain_rows(pa.RecordBatch.from_arrays([column], names=[field.name]), wanted)
+            pq.write_table(pa.Table.from_batches([written]), sink)
+            (back,) = pq.read_table(pa.BufferReader(sink.getvalue())).cast(wanted).combine_chunks().to_batches()
+            words = np.arange(1, rows.num_rows + 1, dtype=np.uint64)
+            if sum_columns(back, words) != sum_columns(written, words):
+                raise pa.ArrowInvalid(f"{source.type} comes back with other values")
+        except (pa.ArrowException, OSError) as error:
             raise UnsupportedFeatureError(
-                f"column {each.name!r}: pyarrow {pa.__version__} cannot write it to Parquet ({error}). Leave it out "
-                "with columns=."
+                f"column {field.name!r}: pyarrow {pa.__version__} cannot write it to Parquet ({error}). Leave it out "
+                "with columns=, or write it as another type."
             ) from error
-    return plain
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    kept = {key: value for key, value in (field.metadata or {}).items() if key != FIELD_ID}
+    return field.with_type(plain_type(field.type)).with_metadata(kept or None)
 
 
 def plain_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -206,22 +249,38 @@ class SpilledRows(NamedTuple):
     words: Words
 
 
-def read_spilled(fragments: Fragments, schema: pa.Schema, low: int, high: int) -> SpilledRows:
-    """Return the rows of one output file with words in [low, high)."""
+def read_spilled(
+    spills: Sequence[SpillFile], output: int, outputs: int, schema: pa.Schema, low: int, high: int
+) -> SpilledRows:
+    """Return the rows of one output file with words in [low, high).
+
+    Raises:
+        CorruptFileError: a spill file is damaged. OSError: the disk failed.
+    """
     stored = _words_schema(schema)
-    parts = [_between(fragment, low, high) for fragment in _read(fragments, stored)]
+    parts = [_between(fragment, low, high) for spill in spills for fragment in _read(spill, output, outputs, stored)]
     found = pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], stored)
     words = found.column(0).to_numpy()
     order = stable_order(words)
     return SpilledRows(found.select(range(1, found.num_columns)), order, words[order])
 
 
-def _read(fragments: Fragments, stored: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for path, spans in fragments:
-        with pa.OSFile(str(path)) as file:
-            for start, stop in spans:
+def _read(spill: SpillFile, output: int, outputs: int, stored: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the fragments of one output file."""
+    with pa.OSFile(spill.path) as file:
+        for number in range(spill.rounds):
+            file.seek(spill.index_start + (number * (outputs + 1) + output) * _INTEGER_BYTES)
+            start, stop = np.frombuffer(file.read(2 * _INTEGER_BYTES), "<i8").tolist()
+            if start == stop:
+                continue
+            try:
                 file.seek(start)
                 yield pa.ipc.read_record_batch(pa.ipc.read_message(file.read_buffer(stop - start)), stored)
+            except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+                raise CorruptFileError(
+                    f"{spill.path}: bytes {start:,} to {stop:,} do not decode ({error}). A disk or memory has damaged "
+                    f"the file. Remove {Path(spill.path).parent} and run the shuffle again."
+                ) from error
 
 
 def _between(fragment: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:

@@ -132,7 +132,7 @@ class PackingReader:
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """Return all samples of several row groups; each row group is packed by itself."""
-        return join_row_groups(self, tasks)
+        return join_row_groups(self.read_columns, tasks)
 
     def count_documents(self, task: RowGroupTask) -> tuple[DocumentCounts, Int64s]:
         """Return `count_lengths` of one row group of documents, not of samples, by reading its tokens."""

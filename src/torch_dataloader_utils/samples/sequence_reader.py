@@ -2,13 +2,11 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
-import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import one_after_other
-from torch_dataloader_utils._core.block import JoinedRows
+from torch_dataloader_utils._core.block import JoinedRows, ReadPart
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils.errors import InternalError, RowCountError, UnsupportedFeatureError
 from torch_dataloader_utils.samples.sequence_keys import KeyRows
@@ -27,7 +25,7 @@ class SequenceReader:
     reader: Reader
     sequences: Sequences
 
-    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[pa.RecordBatch]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[ReadPart]:
         """Yield the `Spans` of the sequences, and then their rows in one batch.
 
         rows: Sequences to return; the row group is read whole.
@@ -56,7 +54,7 @@ class SequenceReader:
                 "the data set again."
             )
         start, stop = rows.of(task.live_rows)
-        yield cast("pa.RecordBatch", Spans(spans.starts[start:stop], spans.stops[start:stop]))
+        yield Spans(spans.starts[start:stop], spans.stops[start:stop])
         yield stored
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:

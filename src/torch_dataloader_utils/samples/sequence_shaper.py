@@ -65,10 +65,9 @@ class SequenceShaper:
         """Return this shaper: the rows of a batch are copied when it is made."""
         return self
 
-    def block(self, parts: Iterable[pa.RecordBatch]) -> "SequenceBlock":
+    def block(self, parts: Iterable[Any]) -> "SequenceBlock":
         """Return the block of one row group. See `Shaper.block` for errors."""
-        coming = iter(parts)
-        spans, rows = cast("Spans", next(coming)), list(coming)
+        spans, *rows = parts
         blocks = []
         for role in self.roles:
             names = frozenset(role.columns)

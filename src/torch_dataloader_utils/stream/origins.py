@@ -13,20 +13,17 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import Block, JoinedRows, MeasuredBlock, RowGroupReader, Shaper
+from torch_dataloader_utils._core.block import Block, JoinedRows, MeasuredBlock, ReadPart, RowGroupReader, Shaper
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, BatchOrigin, Span, group_checksum, order_checksum
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import InternalError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # A gather whose first rows are seldom neighbours is a window: its order is one permutation.
 _LOOKED_AT = 64
@@ -142,16 +139,16 @@ class OriginReader:
     reader: RowGroupReader
     origins: "Origins"
 
-    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> "Generator[pa.RecordBatch]":
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[ReadPart]:
         """See RowGroupReader. The first value is a `GroupStarts`."""
-        yield cast("pa.RecordBatch", GroupStarts((self.origins.first_row(task) + rows.start,)))
+        yield GroupStarts((self.origins.first_row(task) + rows.start,))
         yield from self.reader.read_columns(task, rows)
 
     def read_together(self, tasks: Sequence[RowGroupTask]) -> JoinedRows:
         """See RowGroupReader. The first part is a `GroupStarts`."""
         parts, rows, by_one_call = self.reader.read_together(tasks)
         starts = GroupStarts(tuple(map(self.origins.first_row, tasks)), tuple(rows))
-        return JoinedRows([cast("pa.RecordBatch", starts), *parts], rows, by_one_call)
+        return JoinedRows([starts, *parts], rows, by_one_call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +170,7 @@ class OriginShaper:
         """See Shaper."""
         return replace(self, shaper=self.shaper.with_copied_columns(least_bytes))
 
-    def block(self, parts: "Iterable[pa.RecordBatch]") -> OriginBlock:
+    def block(self, parts: Iterable[ReadPart]) -> OriginBlock:
         """See Shaper. The parts come from an `OriginReader`."""
         marks: list[GroupStarts] = []
         rows = self.shaper.block(_without_marks(parts, marks))
@@ -198,7 +195,7 @@ class OriginShaper:
         return OriginBlock(rows, [part for part in parts if part[2]], self.origins)
 
 
-def _without_marks(parts: "Iterable[pa.RecordBatch]", marks: list[GroupStarts]) -> "Iterator[pa.RecordBatch]":
+def _without_marks(parts: Iterable[ReadPart], marks: list[GroupStarts]) -> Iterator[ReadPart]:
     for part in parts:
         if isinstance(part, GroupStarts):
             marks.append(part)

@@ -1,6 +1,6 @@
 """`Reader`: reads the live rows of one row group of any format, and checks their number."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from torch_dataloader_utils._arrow.batches import for_take, one_after_other, row
 from torch_dataloader_utils._arrow.number_batch import NumberBatch, as_arrow
 from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._arrow.schema import nested_path, values_at
-from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
+from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
 from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._core.table_file import TableFile
@@ -95,7 +95,7 @@ class Reader:
         groups = self.numbers_of(tasks)
         numbers = None if groups is None else groups.decode()
         if groups is None or numbers is None:
-            return join_row_groups(self._without_changes(), tasks)
+            return join_row_groups(self._without_changes().read_columns, tasks)
         stored, rows = self.projection.stored, groups.rows.tolist()
         others = pa.schema([field for field in stored if field.name in groups.others])
         here = stored if not others else pa.schema([field for field in stored if field.name not in groups.others])
@@ -103,7 +103,7 @@ class Reader:
         if others:
             found = [conform(source.task, _decode(source, others, ALL_ROWS), others) for source in groups.sources]
             if [columns.num_rows for columns in found] != rows:  # damaged: one of them alone raises the error
-                return join_row_groups(self._without_changes(), tasks)
+                return join_row_groups(self._without_changes().read_columns, tasks)
             parts.append(one_after_other([[columns] for columns in found]))
         if self.projection.made:
             of_tasks = [(task, 0, num_rows) for task, num_rows in zip(tasks, rows, strict=True)]
@@ -355,9 +355,11 @@ def _evaluate_filter(task: RowGroupTask, projection: Projection, batch: pa.Recor
         ) from error
 
 
-def join_row_groups(reader: RowGroupReader, tasks: Sequence[RowGroupTask]) -> JoinedRows:
+def join_row_groups(
+    read_columns: Callable[[RowGroupTask], Iterable[pa.RecordBatch]], tasks: Sequence[RowGroupTask]
+) -> JoinedRows:
     """Return the joined rows of several row groups, each read by itself; see `RowGroupReader.read_together`."""
-    groups = [list(reader.read_columns(task)) for task in tasks]
+    groups = [list(read_columns(task)) for task in tasks]
     return JoinedRows([one_after_other(groups)], [columns[0].num_rows for columns in groups], by_one_call=False)
 
 

@@ -8,21 +8,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils._core.block import JoinedRows, RowGroupReader
+from torch_dataloader_utils._core.block import JoinedRows, ReadPart, RowGroupReader
 from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
 from torch_dataloader_utils.stream.transport import torch_workers
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _NOTE_BYTES = 1024
 _READING, _BATCH = 0, 1
@@ -106,7 +103,7 @@ class NotingReader:
     notes: Notes
     worker: int
 
-    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator["pa.RecordBatch"]:
+    def read_columns(self, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Generator[ReadPart]:
         """See RowGroupReader."""
         with self.notes.reading(self.worker, task.where):
             yield from self.reader.read_columns(task, rows)
