@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from torch_dataloader_utils._runtime.reused_memory import Bytes
@@ -40,16 +39,6 @@ class NumberBatch:
         self.num_columns = len(schema)
         self.runs = runs
         self.memory = memory
-
-    def matrices(self) -> list[npt.NDArray[Any]]:
-        """Return the numbers of each run: writable views [columns, rows] that keep the memory in use."""
-        # Through a buffer: a view of an array refers to the owner of its memory, and does not keep the array itself.
-        memory = np.frombuffer(pa.py_buffer(self.memory), np.uint8)
-        found = []
-        for _, count, dtype, start, pitch in self.runs:
-            numbers = memory[start : start + count * pitch].view(dtype)
-            found.append(numbers.reshape(count, pitch // dtype.itemsize)[:, : self.num_rows])
-        return found
 
     @cached_property
     def columns(self) -> list[pa.Array]:

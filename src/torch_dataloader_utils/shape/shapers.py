@@ -228,6 +228,7 @@ class NumberPlan(NamedTuple):
     schema: pa.Schema
     stacks: Sequence[tuple[int, int, int, int]]
     runs: Sequence[tuple[int, int, int]]
+    dtypes: Sequence[torch.dtype]
     names: tuple[str, ...]
     taken: frozenset[str]
     is_complete: bool = False
@@ -265,16 +266,21 @@ class NumberPlan(NamedTuple):
             else:
                 runs.append((run, row, row + 1))
         taken = {spec.name for number, *_ in whole for spec in stacks[number].columns}
-        return cls(part.schema, whole, runs, tuple(names), frozenset(taken.union(names)))
+        dtypes = [torch.from_numpy(np.empty(0, run.dtype)).dtype for run in part.runs]
+        return cls(part.schema, whole, runs, dtypes, tuple(names), frozenset(taken.union(names)))
 
     def put(self, part: NumberBatch, builders: Sequence[StackBuilder]) -> list[Singles | Rows]:
         """Put stacks into `builders`. Return the runs of other columns."""
-        matrices = list(map(torch.from_numpy, part.matrices()))
+        memory, rows = torch.from_numpy(part.memory), part.num_rows
+        matrices = [
+            memory.view(dtype).as_strided((count, rows), (pitch // dtype.itemsize, 1), start // dtype.itemsize)
+            for (_, count, _, start, pitch), dtype in zip(part.runs, self.dtypes, strict=True)
+        ]
         for number, run, first, stop in self.stacks:
             builders[number].put_whole(matrices[run][first:stop])
         runs: list[Singles | Rows] = []
         for run, first, stop in self.runs:
-            matrix = matrices[run] if stop - first == len(matrices[run]) else matrices[run][first:stop]
+            matrix = matrices[run] if stop - first == part.runs[run].num_columns else matrices[run][first:stop]
             runs.append(Singles(matrix) if stop - first > 1 else Rows(matrix[0]))
         return runs
 

@@ -75,6 +75,8 @@ class DecodeScheduler:
         One row group; or several small row groups that fit into half of the budget, so that another job can run
         beside this job.
         """
+        if not self._is_small[groups[0]]:
+            return groups[:1]
         numbers = np.asarray(groups)
         num_bytes, rows = np.cumsum(self._bytes[numbers]), np.cumsum(self._rows[numbers])
         most_bytes = min(self._budget_bytes // 2, _MOST_BYTES_OF_JOB)
@@ -87,11 +89,14 @@ class DecodeScheduler:
         Stored bytes say little if values repeat: dictionary-encoded values may take hundreds of times the bytes once
         decoded. So beyond `least_groups` row groups, the estimated decoded bytes must fit.
         """
-        num_bytes = self._held_bytes + np.cumsum(self._bytes[np.asarray(groups)])
-        num_groups = self._held_groups + np.arange(1, len(groups) + 1)
-        growth = np.where(num_groups <= self._least_groups, 1, self._groups.growth.ratio)
-        fit = np.count_nonzero(num_bytes <= self._budget_bytes / growth)
-        return max(0, min(int(fit), self._most_groups - self._held_groups))
+        num_bytes, most_groups = self._held_bytes, self._most_groups - self._held_groups
+        growth = self._groups.growth.ratio
+        for number, group in enumerate(groups):
+            num_bytes += int(self._bytes[group])
+            is_least = self._held_groups + number < self._least_groups
+            if number >= most_groups or num_bytes > self._budget_bytes / (1 if is_least else growth):
+                return number
+        return len(groups)
 
     @property
     def knows_growth(self) -> bool:

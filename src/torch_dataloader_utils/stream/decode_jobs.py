@@ -94,9 +94,10 @@ class GroupDecoder:
         with self._counters.decoding() as counts:
             block = read_block(self._reader, self._shaper, task, needed.rows)
             counts.decoded_groups += 1
-            counts.decoded_bytes += block.num_bytes
+            num_bytes = block.num_bytes
+            counts.decoded_bytes += num_bytes
         share = block.num_rows / task.live_rows if task.live_rows > 0 else 1  # also 1 without row counts
-        self.growth.learn(int(share * self._projected_bytes[needed.group]), block.num_bytes)
+        self.growth.learn(int(share * self._projected_bytes[needed.group]), num_bytes)
         return BlockSlice.of(block)
 
     def _rows_or_error(self, needed: GroupToDecode) -> BlockSlice | BaseException:

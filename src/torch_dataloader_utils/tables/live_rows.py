@@ -56,6 +56,8 @@ def stored_range(rows: GroupRows, deleted: Int64s | None) -> GroupRows:
 
     deleted=[1, 2], live rows [1, 3)      stored rows [1, 5)
     """
+    if deleted is None:
+        return rows
     stop = None if rows.stop is None else rows_to_decode(rows.stop, deleted)
     return GroupRows(rows_to_decode(rows.start, deleted), stop)
 
