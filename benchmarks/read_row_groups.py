@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import print_machine, save
 
-from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
+from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils.tables.projection import ReadSpec
 from torch_dataloader_utils.tables.reader import Reader, make_reader
 

@@ -14,7 +14,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
+from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.table_file import TableFields, TableFile
 from torch_dataloader_utils.tables.projection import ReadSpec
 

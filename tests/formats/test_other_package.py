@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torch_dataloader_utils import StructuredDataset, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils.errors import ConfigError, FileChangedError, RowCountError
 from torch_dataloader_utils.formats import registry
 from torch_dataloader_utils.tables.projection import ReadSpec

@@ -23,7 +23,8 @@ from tests.formats.files import (
     write_stream,
 )
 from torch_dataloader_utils._arrow.batches import contiguous
-from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, FileFormat, GroupRows
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.task_source import TaskSource

@@ -31,7 +31,8 @@ from tests.formats.files import (
 )
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.block import read_block
-from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat, GroupRows, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
+from torch_dataloader_utils._core.row_group_task import GroupRows, RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, FileStat, LocalStore
 from torch_dataloader_utils.errors import (
     ConfigError,

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.formats.files import make_spec, write_parquet
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.formats.file_cache import FileCache
 from torch_dataloader_utils.tables.reader import Reader, make_reader

@@ -29,7 +29,8 @@ from tests.formats.files import (
     write_stream_batches,
 )
 from torch_dataloader_utils._arrow.number_batch import as_arrow
-from torch_dataloader_utils._core.inventory import UNKNOWN, GroupRows
+from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.tables.reader import make_reader
 

@@ -24,7 +24,7 @@ from tests.formats.files import (
     write_stream,
     write_stream_batches,
 )
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import open_store
 from torch_dataloader_utils.discover import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, FileChangedError

@@ -20,7 +20,7 @@ from tests.engine import needs_engine
 from tests.formats.files import deleting, identity, make_spec, parquet_tasks, write_arrow, write_parquet
 from tests.formats.test_reader_properties import BYTES_AT_ONCE, COLUMNS, SCHEMA, tables
 from torch_dataloader_utils._arrow.batches import side_by_side
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import (
     DataError,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.integrations.jobs import BATCH_ROWS
 from torch_dataloader_utils import RowDataset, StructuredDataset, TokenBatches
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tables.reader import Reader
 

@@ -1,6 +1,7 @@
 """Messages about a row group show no signature of a presigned URL."""
 
-from torch_dataloader_utils._core.inventory import FileFormat, RowGroupTask
+from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 
 
 def test_a_task_names_its_file_without_query_and_password():

@@ -37,7 +37,8 @@ from torch_dataloader_utils import (
     scan_files,
 )
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import Inventory, SequencePlace, planning_fingerprint
+from torch_dataloader_utils._core.inventory import Inventory, planning_fingerprint
+from torch_dataloader_utils._core.row_group_task import SequencePlace
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.datasets.options import TableOptions
 from torch_dataloader_utils.datasets.table_rows import build_rows

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.stream.tables import write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._core.block import RowGroupReader
-from torch_dataloader_utils._core.inventory import ALL_ROWS
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS
 from torch_dataloader_utils.shape.shapers import ColumnShaper
 from torch_dataloader_utils.stream.decode_jobs import DependentJob
 

@@ -14,10 +14,10 @@ import torch.distributed.checkpoint as dcp
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset, merge_states
 from torch_dataloader_utils._core.block import RowGroupReader
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._core.packed_numbers import packed
 from torch_dataloader_utils._core.position import Position, Segment
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils._core.sealed_state import sealed
 from torch_dataloader_utils._core.state import encode_state
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError, ConfigTypeError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import Decoding, StructuredDataset
 from torch_dataloader_utils._arrow.batches import one_after_other
-from torch_dataloader_utils._core.inventory import ALL_ROWS
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS
 from torch_dataloader_utils.errors import DataError, FileChangedError, LoaderError, NullValueError, SchemaError
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
 from torch_dataloader_utils.stream.decode import DecodeScheduler

@@ -33,7 +33,8 @@ from torch_dataloader_utils import (
     plan_epoch,
     save_inventory,
 )
-from torch_dataloader_utils._core.inventory import UNKNOWN, GroupRows
+from torch_dataloader_utils._core.inventory import UNKNOWN
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils.errors import (
     CheckpointMismatchError,
     ConfigError,

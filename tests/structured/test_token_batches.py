@@ -30,7 +30,7 @@ from torch_dataloader_utils import (
     plan_epoch,
     scan_files,
 )
-from torch_dataloader_utils._core.inventory import ALL_ROWS
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS
 from torch_dataloader_utils.errors import CheckpointMismatchError, ConfigError
 from torch_dataloader_utils.integrations.torchdata import for_torchdata
 from torch_dataloader_utils.tables.reader import Reader

@@ -8,7 +8,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Union
 
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import CorruptFileError, LoaderError, NullValueError, SchemaError

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_dataloader_utils._core.inventory import Int64s, Inventory, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s, Inventory
 from torch_dataloader_utils._core.permute import EpochKey
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.token_budget import WindowOrder
 from torch_dataloader_utils._core.units import RowSpace, Units, ranges
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch_dataloader_utils._core.arguments import hold_integers, hold_not_negative
-from torch_dataloader_utils._core.inventory import pinned
+from torch_dataloader_utils._core.row_group_task import pinned
 from torch_dataloader_utils._core.spans import Buffer, Span
 from torch_dataloader_utils.cache.entries import OpenEntry
 from torch_dataloader_utils.cache.kept_values import KeptValues

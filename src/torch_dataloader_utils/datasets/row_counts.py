@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.row_filter import filter_text
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask, short_digest
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, short_digest
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.skipping import BAD_DATA, log_left_out, report_left_out
 from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._core.token_budget import Lengths, TokenBudget

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import CorruptFileError, RowCountError, SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.errors import corrupt, decoding

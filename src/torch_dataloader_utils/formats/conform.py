@@ -7,7 +7,7 @@ import pyarrow as pa
 from torch_dataloader_utils._arrow.batches import MAX_OFFSET
 from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.schema import all_nullable, as_nullable, is_binary, is_list, is_utf8
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils.errors import SchemaError
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import redact
 from torch_dataloader_utils.errors import (
     CorruptFileError,

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from torch_dataloader_utils._core.inventory import GroupRows, Int64s
+    from torch_dataloader_utils._core.inventory import Int64s
+    from torch_dataloader_utils._core.row_group_task import GroupRows
     from torch_dataloader_utils._store import FileEntry, Store
     from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest
     from torch_dataloader_utils.formats.parquet.together import NumberGroups

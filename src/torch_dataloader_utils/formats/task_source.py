@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.schema import FieldPath
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, planned_file
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
 from torch_dataloader_utils.cache.entries import OpenEntry

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import take_rows
 from torch_dataloader_utils._core.arguments import check_executor, check_function, check_integer, parse_bytes
-from torch_dataloader_utils._core.inventory import GroupRows, Inventory
+from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.paths import check_path, redact
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._runtime.parallel import OnProgress
 from torch_dataloader_utils._runtime.threads import Executor

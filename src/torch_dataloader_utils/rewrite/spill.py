@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils._arrow.batches import decode_runs, take_rows
 from torch_dataloader_utils._arrow.documents import plain_type
 from torch_dataloader_utils._arrow.schema import decode_schema, type_holds, with_change
-from torch_dataloader_utils._core.inventory import GroupRows, RowGroupTask
 from torch_dataloader_utils._core.permute import stable_order
+from torch_dataloader_utils._core.row_group_task import GroupRows, RowGroupTask
 from torch_dataloader_utils._core.table_file import FIELD_ID
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.rewrite.checksums import FieldPlace, add_sums, sum_columns

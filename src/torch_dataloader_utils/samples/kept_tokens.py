@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pyarrow as pa
 
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._observe.counters import count
 from torch_dataloader_utils._store import StoreAccess
 from torch_dataloader_utils.cache.entries import GroupKey, TokensKey

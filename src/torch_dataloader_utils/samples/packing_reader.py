@@ -11,7 +11,8 @@ from torch_dataloader_utils._arrow.batches import one_after_other
 from torch_dataloader_utils._arrow.documents import Documents, list_documents, plain_type, to_plain
 from torch_dataloader_utils._arrow.schema import is_list
 from torch_dataloader_utils._core.block import JoinedRows
-from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in, thread_counts
 from torch_dataloader_utils._runtime.parallel import map_in_order, threads_for
 from torch_dataloader_utils.errors import DataError, NullValueError, RowCountError

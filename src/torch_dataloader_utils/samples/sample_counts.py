@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.division import Share
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.skipping import report_left_out
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError, NoDataError

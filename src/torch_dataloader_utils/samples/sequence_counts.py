@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.division import Share, even_span
-from torch_dataloader_utils._core.inventory import Int64s, Inventory, SequencePlace, SequenceTable
+from torch_dataloader_utils._core.inventory import Int64s, Inventory, SequenceTable
+from torch_dataloader_utils._core.row_group_task import SequencePlace
 from torch_dataloader_utils._runtime.parallel import OnProgress, map_watched
 from torch_dataloader_utils.errors import DataError, NoDataError, plural
 from torch_dataloader_utils.samples.sequence_keys import (

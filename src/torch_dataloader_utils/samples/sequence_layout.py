@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torch_dataloader_utils._core.inventory import Int64s, SequencePlace
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import SequencePlace
 from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils.samples.sequences import Sequences
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from torch_dataloader_utils._arrow.batches import one_after_other
 from torch_dataloader_utils._core.block import JoinedRows, ReadPart
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils.errors import InternalError, RowCountError, UnsupportedFeatureError
 from torch_dataloader_utils.samples.sequence_keys import KeyRows
 from torch_dataloader_utils.samples.sequence_layout import Spans, sequence_spans

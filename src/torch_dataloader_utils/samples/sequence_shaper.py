@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from torch_dataloader_utils._core.block import Block, Shaper
-from torch_dataloader_utils._core.inventory import GroupRows, Int64s
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils._core.units import ranges
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import ConfigError, InternalError, UnsupportedFeatureError, of_type, which_column

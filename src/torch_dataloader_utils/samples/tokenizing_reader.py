@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.documents import Documents, list_offsets, to_plain
-from torch_dataloader_utils._core.inventory import Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.skipping import log_left_out
 from torch_dataloader_utils.errors import SchemaError, TransformError
 from torch_dataloader_utils.samples.kept_tokens import KeptTokens

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self
 
 from torch_dataloader_utils._core.block import Block, Shaper
-from torch_dataloader_utils._core.inventory import GroupRows
+from torch_dataloader_utils._core.row_group_task import GroupRows
 
 
 class BlockSlice(NamedTuple):

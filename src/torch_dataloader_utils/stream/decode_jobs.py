@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch_dataloader_utils._core.block import RowGroupReader, Shaper, read_block
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._core.program import WorkerInput
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import QuickJobs
 from torch_dataloader_utils.stream.batch_groups import BlockSlice

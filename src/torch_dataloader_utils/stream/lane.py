@@ -7,9 +7,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, MeasuredBlock, Shaper
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
 from torch_dataloader_utils.stream.decode import MOST_GROUPS_OF_JOB, DecodeScheduler

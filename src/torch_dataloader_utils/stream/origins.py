@@ -18,8 +18,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from torch_dataloader_utils._core.block import Block, JoinedRows, MeasuredBlock, ReadPart, RowGroupReader, Shaper
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, BatchOrigin, Span, group_checksum, order_checksum
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory

@@ -16,9 +16,10 @@ import pyarrow.types as pt
 from torch_dataloader_utils._arrow.documents import plain_type, to_plain
 from torch_dataloader_utils._arrow.schema import is_text
 from torch_dataloader_utils._arrow.xxh64 import ByteSpans, Words, byte_spans, hash_bytes, hash_integers, integer_words
-from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, RowGroupTask, StringColumn
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s, Inventory, StringColumn
 from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._core.permute import Purpose, random_words, stable_order
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._runtime.parallel import map_watched
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.tables.live_rows import group_deletes

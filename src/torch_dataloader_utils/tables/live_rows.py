@@ -7,7 +7,8 @@ group by row group. Deletes by value are in `iceberg/equality_deletes`.
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils._core.inventory import GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import GroupRows, RowGroupTask
 from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils.errors import InternalError
 

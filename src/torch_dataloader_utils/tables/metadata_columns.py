@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._core.inventory import RowGroupTask
 from torch_dataloader_utils._core.metadata_columns import FILE, LINEAGE_IDS, POSITION, ROW_ID, metadata_columns
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.table_file import FIELD_ID, TableFile
 from torch_dataloader_utils.errors import ConfigError, InternalError
 from torch_dataloader_utils.formats.conform import constant

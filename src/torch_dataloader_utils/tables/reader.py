@@ -13,8 +13,9 @@ from torch_dataloader_utils._arrow.number_batch import NumberBatch, as_arrow
 from torch_dataloader_utils._arrow.row_filter import keep_mask
 from torch_dataloader_utils._arrow.schema import nested_path, values_at
 from torch_dataloader_utils._core.block import JoinedRows
-from torch_dataloader_utils._core.inventory import ALL_ROWS, UNKNOWN, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import UNKNOWN, Int64s
 from torch_dataloader_utils._core.option_values import Holdout
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._core.table_file import TableFile
 from torch_dataloader_utils._store import Store, open_store
 from torch_dataloader_utils.errors import ConfigError, DataError

@@ -24,7 +24,7 @@ from tests.formats.files import make_spec, parquet_tasks, write_parquet
 from torch_dataloader_utils import Decoding, StructuredDataset, TokenBatches
 from torch_dataloader_utils._arrow.schema import field_paths
 from torch_dataloader_utils._core.block import Block, read_block
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils.datasets.table_rows import changes_of
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError
 from torch_dataloader_utils.formats.parquet import decode

@@ -20,7 +20,8 @@ from tests.engine import needs_engine
 from tests.faults.hostile_files import good
 from tests.formats.files import identity, make_spec, make_task, write_parquet
 from torch_dataloader_utils import _engine
-from torch_dataloader_utils._core.inventory import ALL_ROWS, FileFormat, GroupRows, RowGroupTask
+from torch_dataloader_utils._core.inventory import FileFormat
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.parquet import decode

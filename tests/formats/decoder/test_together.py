@@ -20,7 +20,7 @@ from tests.formats.files import deleting, make_spec, with_field_ids, write_parqu
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.block import JoinedRows
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
 from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, footer_numbers

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine import needs_engine
 from tests.formats.decoder.test_decoder import INTEGERS, ROW_RANGES, bits_of, lists, numbers, read
 from tests.formats.files import parquet_tasks
-from torch_dataloader_utils._core.inventory import GroupRows
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils._observe.counters import KINDS, Counts, count_thread_in
 from torch_dataloader_utils.errors import UnsupportedFeatureError
 

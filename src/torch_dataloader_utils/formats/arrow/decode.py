@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import rows_only
 from torch_dataloader_utils._arrow.schema import type_holds
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError
 from torch_dataloader_utils.formats.arrow.messages import Message, metadata_length, read_head, stream_messages

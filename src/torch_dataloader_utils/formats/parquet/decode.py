@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import contiguous, one_after_other, rows_only, side_by_side
 from torch_dataloader_utils._arrow.schema import is_list, type_holds, values_at
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._store import Span
 from torch_dataloader_utils.errors import CorruptFileError, SchemaError

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.schema import FieldPath, all_nullable, field_at, leaf_ranges, leaves_at
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._runtime.recent import Recent
 from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Store, redact
 from torch_dataloader_utils.formats.checks import no_such_group, repeated_names

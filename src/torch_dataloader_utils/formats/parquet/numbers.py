@@ -19,7 +19,8 @@ from torch_dataloader_utils import _engine
 from torch_dataloader_utils._arrow.batches import MAX_OFFSET
 from torch_dataloader_utils._arrow.number_batch import NumberBatch
 from torch_dataloader_utils._arrow.process_memory import RECYCLED, ProcessMemory
-from torch_dataloader_utils._core.inventory import GroupRows, Int64s
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils._observe.counters import count_chunks
 from torch_dataloader_utils._runtime.reused_memory import Bytes
 from torch_dataloader_utils._store import Buffer

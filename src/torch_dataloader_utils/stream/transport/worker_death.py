@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.block import JoinedRows, ReadPart, RowGroupReader
-from torch_dataloader_utils._core.inventory import ALL_ROWS, GroupRows, RowGroupTask
+from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
 from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError

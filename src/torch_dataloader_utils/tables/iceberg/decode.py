@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import rows_only
 from torch_dataloader_utils._arrow.schema import FieldPath, case_error, in_other_case
-from torch_dataloader_utils._core.inventory import GroupRows, Int64s
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils._core.table_file import TableFile, field_id
 from torch_dataloader_utils._store.interface import Store
 from torch_dataloader_utils.errors import InternalError, SchemaError

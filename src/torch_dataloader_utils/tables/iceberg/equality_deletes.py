@@ -16,7 +16,8 @@ import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils._arrow.schema import decode_schema
-from torch_dataloader_utils._core.inventory import FileFormat, Int64s, RowGroupTask
+from torch_dataloader_utils._core.inventory import FileFormat, Int64s
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.table_file import EqualityDeleteFile, TableFile, field_id
 from torch_dataloader_utils._store import Buffer, Store, redact
 from torch_dataloader_utils.errors import SchemaError

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils._arrow.schema import is_list
-from torch_dataloader_utils._core.inventory import RowGroupTask
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._core.table_file import FIELD_ID, TableFields, TableFile, field_id, stored_field_id
 from torch_dataloader_utils.errors import SchemaError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.conform import constant, is_harmless

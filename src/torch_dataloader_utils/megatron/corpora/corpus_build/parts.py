@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils._core.arguments import hold_flags, hold_integers
-from torch_dataloader_utils._core.inventory import Inventory, RowGroupTask
+from torch_dataloader_utils._core.inventory import Inventory
+from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.formats.registry import format_of
 from torch_dataloader_utils.megatron.corpora.index_format import integer_limits, wider_dtype
