@@ -93,9 +93,9 @@ def _planned(program: WorkerProgram, first_step: int, step_by: int) -> Iterator[
             parts[lane].append((first_step + batch * step_by, rows))
     for units, of_lane in zip(program.lanes, parts, strict=True):
         steps, counts = np.array(of_lane, np.int64).reshape(-1, 2).T
-        ends, done = np.cumsum(counts), 0
+        ends, total, done = np.cumsum(counts), int(counts.sum()), 0
         for unit in range(len(units)):
-            rows_of_unit = _rows(units, unit, program)[: int(counts.sum()) - done]
+            rows_of_unit = _rows(units, unit, program)[: total - done]
             numbers = np.arange(done, done + len(rows_of_unit))
             yield steps[np.searchsorted(ends, numbers, side="right")], rows_of_unit
             done += len(rows_of_unit)
