@@ -64,6 +64,8 @@ def wrong_steps(planner: Planner, header: Mapping[str, Any], given: Iterator[Ste
 
 
 class _Sums:
+    """Number of rows, and a sum over the rows, of each step in [first, stop). Rows of other steps do not count."""
+
     def __init__(self, first: int, stop: int) -> None:
         self._first = first
         self.counts = np.zeros(max(0, stop - first), np.int64)
