@@ -41,9 +41,9 @@ def _written(folder: Path, **options: Any) -> str:
 
 
 def validate(predict: Callable[[torch.Tensor], torch.Tensor], batches: Iterable[Any]) -> None:
-    """Print the mean error over the trips of all ranks, of which each counts once. Call it on every rank.
+    """Print the mean error over the trips of all ranks; each trip counts once. Call it on every rank.
 
-    Every rank adds the errors of its own rows, because ranks and batches differ in rows.
+    A rank adds up errors and rows, and not means, because ranks and batches differ in rows.
     """
     sums = torch.zeros(2, dtype=torch.float64)
     with torch.no_grad():

@@ -216,7 +216,7 @@ def test_a_file_with_two_columns_of_a_name_that_another_file_has_once_or_not_is_
     assert scan_files(tmp_path, columns=["y"]).num_rows == 2
 
 
-def test_an_inventory_keeps_what_no_batch_has_unless_columns_are_named(tmp_path):
+def test_an_inventory_keeps_what_no_batch_has_and_notes_it_unless_columns_are_named(tmp_path):
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "y", "x"])
     (tmp_path / "data" / "year=2024").mkdir(parents=True)
     pq.write_table(table, tmp_path / "data" / "year=2024" / "a.parquet")
@@ -228,7 +228,8 @@ def test_an_inventory_keeps_what_no_batch_has_unless_columns_are_named(tmp_path)
     assert inventory.notes == inventory.left_out
     save_inventory(inventory, tmp_path / "saved.parquet")
     assert load_inventory(tmp_path / "saved.parquet").left_out == inventory.left_out
-    assert scan_files(tmp_path / "data", columns=["y"]).left_out == ()
+    of_column = scan_files(tmp_path / "data", columns=["y"])
+    assert (of_column.left_out, of_column.notes) == (inventory.left_out, ())
 
 
 @pytest.mark.parametrize("options", [{"filters": pc.field("year") == 2024}, {"columns": ["row", "year"]}])

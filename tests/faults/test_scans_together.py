@@ -3,6 +3,7 @@
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.faults.s3_server import Rule, S3Server, change, error
 from tests.faults.tables import parquet_bytes, table, upload
 from torch_dataloader_utils import scan_files
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
-from torch_dataloader_utils._store import RemoteOptions, StoreAccess, hedge
+from torch_dataloader_utils._store import TAIL_BYTES, RemoteOptions, StoreAccess, hedge
 from torch_dataloader_utils.cache.host_cache import HostCache, OpenCache
 from torch_dataloader_utils.cache.kept_values import KeptValues, once_each
 from torch_dataloader_utils.discover.paths import find_files
@@ -80,6 +81,21 @@ def test_damaged_and_large_footers_cost_what_they_cost_alone(server: S3Server, r
     assert footers_asked(server) == sorted([*server.objects, "data/8.parquet"])
 
 
+def test_large_footers_of_several_files_are_requested_at_once(server: S3Server, reading: StoreAccess) -> None:
+    large = parquet_bytes(table(0, 2_000), group_rows=2)
+    for number in range(FILES):
+        server.put(f"data/{number:02}.parquet", large)
+    others = Barrier(FILES - 1)
+
+    def wait_for_others(server: S3Server, request: Any, reply: Any) -> None:
+        if request.span[1] - request.span[0] > TAIL_BYTES:
+            others.wait(20)
+
+    server.rules.append(Rule(wait_for_others, key="data/(?!00)", count=None))  # the first file is scanned alone
+    assert scan_files(URL, storage_options=reading).num_rows == 2_000 * FILES
+    assert footers_asked(server) == sorted([*server.objects] * 2)
+
+
 def test_silent_replies_of_several_files_are_overtaken(
     server: S3Server, reading: StoreAccess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +150,7 @@ def test_requests_and_bytes_of_all_files_are_counted(server: S3Server, reading: 
     counts = Counts()
     before = count_thread_in(counts)
     try:
-        tails = store.begin_tails(files.entries, 64)
+        tails = store.begin_tails(files.entries, [64] * FILES)
     finally:
         count_thread_in(before)
     wanted = [server.objects[key][0][-64:] for key in sorted(server.objects)]

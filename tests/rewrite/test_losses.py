@@ -43,14 +43,26 @@ def test_columns_that_loaders_leave_out_are_refused_unless_the_caller_names_the_
     source, target = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     write(source)
-    inventory = scan_files(source, kind)
-    for options in ({}, {"inventory": inventory}):
+    inventory, of_column = scan_files(source, kind), scan_files(source, kind, columns=["a"])
+    for options in ({}, {"inventory": inventory}, {"inventory": of_column}):
         with pytest.raises(ConfigError, match=f"a shuffle writes all columns, and .*{says}.*columns="):
             shuffle_table(StructuredDataset(source, kind, output_format="arrow", **options), target)
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
     for options in ({}, {"inventory": inventory}):
         shuffle_table(StructuredDataset(source, kind, columns=["a"], output_format="arrow", **options), target)
         assert written(target) == in_random_order([{"a": 1}, {"a": 2}], 42)
+
+
+def test_columns_that_differ_between_files_are_refused_although_the_inventory_leaves_them_out(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name, value in (("0", 1), ("1", "x")):
+        pq.write_table(pa.table({"a": [1], "b": [value]}), source / f"{name}.parquet")
+    inventory = scan_files(source, columns=["a"])
+    with pytest.raises(ConfigError, match=r"a shuffle writes all columns, and .*has column 'b' as string"):
+        shuffle_table(StructuredDataset(source, inventory=inventory, output_format="arrow"), tmp_path / "out")
+    named = StructuredDataset(source, inventory=inventory, columns=["a"], output_format="arrow")
+    assert shuffle_table(named, tmp_path / "out").num_rows == 2
 
 
 _TEXT = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), pa.array(["x", "y"]))

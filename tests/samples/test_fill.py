@@ -1,14 +1,17 @@
 """Documents filled into samples of one length, greedily or best fit: every token once."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
+from torch_dataloader_utils._core.permute import EpochKey
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.samples import DocumentPieces, fill_best_fit, fill_greedily
-from torch_dataloader_utils.samples.fill import count_greedy_samples
+from torch_dataloader_utils.samples.fill import count_greedy_samples, fill_mixed
 
 _LENGTHS = st.lists(st.integers(0, 20), max_size=25)
 
@@ -89,6 +92,18 @@ def test_best_fit_of_the_small_corpora() -> None:
         [(2, token) for token in range(4)] + [(3, token) for token in range(2)],
     ]
     assert fill_best_fit([10], 4, window_documents=1).token_counts.tolist() == [4, 4, 2]
+
+
+@given(lengths=_LENGTHS, planned=st.integers(0, 40), epoch=st.integers(0, 9))
+def test_mixed_samples_hold_every_token_once_whatever_number_of_samples_was_planned(
+    lengths: list[int], planned: int, epoch: int
+) -> None:
+    pieces = fill_mixed(np.array(lengths, np.int64), 8, EpochKey(1, epoch, 0), planned)
+    samples = _samples(pieces, lengths)
+    wanted = [(document, token) for document, length in enumerate(lengths) for token in range(length)]
+    assert sorted(chain.from_iterable(samples)) == wanted
+    assert all(0 < len(sample) <= 8 for sample in samples)
+    assert len(samples) >= min(planned, len(pieces.sample))
 
 
 def test_impossible_fills() -> None:

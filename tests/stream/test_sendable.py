@@ -2,6 +2,7 @@
 
 import collections
 import multiprocessing
+import pickle
 import sys
 import tempfile
 import threading
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import ConfigError, TransformError
+from torch_dataloader_utils.stream.transport.sendable import pickle_function
 
 pytestmark = pytest.mark.processes
 
@@ -182,6 +184,35 @@ def test_each_worker_has_the_tensors_of_a_function_for_itself_unless_they_are_sh
     assert sorted(torch.cat(rows).tolist()) == list(range(4000))
     assert transform.counts.tolist() == [1] * 8
     assert not transform.memory.is_shared()
+
+
+def test_tensors_over_one_memory_are_sent_with_it_once_and_have_one_memory_again():
+    memory = torch.zeros(1 << 16)
+    sent = pickle_function([memory, memory[:2], memory[1:3], memory.view(torch.int32)])
+    assert len(sent) < memory.nbytes + 4_096
+    whole, first, second, numbers = pickle.loads(sent)
+    whole[1] = 1
+    assert (first.tolist(), second.tolist(), int(numbers[1])) == ([0, 1], [1, 0], 0x3F800000)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6).reshape(2, 3).t(),
+        torch.zeros(0),
+        torch.tensor(True),
+        torch.ones(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=lambda tensor: f"{type(tensor).__name__}-{tensor.layout}-{tuple(tensor.shape)}",
+)
+def test_tensors_of_all_kinds_arrive_as_they_were_in_memory_of_their_own(tensor):
+    sent = pickle.loads(pickle_function(tensor))
+    assert (type(sent), sent.dtype, sent.layout) == (type(tensor), tensor.dtype, tensor.layout)
+    assert (sent.requires_grad, sent.shape) == (tensor.requires_grad, tensor.shape)
+    assert torch.equal(sent.to_dense(), tensor.to_dense())
+    assert tensor.layout is not torch.strided or not (tensor.is_shared() or sent.is_shared())
 
 
 def test_a_lambda_is_inherited_under_fork(table):

@@ -67,7 +67,7 @@ def map_quick(function: Callable[[T], R], items: Iterable[T], executor: Executor
 
 
 def in_batches(items: Iterable[T], sizes: Iterable[int]) -> Iterator[list[T]]:
-    """Return an iterator of lists of so many items, the last of which may be shorter."""
+    """Return an iterator of lists of items, in order. sizes: Number of items of each list; the last may be shorter."""
     source = iter(items)
     return takewhile(bool, (list(islice(source, size)) for size in sizes))
 

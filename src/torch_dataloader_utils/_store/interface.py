@@ -137,7 +137,7 @@ class Store(Protocol):
         """
         ...
 
-    def begin_tails(self, files: Sequence[FileEntry], length: int) -> list[BegunTail]:
+    def begin_tails(self, files: Sequence[FileEntry], lengths: Sequence[int]) -> list[BegunTail]:
         """Make one attempt at the tail of each file, at all files at once where the client can do that."""
         ...
 

@@ -171,9 +171,12 @@ class LocalStore:
             raise short_read(path, f"the last {len(buffer)} bytes gave {have}")
         return Tail(data=buffer.toreadonly(), size=now.size, identity=now.identity)
 
-    def begin_tails(self, files: Sequence[FileEntry], length: int) -> list[BegunTail]:
+    def begin_tails(self, files: Sequence[FileEntry], lengths: Sequence[int]) -> list[BegunTail]:
         """Return tails that are read when they end."""
-        return [BegunTail(data=None, end=partial(self.tail, file.path, length, file.stat)) for file in files]
+        return [
+            BegunTail(data=None, end=partial(self.tail, file.path, length, file.stat))
+            for file, length in zip(files, lengths, strict=True)
+        ]
 
     def ranges(
         self,

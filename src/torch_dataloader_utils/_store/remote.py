@@ -134,9 +134,9 @@ class FsspecStore:
         now = stat or self.stat(path)
         return self._end_tail(path, now, self._begin_tail(now, length))
 
-    def begin_tails(self, files: Sequence[FileEntry], length: int) -> list[BegunTail]:
+    def begin_tails(self, files: Sequence[FileEntry], lengths: Sequence[int]) -> list[BegunTail]:
         """Make one attempt at the tail of each file, all at once if their client is open."""
-        reads = [self._begin_tail(file.stat, length) for file in files]
+        reads = [self._begin_tail(file.stat, length) for file, length in zip(files, lengths, strict=True)]
         self._fetch_ahead([(file.path, each) for file, each in zip(files, reads, strict=True) if each.are_missing])
         return [
             BegunTail(

@@ -64,6 +64,8 @@ def wrong_steps(planner: Planner, header: Mapping[str, Any], given: Iterator[Ste
 
 
 class _Sums:
+    """Number of rows, and a sum over the rows, of each step in [first, stop). Rows of other steps do not count."""
+
     def __init__(self, first: int, stop: int) -> None:
         self._first = first
         self.counts = np.zeros(max(0, stop - first), np.int64)
@@ -93,9 +95,9 @@ def _planned(program: WorkerProgram, first_step: int, step_by: int) -> Iterator[
             parts[lane].append((first_step + batch * step_by, rows))
     for units, of_lane in zip(program.lanes, parts, strict=True):
         steps, counts = np.array(of_lane, np.int64).reshape(-1, 2).T
-        ends, done = np.cumsum(counts), 0
+        ends, total, done = np.cumsum(counts), int(counts.sum()), 0
         for unit in range(len(units)):
-            rows_of_unit = _rows(units, unit, program)[: int(counts.sum()) - done]
+            rows_of_unit = _rows(units, unit, program)[: total - done]
             numbers = np.arange(done, done + len(rows_of_unit))
             yield steps[np.searchsorted(ends, numbers, side="right")], rows_of_unit
             done += len(rows_of_unit)

@@ -80,8 +80,12 @@ def find_inventory(source: Source, options: TableOptions, ranks: Ranks) -> tuple
         DataError, StoreError: data could not be scanned; the same on all ranks that scan together.
     """
     if source.inventory is None:
-        return _scan(source, options, ranks)
-    return _given(source, source.inventory, options, ranks)
+        inventory, access = _scan(source, options, ranks)
+    else:
+        inventory, access = _given(source, source.inventory, options, ranks)
+    if inventory.left_out and options.columns is not None:
+        inventory = replace(inventory, left_out=())
+    return inventory, access
 
 
 def _given(source: Source, inventory: Inventory, options: TableOptions, ranks: Ranks) -> tuple[Inventory, StoreAccess]:
@@ -96,8 +100,6 @@ def _given(source: Source, inventory: Inventory, options: TableOptions, ranks: R
         inventory = from_rank_zero(lambda: identified(inventory, options.identity, access))
     elif reads_files:
         inventory = identified(inventory, options.identity, access)
-    if inventory.left_out and options.columns is not None:
-        inventory = replace(inventory, left_out=())
     return under_filter(inventory, options.filters), access
 
 

@@ -47,7 +47,7 @@ class FirstScan:
     scans: Scans made so far, by number of the file: of the files up to the first good file, or of all files if the
         directory has a sidecar or with missing="null". They count no lines and judge no filter.
     hint: Returns advice about a name that is not a column.
-    left_out: Note about the columns that no batch can have, if all columns are asked for.
+    left_out: Note about the columns that no batch can have.
     """
 
     path: str
@@ -119,9 +119,10 @@ def _learn(
     path, file_schema = good[0]
     odd = _odd_columns(good)
     left_out: tuple[str, ...] = ()
-    if odd and request.columns is None:
+    if odd:
         left_out = (f"columns are left out: {'; '.join(odd.values())}",)
-        _log.warning("%s", left_out[0])
+        if request.columns is None:
+            _log.warning("%s", left_out[0])
     if request.missing == "null":
         file_schema = unified_schema([(of, without_columns(schema, odd)) for of, schema in good])
     partitions: tuple[PartitionColumn, ...] = ()

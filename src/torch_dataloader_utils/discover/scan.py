@@ -227,9 +227,8 @@ def scan_listed(
         first = first.with_schema(without_columns(first.file_schema, found.differing))
     if request.finds_keys and request.format.join_schemas is not None:
         first = _with_all_keys(first, request.format.join_schemas(found.schemas, asked.columns), asked)
-    left_out = first.left_out
-    if not partitioning and not asked.columns:
-        left_out += unread_directories(first.path, files.root, first.schema.names)
+    unread = () if partitioning else unread_directories(first.path, files.root, first.schema.names)
+    left_out, differing = (*first.left_out, *unread), tuple(_left_out(found.differing))
     _log.debug("%s: %d files, %d row groups to read", files.source, len(files.entries), len(found.groups))
     return Inventory(
         files=_file_table(paths, found.stats, request.format, first.partitions),
@@ -238,8 +237,12 @@ def scan_listed(
         source=files.source,
         row_filter=filter_text(asked.row_filter),
         projection=request.columns,
-        notes=(*report_bad_files(found.bad, len(chosen), files.source), *left_out, *_left_out(found.differing)),
-        left_out=left_out,
+        notes=(
+            *report_bad_files(found.bad, len(chosen), files.source),
+            *(left_out if asked.columns is None else ()),
+            *differing,
+        ),
+        left_out=(*left_out, *differing),
         nulls=found.nulls,
     )
 

@@ -174,14 +174,16 @@ TRIAL = EpochKey(0, 0, 0)
 def fill_mixed(tokens: Int64s, capacity: int, key: EpochKey, sample_count: int) -> DocumentPieces:
     """Place documents in `sample_count` samples, other documents together for each key.
 
-    All samples are open from the beginning. The longest document is placed first, and goes into any sample that has
-    room, at random; the shortest documents go where they leave the least room. If a document has no room, more of
-    the short documents are placed so, and at last all of them, as by `fill_best_fit`.
+    All samples are open from the beginning. The longest document is placed first. A document goes into any sample that
+    has room, at random; only the shortest documents go where they leave the least room. If a document has no room,
+    a larger part of the documents is placed by least room, and at last all documents are, as by `fill_best_fit`.
 
-    sample_count: Number from `count_mixed`. Where these documents need more samples, or are fewer, so many are made.
+    sample_count: Number from `count_mixed`. More samples are made if these documents need more, and fewer samples if
+    there are fewer pieces than samples.
     """
     document, start, stop = _cut_long(tokens, capacity)
     sizes = stop - start
+    sample_count = min(sample_count, len(sizes))
     order = key.permutation(len(sizes), Purpose.DOCUMENTS)
     order = order[np.argsort(-sizes[order], kind="stable")]
     words = (key.random_words(len(sizes), Purpose.PLACES) >> np.uint64(32)).tolist()
@@ -191,7 +193,7 @@ def fill_mixed(tokens: Int64s, capacity: int, key: EpochKey, sample_count: int) 
         placed, used = _place(descending, capacity)
     sample = np.empty(len(sizes), dtype=np.int64)
     sample[order] = placed
-    sample_count = min(max(used, sample_count), len(sizes))
+    sample_count = max(used, sample_count)
     return _longest_first(document, start, stop, _fill_empty(sample, sample_count), sample_count)
 
 

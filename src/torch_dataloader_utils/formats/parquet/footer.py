@@ -278,7 +278,7 @@ class Footer:
 
 
 KEPT = "footer"
-"""What a host keeps a footer as."""
+"""Name of the value that a host keeps for the footer of a file."""
 
 _footers: FileCache[Footer] = FileCache()
 

@@ -1,7 +1,7 @@
 """Scan of Parquet files: row groups from the footer, with one read of each file's tail."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -40,6 +40,9 @@ _NULLS_AND_VALUES = [OfChunk.NULLS, OfChunk.VALUES]
 
 # A sum over all leaves fits into 64 bits.
 _MOST_SANE = 1 << 40
+
+# Limit for large footers that are requested together: a batch of files holds its footers until they are decoded.
+_MOST_BYTES_TOGETHER = 16 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -130,15 +133,23 @@ def scan_parquet(store: Store, item: ScanItem, request: ScanRequest) -> FileScan
 def scan_together(store: Store, items: Sequence[ScanItem], request: ScanRequest) -> list[Callable[[], FileScan]]:
     """Return a function for each file that returns its scan, or raises as `scan_parquet`.
 
-    Footers that this host does not have are requested at once. Where one attempt does not bring a sound footer, that
-    function goes on as `read_footer`.
+    Footers that this host does not have are requested at once. Footers larger than TAIL_BYTES take a second request
+    each, at once too. Where one attempt does not bring a sound footer, the function of the file goes on as
+    `read_footer`.
     """
     entries = [item.entry for item in items]
     begun: dict[int, BegunTail] = {}
 
+    def begin(lengths: Mapping[int, int]) -> None:
+        tails = store.begin_tails([entries[place] for place in lengths], list(lengths.values()))
+        begun.update(zip(lengths, tails, strict=True))
+
     def read(places: Sequence[int]) -> dict[int, Buffer]:
-        tails = store.begin_tails([entries[place] for place in places], TAIL_BYTES)
-        begun.update(zip(places, tails, strict=True))
+        begin(dict.fromkeys(places, TAIL_BYTES))
+        lengths = {place: _footer_bytes(begun[place], entries[place]) for place in places}
+        large = {place: length for place, length in lengths.items() if length > TAIL_BYTES}
+        if sum(large.values()) <= _MOST_BYTES_TOGETHER:
+            begin(large)
         footers = ((place, _footer_in(begun[place], entries[place])) for place in places)
         return {place: footer for place, footer in footers if footer is not None}
 
@@ -155,13 +166,22 @@ def scan_together(store: Store, items: Sequence[ScanItem], request: ScanRequest)
     return [partial(scan, place) for place in range(len(items))]
 
 
-def _footer_in(tail: BegunTail, entry: FileEntry) -> Buffer | None:
-    """Return the footer in the first attempt at a tail; None if it is not there, not whole or not sound."""
+def _footer_bytes(tail: BegunTail, entry: FileEntry) -> int:
+    """Return the length of the footer that ends a begun tail; 0 if the bytes are not there or end in no footer."""
     if tail.data is None:
+        return 0
+    try:
+        return checked_footer_length(memoryview(tail.data), entry.stat.size, redact(entry.path))
+    except DataError:
+        return 0
+
+
+def _footer_in(tail: BegunTail, entry: FileEntry) -> Buffer | None:
+    """Return the footer in a begun tail; None if the footer is not there, not whole or not sound."""
+    if tail.data is None or not 0 < _footer_bytes(tail, entry) <= len(tail.data):
         return None
     try:
-        length = checked_footer_length(memoryview(tail.data), entry.stat.size, redact(entry.path))
-        return checked_footer(tail.data, entry.path) if length <= len(tail.data) else None
+        return checked_footer(tail.data, entry.path)
     except DataError:
         return None
 
@@ -236,7 +256,7 @@ def read_footer(store: Store, entry: FileEntry, begun: BegunTail | None = None) 
 
     The footer of a remote file is kept on this host; if it is kept, nothing is read.
 
-    begun: The first read, if it was begun.
+    begun: A read that was begun.
     """
     seen = entry.stat
 

@@ -54,7 +54,8 @@ class SentFunctions(tuple[Function, ...]):
     """Functions that keep tensors of their own in each process that unpickles them, as processes do under fork.
 
     torch's pickler moves tensors to memory that all processes share, so workers that write into a tensor of a function
-    would overwrite each other's rows. A tensor stays shared if the user called `share_memory_()`.
+    would overwrite each other's rows. A tensor stays shared if the user called `share_memory_()`. Tensors over one
+    memory, such as tied weights and views, have one memory in each process too.
     """
 
     __slots__ = ()
@@ -72,17 +73,21 @@ def pickle_function(function: object) -> bytes:
 
 class _OwnTensors(ForkingPickler):
     def reducer_override(self, value: object) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return NotImplemented
-        if value.layout is torch.strided and value.is_shared():  # type: ignore[no-untyped-call]
-            return NotImplemented
-        saved = io.BytesIO()
-        torch.save(value, saved)
-        return _load_tensor, (saved.getvalue(),)
+        if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu" and not value.is_shared():
+            return _load_memory, (torch.empty(0, dtype=torch.uint8).set_(value).numpy().tobytes(),)
+        if isinstance(value, torch.Tensor) and not (value.layout is torch.strided and _is_shared(value)):
+            # As torch.save does. The memory is a value inside, which comes here too, once for all tensors over it.
+            reduced: tuple[Any, ...] = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
+            return reduced
+        return NotImplemented
 
 
-def _load_tensor(saved: bytes) -> Any:
-    return torch.load(io.BytesIO(saved), weights_only=False)
+def _is_shared(value: torch.Tensor) -> bool:
+    return bool(value.is_shared())  # type: ignore[no-untyped-call]
+
+
+def _load_memory(data: bytes) -> torch.UntypedStorage:
+    return torch.tensor(np.frombuffer(data, np.uint8)).untyped_storage()
 
 
 def check_functions(functions: Sequence[Callable[..., Any]], context: object) -> None:
