@@ -501,6 +501,12 @@ BAD_DATA = {
         r"group 1, live row 1: the group \{'g': 1\} begins again, after rows of \{'g': 2\}",
     ),
     "a null group": ({"g": [1, None], "t": [1, 2]}, Sequences(1, by="g"), NullValueError, "live row 1: 'g' is null"),
+    "a null in a struct": (
+        {"g": [{"id": 1}, None]},
+        Sequences(1, by="g.id"),
+        NullValueError,
+        r"live row 1: 'g.id' is null.*pc.field\('g', 'id'\)",
+    ),
     "a null order": ({"g": [1, 1], "t": [1, None]}, Sequences(1, order="t"), NullValueError, "live row 1: 't' is null"),
     "a gap": (
         {"g": [1, 1], "t": [1, 3]},

@@ -40,7 +40,7 @@ class KeyRows:
             DataError: rows of a group are not in order, or have a gap that is an error.
         """
         for name in (*sequences.by, *filter(None, [sequences.order])):
-            _check_nulls(name, key_values(rows, name), where)
+            _check_nulls(name, rows, where)
         is_new = np.zeros(max(rows.num_rows - 1, 0), dtype=np.bool_)
         for name in sequences.by:
             is_new |= _differs(to_plain(key_values(rows, name)))
@@ -106,12 +106,15 @@ def group_hashes(rows: pa.RecordBatch, sequences: Sequences) -> Int64s:
     return hashes.view(np.int64)
 
 
-def _check_nulls(name: str, values: pa.Array, where: str) -> None:
+def _check_nulls(name: str, rows: pa.RecordBatch, where: str) -> None:
+    path = nested_path(rows.schema, name)
+    values = values_at(rows, path)
     if values.null_count:
         row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         raise NullValueError(
             f"{where}, live row {row}: {name!r} is null in {values.null_count} rows, and sequences need the group and "
-            f"the order of every row. Write a value, or leave these rows out: filters=~pc.field({name!r}).is_null()."
+            "the order of every row. Write a value, or leave these rows out: "
+            f"filters=~pc.field({', '.join(map(repr, path))}).is_null()."
         )
 
 

@@ -79,6 +79,8 @@ class _OwnTensors(ForkingPickler):
             # As torch.save does. The memory is a value inside, which comes here too, once for all tensors over it.
             reduced: tuple[Any, ...] = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)  # type: ignore[no-untyped-call]
             return reduced
+        if isinstance(value, torch.TypedStorage) and not value._untyped_storage.is_shared():
+            return _with_dtype, (value._untyped_storage, value.dtype)
         return NotImplemented
 
 
@@ -86,8 +88,14 @@ def _is_shared(value: torch.Tensor) -> bool:
     return bool(value.is_shared())  # type: ignore[no-untyped-call]
 
 
-def _load_memory(data: bytes) -> torch.UntypedStorage:
-    return torch.tensor(np.frombuffer(data, np.uint8)).untyped_storage()
+def _load_memory(data: bytes) -> torch.TypedStorage:
+    """Return a storage with a type, as `torch.load` does: tensors of uint16 and float8 cannot be made of another."""
+    return torch.tensor(np.frombuffer(data, np.uint8))._typed_storage()  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _with_dtype(memory: torch.TypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    untyped = memory._untyped_storage
+    return torch.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def check_functions(functions: Sequence[Callable[..., Any]], context: object) -> None:
@@ -104,8 +112,8 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
         except Exception as error:  # pickling runs the object's own code: any error
             raise ConfigError(
                 f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
-                f"({error}). Define the function at the top level of a module (no lambda, no inner function), or read "
-                "with num_workers=0."
+                f"({error}). Define the function at the top level of a module (no lambda, no inner function), and let "
+                "it make locks, files and clients at its first call, in the worker; or read with num_workers=0."
             ) from error
         if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
             raise ConfigError(
