@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tests.cli.shell import tdu
 from tests.effort import effort
 from tests.promises.sources import SOURCES
 from tests.promises.test_every_row_once import PACKS, TOKEN_BATCHES, orders, topologies
@@ -285,6 +286,20 @@ def test_a_lost_record_of_a_rank_is_missed(tmp_path):
     min((tmp_path / "audits").glob("*-rank1-*.audit")).unlink()
     (epoch,) = audit_job(tmp_path / "audits").epochs
     assert any("Rank 1 of 2 has no record of 3 steps" in problem for problem in epoch.problems)
+
+
+def test_ranks_with_fewer_recorded_steps_than_others_are_named_in_an_epoch_that_stopped(tmp_path):
+    (tmp_path / "data").mkdir()
+    source = SOURCES["parquet"](tmp_path / "data", [[20, 20, 20, 20]])
+    ranks = open_ranks(source, tmp_path / "audits", replace(TOPOLOGY, num_ranks=3), {}, None)
+    for dataset, steps in zip(ranks, (3, 1, 2), strict=True):
+        passes = batches_of(dataset)
+        for _ in islice(passes, steps):
+            pass
+        passes.close()
+    (epoch,) = audit_job(tmp_path / "audits").epochs
+    assert (epoch.state, epoch.behind, epoch.problems) == ("stopped", ((1, 1), (2, 2)), ())
+    assert "since the last resume: rank 1 (1 step), rank 2 (2 steps)" in tdu("audit", tmp_path / "audits").stdout
 
 
 def test_an_epoch_that_was_left_is_missed_and_the_last_epoch_may_go_on(tmp_path):

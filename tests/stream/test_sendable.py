@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from tests.stream.tables import check_batch, write_table
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.errors import ConfigError, TransformError
-from torch_dataloader_utils.stream.transport.sendable import pickle_function
+from torch_dataloader_utils.stream.transport.sendable import SentFunctions
 
 pytestmark = pytest.mark.processes
 
@@ -188,7 +188,7 @@ def test_each_worker_has_the_tensors_of_a_function_for_itself_unless_they_are_sh
 
 def test_tensors_over_one_memory_are_sent_with_it_once_and_have_one_memory_again():
     memory = torch.zeros(1 << 16)
-    sent = pickle_function([memory, memory[:2], memory[1:3], memory.view(torch.int32)])
+    sent = pickle.dumps(SentFunctions([memory, memory[:2], memory[1:3], memory.view(torch.int32)]))
     assert len(sent) < memory.nbytes + 4_096
     whole, first, second, numbers = pickle.loads(sent)
     whole[1] = 1
@@ -212,7 +212,7 @@ def test_tensors_over_one_memory_are_sent_with_it_once_and_have_one_memory_again
     ids=lambda tensor: f"{type(tensor).__name__}-{tensor.dtype}-{tensor.layout}-{tuple(tensor.shape)}",
 )
 def test_tensors_of_all_kinds_arrive_as_they_were_in_memory_of_their_own(tensor):
-    sent = pickle.loads(pickle_function(tensor))
+    (sent,) = pickle.loads(pickle.dumps(SentFunctions([tensor])))
     assert (type(sent), sent.dtype, sent.layout) == (type(tensor), tensor.dtype, tensor.layout)
     assert (sent.requires_grad, sent.shape) == (tensor.requires_grad, tensor.shape)
     assert (

@@ -55,6 +55,7 @@ def _print(epoch: "EpochAudit") -> None:
             ("steps", f"{epoch.steps:,} on {', then '.join(epoch.topologies)}"),
             ("rows", f"{epoch.once:,} of {epoch.rows:,} came exactly once{_exceptions(epoch) if is_complete else ''}"),
             *(replayed if epoch.replayed else []),
+            *([("behind", _behind(epoch))] if epoch.behind else []),
             *(("WRONG", problem) for problem in epoch.problems),
         ]
     )
@@ -62,6 +63,13 @@ def _print(epoch: "EpochAudit") -> None:
         say(_row_range(rows))
     if epoch.problems and len(epoch.wrong) > _SHOWN:
         say(f"... and {len(epoch.wrong) - _SHOWN:,} more ranges of rows (--json lists up to 1,000)")
+
+
+def _behind(epoch: "EpochAudit") -> str:
+    fewest = sorted(epoch.behind, key=lambda each: each[1])
+    named = ", ".join(f"rank {rank} ({plural(count, 'step')})" for rank, count in fewest[:_SHOWN])
+    more = f", and {len(fewest) - _SHOWN:,} more" if len(fewest) > _SHOWN else ""
+    return f"fewer recorded steps than other ranks, since the last resume: {named}{more}"
 
 
 def _exceptions(epoch: "EpochAudit") -> str:

@@ -49,6 +49,8 @@ class EpochAudit:
     rows, once, never, again: rows of the data, rows that came once, never, and deliveries beyond the first.
     dropped, repeated: rows that drop_last leaves out, and rows that come a second time, as the plan announces.
     replayed: rows given after the state that a resume loaded, not counted above.
+    behind: (rank, its steps) of each rank with fewer recorded steps than another rank, since the last resume of a stopped
+        epoch.
     """
 
     data: str
@@ -64,6 +66,7 @@ class EpochAudit:
     dropped: int
     repeated: int
     replayed: int
+    behind: tuple[tuple[int, int], ...]
     problems: tuple[str, ...]
     wrong: tuple[RowRange, ...]
 
@@ -292,6 +295,7 @@ class EpochFound:
         if not incomplete and never != dropped:
             problems.append(f"{plural(never, 'row')} never came; the plan leaves out {dropped:,}.")
         is_wrong = (times > 1) | ((times == 0) & (not incomplete))
+        counts = [last.steps_of(rank) for rank in range(last.topology["num_ranks"])] if incomplete else []
         wrong = [
             each
             for begin, end, count in np.stack([start, stop, times])[:, is_wrong].T[:_NAMED].tolist()
@@ -311,6 +315,7 @@ class EpochFound:
             dropped=dropped,
             repeated=repeated,
             replayed=self.replayed,
+            behind=tuple((rank, count) for rank, count in enumerate(counts) if count < max(counts)),
             problems=tuple(problems),
             wrong=tuple(wrong[:_NAMED]),
         )

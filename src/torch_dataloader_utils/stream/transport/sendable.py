@@ -61,14 +61,8 @@ class SentFunctions(tuple[Function, ...]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (pickle_function(tuple(self)),)
-
-
-def pickle_function(function: object) -> bytes:
-    """Return the function, or anything that has functions, as worker processes receive it; see `SentFunctions`."""
-    sent = io.BytesIO()
-    _OwnTensors(sent).dump(function)
-    return sent.getvalue()
+        _OwnTensors(sent := io.BytesIO()).dump(tuple(self))
+        return pickle.loads, (sent.getvalue(),)
 
 
 class _OwnTensors(ForkingPickler):
@@ -103,19 +97,20 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
 
     context: DataLoader's multiprocessing_context: a name, a context or None.
 
-    Each function is pickled once more for this check: 4 us for a function. Without the check, some workers would have
-    started when the first worker fails, with an error of multiprocessing.
+    Each function is pickled once more for this check, without its tensors: 4 us for a function. Without the check, some
+    workers would have started when the first worker fails, with an error of multiprocessing.
     """
+    trial = type("_Trial", (_WithoutTensors, ForkingPickler), {})
     for function in functions if (method := _start_method(context)) != "fork" else ():
         try:
-            pickled = pickle_function(function)
+            trial(pickled := io.BytesIO()).dump(function)
         except Exception as error:  # pickling runs the object's own code: any error
             raise ConfigError(
                 f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
                 f"({error}). Define the function at the top level of a module (no lambda, no inner function), and let "
                 "it make locks, files and clients at its first call, in the worker; or read with num_workers=0."
             ) from error
-        if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
+        if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled.getvalue())):
             raise ConfigError(
                 f"{function_name(function)} is defined in a notebook or an interactive session, and worker processes "
                 f"that are started with {method!r} cannot import it from there. Write it into a .py file and import "
