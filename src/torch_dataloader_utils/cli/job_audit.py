@@ -49,8 +49,8 @@ class EpochAudit:
     rows, once, never, again: rows of the data, rows that came once, never, and deliveries beyond the first.
     dropped, repeated: rows that drop_last leaves out, and rows that come a second time, as the plan announces.
     replayed: rows given after the state that a resume loaded, not counted above.
-    behind: (rank, its steps) of each rank with fewer recorded steps than another rank, since the last resume of a stopped
-        epoch.
+    behind: (rank, its steps) of each rank with fewer recorded steps than another rank, since the last resume, if the
+        epoch stopped.
     """
 
     data: str
