@@ -7,7 +7,6 @@ import sys
 import tempfile
 import threading
 import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,13 +26,6 @@ def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     write_table(folder, [[20, 20], [20]])
     return folder
-
-
-@pytest.fixture
-def short_folder():
-    """A folder with a short name; names of pytest's folders have a number that grows."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def load(folder, **options):
@@ -249,10 +241,11 @@ def test_the_error_of_a_transform_that_does_not_return_the_batch_says_so(table, 
 
 @pytest.mark.parametrize("bytes_over", [-1, 0, 1])
 def test_a_directory_whose_sockets_have_no_room_is_refused_before_anything_waits(
-    table, short_folder, monkeypatch, bytes_over
+    table, tmp_path_factory, monkeypatch, bytes_over
 ):
     room = (103 if sys.platform == "darwin" else 107) - len("/pymp-12345678/listener-12345678")
-    folder = short_folder / ("x" * (room - len(str(short_folder)) - 1 + bytes_over))
+    short = tmp_path_factory.mktemp("s")
+    folder = short / ("x" * (room - len(str(short)) - 1 + bytes_over))
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     # What multiprocessing has made already stays where it is.
