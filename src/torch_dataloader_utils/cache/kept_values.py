@@ -69,9 +69,10 @@ def once_each(
         made = make([places[key] for key in keys])
         return {key: made[places[key]] for key in keys if places[key] in made}
 
-    of_store = next((file for file in files if file.cache is not None), None)
-    if of_store is not None and of_store.cache is not None:
-        kept = of_store.cache.once_each(list(places), make_values, of_store.wait_seconds)
+    caches = ((file.cache, file.wait_seconds) for file in files if file.cache is not None)
+    of_store, wait_seconds = next(caches, (None, 0.0))
+    if of_store is not None:
+        kept = of_store.once_each(list(places), make_values, wait_seconds)
         found |= {places[key]: value for key, value in kept.items()}
     return found
 

@@ -209,8 +209,8 @@ def _scan_footer(tail: Tail, item: ScanItem, request: ScanRequest) -> FileScan:
 
 def _counted_footer(tail: Tail, path: str, request: ScanRequest) -> tuple[pa.Schema, Int64s, Int64s]:
     """Return the schema of a file and the results of `group_rows`; pyarrow parses one of the footers that are alike."""
-    numbers = footer_numbers(tail.data) if len(tail.data) <= TAIL_BYTES else None
-    if numbers is not None:
+    numbers, kind = footer_numbers(tail.data), None
+    if numbers is not None and len(tail.data) <= TAIL_BYTES:
         kind = (numbers.head, numbers.tail, request.columns, request.int96_unit)
         known = _known_columns.find(kind)
         if known is not None and known.fit(numbers):
@@ -222,9 +222,10 @@ def _counted_footer(tail: Tail, path: str, request: ScanRequest) -> tuple[pa.Sch
     reader.open(pa.BufferReader(tail.data), coerce_int96_timestamp_unit=request.int96_unit)
     check_metadata(tail.data, reader.metadata, redact(path))
     schema = with_uuids(reader.schema_arrow, tail.data, request.int96_unit)
-    if numbers is not None:
-        _known_columns.keep(kind, _Columns.of(reader.metadata, schema, request.columns))
-    return schema, *group_rows(path, reader.metadata, schema, request.columns, tail.data)
+    columns = _Columns.of(reader.metadata, schema, request.columns)
+    if kind is not None:
+        _known_columns.keep(kind, columns)
+    return schema, *_counted_rows(path, reader.metadata, columns, numbers)
 
 
 def _fragment(tail: Tail, request: ScanRequest, known: Sequence[tuple[pa.Field, Any]]) -> ds.ParquetFileFragment:
@@ -344,16 +345,20 @@ def group_rows(
     Raises:
         CorruptFileError: the rows do not add up to the number of rows of the file.
     """
-    rows, nulls = _counted_rows(metadata, _Columns.of(metadata, schema, columns), tail)
+    return _counted_rows(path, metadata, _Columns.of(metadata, schema, columns), footer_numbers(tail))
+
+
+def _counted_rows(
+    path: str, metadata: pq.FileMetaData, columns: _Columns, numbers: FooterNumbers | None
+) -> tuple[Int64s, Int64s]:
+    """Return the results of `group_rows`. numbers: Numbers of the same footer, if they are known."""
+    if numbers is not None and len(numbers.groups) == metadata.num_row_groups and columns.fit(numbers):
+        rows, nulls = columns.counted_rows(numbers)
+    else:
+        rows = _rows_by_pyarrow(metadata, columns.leaves)
+        nulls = columns.nulls(_nulls_by_pyarrow(metadata, columns.counted))
     check_total(path, int(rows[:, 0].sum()), metadata.num_rows)
     return rows, nulls
-
-
-def _counted_rows(metadata: pq.FileMetaData, columns: _Columns, tail: Buffer) -> tuple[Int64s, Int64s]:
-    numbers = footer_numbers(tail)
-    if numbers is not None and len(numbers.groups) == metadata.num_row_groups and columns.fit(numbers):
-        return columns.counted_rows(numbers)
-    return _rows_by_pyarrow(metadata, columns.leaves), columns.nulls(_nulls_by_pyarrow(metadata, columns.counted))
 
 
 def _nulls_by_pyarrow(metadata: pq.FileMetaData, leaves: Int64s) -> Int64s:
