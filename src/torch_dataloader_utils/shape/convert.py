@@ -251,7 +251,12 @@ def number_dtype(spec: ColumnSpec) -> torch.dtype:
 
 
 def _raw_dtype(spec: ColumnSpec) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, numpy_dtype(raw_type(element_of(spec.kind))))).dtype
+    return torch_dtype(numpy_dtype(raw_type(element_of(spec.kind))))
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return torch's dtype of the same numbers."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _filled(spec: ColumnSpec, replacement: float | None, numbers: RawNumbers) -> pa.Array:

@@ -37,7 +37,7 @@ from torch_dataloader_utils.shape.column_blocks import (
     place_blocks,
 )
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, Singles
-from torch_dataloader_utils.shape.convert import StackBuilder, convert_column, number_dtype
+from torch_dataloader_utils.shape.convert import StackBuilder, convert_column, number_dtype, torch_dtype
 from torch_dataloader_utils.shape.one_buffer import pitch_bytes
 from torch_dataloader_utils.shape.raw_numbers import plain
 from torch_dataloader_utils.shape.reused_memory import new_tensor
@@ -266,7 +266,7 @@ class NumberPlan(NamedTuple):
             else:
                 runs.append((run, row, row + 1))
         taken = {spec.name for number, *_ in whole for spec in stacks[number].columns}
-        dtypes = [torch.from_numpy(np.empty(0, run.dtype)).dtype for run in part.runs]
+        dtypes = [torch_dtype(run.dtype) for run in part.runs]
         return cls(part.schema, whole, runs, dtypes, tuple(names), frozenset(taken.union(names)))
 
     def put(self, part: NumberBatch, builders: Sequence[StackBuilder]) -> list[Singles | Rows]:
