@@ -29,7 +29,7 @@ def with_sendable_results(
     numbers: 56 us for 51 tensors.
     pickler: class that pickles the results for sending.
     """
-    trial = type("_Trial", (_WithoutTensors, pickler), {})
+    trial = _without_tensors(pickler)
     return (*functions[:-1], *(_returns_sendable(each, trial) for each in functions[-1:]))
 
 
@@ -100,7 +100,7 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
     Each function is pickled once more for this check, without its tensors: 4 us for a function. Without the check, some
     workers would have started when the first worker fails, with an error of multiprocessing.
     """
-    trial = type("_Trial", (_WithoutTensors, ForkingPickler), {})
+    trial = _without_tensors(ForkingPickler)
     for function in functions if (method := _start_method(context)) != "fork" else ():
         try:
             trial(pickled := io.BytesIO()).dump(function)
@@ -133,6 +133,10 @@ def _start_method(context: Any) -> str:
 
 # Modules of batches and columns: pickling batches or columns would copy them out of their row group.
 _SHAPED = "torch_dataloader_utils.shape."
+
+
+def _without_tensors(pickler: type[pickle.Pickler]) -> type[pickle.Pickler]:
+    return type("_Trial", (_WithoutTensors, pickler), {})
 
 
 class _WithoutTensors:
