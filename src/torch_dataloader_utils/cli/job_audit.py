@@ -20,7 +20,7 @@ from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Int64s
 from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.units import RowSpace, ranges
 from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, PassFound, group_checksum, order_checksum, read_audit
-from torch_dataloader_utils.cli.step_audit import StepRows, make_planner, wrong_steps
+from torch_dataloader_utils.cli.step_audit import StepCheck, StepRows, make_planner
 from torch_dataloader_utils.errors import LoaderError, NoDataError, plural
 
 if TYPE_CHECKING:
@@ -206,7 +206,6 @@ class EpochFound:
         self.replayed = 0
         self.last: Mapping[str, Any] = {}
         self.problems: dict[str, None] = {}
-        self._planner: Planner | None = None
 
     def add(self, found: PassFound) -> None:
         """Take back what the pass's position leaves out, and add what the pass gave."""
@@ -246,20 +245,6 @@ class EpochFound:
             self.replayed += sum(segment.cut(rank, 0) for rank in list(segment.given))
         del self.segments[number:]
 
-    def _wrong_steps(self, given: Given, windows: "Windows") -> Iterator[str]:
-        """Yield the problem of a pass whose steps do not have the planned rows."""
-        if self._planner is None:
-            return
-        header = given.of.header
-        rank = f"Rank {header['rank']} of {header['topology']['num_ranks']}"
-        try:
-            wrong = wrong_steps(self._planner, header, windows.step_rows(given))
-        except LoaderError as error:
-            yield f"{rank} began where the plan has no step: {error}"
-            return
-        if len(wrong):
-            yield f"{rank} had other rows than planned in {plural(len(wrong), 'step')}, from step {wrong[0]:,} on."
-
     def audited(self, followed_by: int | None) -> EpochAudit:
         """Return the findings. followed_by: a later epoch to which the job went on; None for no such epoch."""
         order, epoch = self.last["order"], self.last["epoch"]
@@ -278,11 +263,10 @@ class EpochFound:
             problems.append(f"The job went on to epoch {followed_by} before the end of this epoch.")
         if order["rank_sharding"] == "rows" and len(set(last.ends.values())) > 1:
             problems.append(f"Ranks have different numbers of steps: {sorted(set(last.ends.values()))}.")
-        windows, self._planner = Windows(order["seed"], epoch), make_planner(groups.inventory, order)
+        windows, planner = Windows(order["seed"], epoch), make_planner(groups.inventory, order)
         spans: list[tuple[Int64s, Int64s]] = []
         for given in chain.from_iterable(chain.from_iterable(each.given.values()) for each in self.segments):
-            spans += windows.spans(given)
-            problems += self._wrong_steps(given, windows)
+            spans += _spans(given, windows, planner, problems)
         problems += dict.fromkeys(windows.problems)
         start, stop, times = _times(spans, groups.num_rows)
         length = stop - start
@@ -328,33 +312,12 @@ class Windows:
         self._seed, self._epoch = seed, epoch
         self.problems: list[str] = []
 
-    def spans(self, given: Given) -> Iterator[tuple[Int64s, Int64s]]:
-        """Yield (starts, stops) of the plan rows that were given."""
-        runs = given.runs
-        first, rows = runs[:, 3], runs[:, 1] * runs[:, 4]
-        is_plain = runs[:, 2] == PLAN_ROWS
-        yield first[is_plain], (first + rows)[is_plain]
-        for number in np.unique(runs[~is_plain, 2]).tolist():
-            of_window = runs[:, 2] == number
-            found = self._rows_of(given.of, number)[ranges(first[of_window], rows[of_window])]
-            yield _as_spans(np.sort(found))
-
-    def step_rows(self, given: Given) -> Iterator[StepRows]:
-        """Yield steps, and the plan rows that were given in them."""
-        for number in np.unique(given.runs[:, 2]).tolist():
-            runs = given.runs[given.runs[:, 2] == number]
-            rows_of = None if number == PLAN_ROWS else self._rows_of(given.of, number)
-            sizes = runs[:, 1] * runs[:, 4]
-            ends = np.cumsum(sizes)
-            for begin in range(0, int(ends[-1]), _ROWS_AT_ONCE):
-                numbers = np.arange(begin, min(begin + _ROWS_AT_ONCE, int(ends[-1])))
-                run = np.searchsorted(ends, numbers, side="right")
-                place = numbers - (ends - sizes)[run]
-                rows = runs[run, 3] + place
-                yield (
-                    runs[run, 0] + given.num_workers * (place // runs[run, 4]),
-                    rows if rows_of is None else rows_of[rows],
-                )
+    def runs(self, given: Given) -> Iterator[tuple[Int64s, Int64s | None]]:
+        """Yield the runs of each window, and the plan row of each row of the window; None for runs of plan rows."""
+        runs = given.runs[np.argsort(given.runs[:, 2], kind="stable")]
+        for of_window in np.split(runs, np.flatnonzero(np.diff(runs[:, 2])) + 1) if len(runs) else ():
+            number = int(of_window[0, 2])
+            yield of_window, None if number == PLAN_ROWS else self._rows_of(given.of, number)
 
     def _rows_of(self, found: PassFound, number: int) -> Int64s:
         """Return the plan row of each row of a window."""
@@ -380,6 +343,43 @@ class Windows:
             return np.resize(rows, count)
         result: Int64s = rows[order]
         return result
+
+
+def _spans(
+    given: Given, windows: Windows, planner: "Planner | None", problems: list[str]
+) -> Iterator[tuple[Int64s, Int64s]]:
+    """Yield (starts, stops) of the plan rows that a pass gave; compare its steps with the plan, if there is a planner.
+
+    problems: List that gets the problem of steps with other rows than planned.
+    """
+    header = given.of.header
+    rank, check = f"Rank {header['rank']} of {header['topology']['num_ranks']}", None
+    try:
+        check = None if planner is None else StepCheck(planner, header)
+    except LoaderError as error:
+        problems.append(f"{rank} began where the plan has no step: {error}")
+    for runs, rows_of in windows.runs(given):
+        first, rows = runs[:, 3], runs[:, 1] * runs[:, 4]
+        yield (first, first + rows) if rows_of is None else _as_spans(np.sort(rows_of[ranges(first, rows)]))
+        if check is not None:
+            for step_rows in _step_rows(runs, rows_of, given.num_workers):
+                check.add(step_rows)
+    if check is not None and len(wrong := check.wrong_steps()):
+        problems.append(
+            f"{rank} had other rows than planned in {plural(len(wrong), 'step')}, from step {wrong[0]:,} on."
+        )
+
+
+def _step_rows(runs: Int64s, rows_of: Int64s | None, num_workers: int) -> Iterator[StepRows]:
+    """Yield the steps of runs of one window, and the plan rows that were given in the steps. See `Windows.runs`."""
+    sizes = runs[:, 1] * runs[:, 4]
+    ends = np.cumsum(sizes)
+    for begin in range(0, int(ends[-1]), _ROWS_AT_ONCE):
+        numbers = np.arange(begin, min(begin + _ROWS_AT_ONCE, int(ends[-1])))
+        run = np.searchsorted(ends, numbers, side="right")
+        place = numbers - (ends - sizes)[run]
+        rows = runs[run, 3] + place
+        yield runs[run, 0] + num_workers * (place // runs[run, 4]), rows if rows_of is None else rows_of[rows]
 
 
 def _as_spans(rows: Int64s) -> tuple[Int64s, Int64s]:

@@ -30,19 +30,42 @@ def make_planner(inventory: Inventory, order: Mapping[str, Any]) -> Planner | No
     return None if options.strategy or options.bucket_by else Planner(inventory=inventory, options=options)
 
 
-def wrong_steps(planner: Planner, header: Mapping[str, Any], given: Iterator[StepRows]) -> Int64s:
-    """Return the steps, ascending, that have all their rows, and other rows than planned.
+class StepCheck:
+    """Comparison of the steps of a pass with the plan.
 
-    header: Header of the pass. given: Rows of the steps that are checked.
-
-    A step with too few rows is no finding here: its last rows may not have been recorded before a kill, and rows that
-    never came are found by their count.
+    header: Header of the pass.
 
     Raises:
         LoaderError: the plan has no such position.
     """
-    first, stop = header["first_step"], header["num_steps"]
-    topology = Topology(**header["topology"])
+
+    def __init__(self, planner: Planner, header: Mapping[str, Any]) -> None:
+        self._first, stop = header["first_step"], header["num_steps"]
+        self._wanted, self._given = _Sums(self._first, stop), _Sums(self._first, stop)
+        programs = planner.plan(_position(header)).programs(header["rank"])
+        for worker, program in enumerate(programs):
+            first = self._first + (worker - self._first) % len(programs)
+            for planned in _planned(program, first, len(programs)):
+                self._wanted.add(planned)
+
+    def add(self, given: StepRows) -> None:
+        """Add rows that the pass gave."""
+        self._given.add(given)
+
+    def wrong_steps(self) -> Int64s:
+        """Return the steps, ascending, that have all their rows, and other rows than planned.
+
+        A step with too few rows is no finding here: its last rows may not have been recorded before a kill, and rows
+        that never came are found by their count.
+        """
+        given, wanted = self._given, self._wanted
+        is_wrong = (given.counts >= wanted.counts) & (given.counts > 0) & (given.sums != wanted.sums)
+        result: Int64s = self._first + np.flatnonzero(is_wrong)
+        return result
+
+
+def _position(header: Mapping[str, Any]) -> Position:
+    """Return the position at which the pass began."""
     history = tuple(
         Segment(
             topology=Topology(**each["topology"]),
@@ -50,17 +73,8 @@ def wrong_steps(planner: Planner, header: Mapping[str, Any], given: Iterator[Ste
         )
         for each in header["history"]
     )
-    position = Position(epoch=header["epoch"], history=history, segment=Segment(topology=topology, steps=first))
-    programs = planner.plan(position).programs(header["rank"])
-    wanted, found = _Sums(first, stop), _Sums(first, stop)
-    for worker, program in enumerate(programs):
-        for rows in _planned(program, first + (worker - first) % len(programs), len(programs)):
-            wanted.add(*rows)
-    for rows in given:
-        found.add(*rows)
-    is_wrong = (found.counts >= wanted.counts) & (found.counts > 0) & (found.sums != wanted.sums)
-    result: Int64s = first + np.flatnonzero(is_wrong)
-    return result
+    segment = Segment(topology=Topology(**header["topology"]), steps=header["first_step"])
+    return Position(epoch=header["epoch"], history=history, segment=segment)
 
 
 class _Sums:
@@ -71,8 +85,8 @@ class _Sums:
         self.counts = np.zeros(max(0, stop - first), np.int64)
         self.sums = np.zeros(len(self.counts), np.uint64)
 
-    def add(self, steps: Int64s, rows: Int64s) -> None:
-        steps = steps - self._first
+    def add(self, step_rows: StepRows) -> None:
+        steps, rows = step_rows[0] - self._first, step_rows[1]
         is_planned = (steps >= 0) & (steps < len(self.counts))
         np.add.at(self.counts, steps[is_planned], 1)
         np.add.at(self.sums, steps[is_planned], _mixed(rows[is_planned]))
