@@ -64,11 +64,13 @@ def main() -> None:
         every_square = torch.cat(squares)
         accelerator.print(f"epoch {epoch}: mean square error {every_square.mean():.3f} of {len(every_square):,} rows")
         with torch.no_grad():
-            errors = [
-                accelerator.gather_for_metrics((model(batch["x"]).squeeze(1) - batch["fare"]).abs())
-                for batch in validation
-            ]
-        report_error(torch.cat(errors).mean().item(), len(torch.cat(errors)))
+            errors = torch.cat(
+                [
+                    accelerator.gather_for_metrics((model(batch["x"]).squeeze(1) - batch["fare"]).abs())
+                    for batch in validation
+                ]
+            )
+        report_error(errors.mean().item(), len(errors))
 
 
 if __name__ == "__main__":
