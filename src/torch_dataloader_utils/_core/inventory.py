@@ -218,7 +218,7 @@ class Inventory:
         projection: Columns that `projected_bytes` counts, None for all.
         snapshot: Version of the table, None for plain files; the same files may have other deletes in another version.
         notes: Lines of text about the findings of the scan; plans show them.
-        left_out: Lines of text about columns of the files that no batch has; () for a data set whose columns are named.
+        left_out: Lines of text about columns of the files that batches lack; () if the data set names its columns.
         nulls: Number of nulls of each column that metadata count in rows that are surely delivered, a lower bound. Not
             in the fingerprint.
         tokenizer: Name of the tokenizer that counted the samples, "" for none.

@@ -72,7 +72,7 @@ class ReplyTimes:
 
 
 class Race:
-    """Requests for the same bytes; the request whose reply begins first wins.
+    """Requests for the same bytes. The request that is answered first wins.
 
     fetch: Function that sends one request, calls `begun` when its reply begins, and only then takes bytes.
     """

@@ -42,7 +42,7 @@ ENTRY_POINTS = "torch_dataloader_utils.formats"
 REMOTE_THREADS = 32
 """Number of concurrent requests in a scan of a remote store; each takes ten milliseconds or more, mostly waiting."""
 
-# Files whose footers one thread requests at once; a request alone takes a dozen switches of threads.
+# Number of footers that one thread requests at once. A single request takes a dozen switches of threads.
 _SCANS_TOGETHER = 16
 
 # A local footer takes 0.2 ms, mostly to decode; more threads do not help.

@@ -189,7 +189,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def check_writable(rows: pa.RecordBatch, plain: pa.Schema) -> None:
-    """Raise UnsupportedFeatureError for a column whose rows change, or fail, on their way to a Parquet file and back.
+    """Raise UnsupportedFeatureError for a column that cannot be written to a Parquet file, or is read back changed.
 
     plain: Plain schema of the rows.
     """

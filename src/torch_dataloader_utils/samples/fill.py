@@ -1,4 +1,4 @@
-"""Fills samples of equal length with documents: which tokens of which document go into which sample.
+"""Fill samples of equal length with documents: choose the tokens of each sample.
 
     greedy       documents end to end, cut every L tokens: no padding, documents may be cut anywhere
     best fit     whole documents side by side while they fit; padding at the end, only documents longer than a sample
@@ -165,7 +165,7 @@ def _place(
 # Part of the tokens that is placed by best fit, in short documents, where the other documents are placed at random.
 # Less leaves more documents to chance, and may need more samples than planned.
 _BEST_FIT_PARTS = (256, 16, 4)
-# Samples beyond those of best fit: at most one in this many.
+# Largest number of samples beyond those of best fit: the number of samples of best fit, divided by this.
 _MOST_SPARE = 64
 TRIAL = EpochKey(0, 0, 0)
 """Key of a trial, and of a read outside of epochs."""

@@ -110,8 +110,8 @@ class Sequences:
         length: Number of rows before the horizon; None for whole runs, of any length.
         horizon: Number of rows of the horizon, which follows these rows. None: 0, and 1 with `at`.
         stride: Number of rows from the start of a sequence to the start of the next one.
-        by: Column or columns whose values name the group; () for one group. `by`, `order` and `at` may name a field of
-            a struct ("user.id").
+        by: Column or columns that name the group by their values; () for one group. `by`, `order` and `at` may name a
+            field of a struct ("user.id").
         order: Column of integers, dates or times that orders the rows of a group; None trusts the stored order, which
             files have and tables do not.
         gaps: Action at a gap in `order`: an `Interval`; "split" and "error" are Interval(1, ...), for an order of

@@ -279,10 +279,10 @@ def _decode(reader: pq.ParquetReader, leaves: Sequence[int], stored: StoredRows)
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch, whose rows name values that their dictionaries have. pyarrow 26.0.1 checks this for text alone.
+    """Return the batch after a check of dictionary indices, because pyarrow 26.0.1 checks the indices of text alone.
 
     Raises:
-        pyarrow.ArrowInvalid: a row names another value.
+        pyarrow.ArrowInvalid: an index is not in its dictionary.
     """
     for column in batch.columns:
         if type_holds(column.type, pa.types.is_dictionary):

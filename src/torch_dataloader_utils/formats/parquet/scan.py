@@ -51,7 +51,7 @@ class _Columns(NamedTuple):
     """Columns of a file, with what its scan has to know of them.
 
     leaves: Leaf columns of the projection. num_leaves: Number of all leaf columns. fields: Number of fields of
-    `flat_schema`. nullable: Places of the fields whose nulls are counted. counted: The leaf column of each such field.
+    `flat_schema`. nullable: Places of the fields with counted nulls. counted: The leaf column of each of these fields.
     """
 
     schema: pa.Schema
