@@ -1,6 +1,7 @@
 """Small tables on disk whose rows know who they are: `row` numbers them all, `payload` is a function of it."""
 
 import json
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -73,3 +74,11 @@ def dataset_of_rank(source, topology, rank, state=None, **options):
     if state is not None:
         dataset.load_state_dict(json.loads(json.dumps(state)))
     return dataset
+
+
+def wait_until(is_so):
+    """Wait for another thread, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stream.tables import write_table
-from torch_dataloader_utils import StructuredDataset
+from tests.stream.tables import wait_until, write_table
+from torch_dataloader_utils import Lanes, StructuredDataset
 from torch_dataloader_utils._core.block import RowGroupReader
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS
 from torch_dataloader_utils.shape.shapers import ColumnShaper
@@ -173,7 +172,8 @@ def test_a_window_does_not_wait_for_row_groups_of_later_ones(tmp_path, threads):
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_passes_that_are_given_up_leave_no_rows(tmp_path, monkeypatch):
+@pytest.mark.parametrize("lanes", [None, Lanes(4, rows=1)])
+def test_passes_that_are_given_up_leave_no_rows(tmp_path, monkeypatch, lanes):
     write_table(tmp_path, [[40] * 12])
     seen, block = [], ColumnShaper.block
 
@@ -183,7 +183,7 @@ def test_passes_that_are_given_up_leave_no_rows(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(ColumnShaper, "block", watched)
-    options = {"batch_size": 4, "num_workers": 0, "shuffle": True, "shuffle_rows": 60, "interleave": 2}
+    options = {"batch_size": 4, "num_workers": 0, "shuffle": True, "shuffle_rows": 60, "interleave": 2, "lanes": lanes}
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), **options)
     for epoch in range(10):
         loader.set_epoch(epoch)
@@ -193,10 +193,3 @@ def test_passes_that_are_given_up_leave_no_rows(tmp_path, monkeypatch):
     wait_until(lambda: not any(thread.name.startswith("tdu-decode") for thread in threading.enumerate()))
     assert seen
     assert not any(rows() is not None for rows in seen)
-
-
-def wait_until(is_so):
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

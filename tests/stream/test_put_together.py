@@ -1,15 +1,20 @@
 """Batches that are put together many at once, against the same rows one by one."""
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.stream.tables import check_batch, write_table
+from tests.stream.tables import check_batch, wait_until, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset
+from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import TransformError
-from torch_dataloader_utils.stream import worker as assemble
+from torch_dataloader_utils.shape.shapers import ColumnShaper
+from torch_dataloader_utils.stream import mixed_lanes
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, put_together
+from torch_dataloader_utils.stream.decode import DecodeScheduler
 
 
 class Listed:
@@ -93,9 +98,71 @@ def test_batches_of_mixed_lanes_are_the_same_many_at_once_and_one_by_one(table, 
         return [check_batch(batch) for batch in loader]
 
     together = rows()
-    monkeypatch.setattr(assemble, "_MOST_BATCHES", 1)
+    monkeypatch.setattr(mixed_lanes, "_MOST_BATCHES", 1)
     assert together == rows()
     assert len(np.unique([row for batch in together for row in batch])) >= (537 if "drop_last" not in options else 528)
+
+
+@given(st.data())
+def test_rows_are_cut_where_a_part_ends_or_a_piece_ends(data):
+    parts, pieces = (
+        np.diff(sorted({0, 40, *data.draw(st.sets(st.integers(1, 39), max_size=8))})).astype(np.int64) for _ in "ab"
+    )
+    found = [
+        (part, piece, row)
+        for part, piece, first, rows in zip(*mixed_lanes._spans_of(parts, pieces), strict=True)
+        for row in range(first, first + rows)
+    ]
+    of_parts = np.repeat(np.arange(len(parts)), parts).tolist()
+    of_pieces = [(piece, row) for piece, rows in enumerate(pieces.tolist()) for row in range(rows)]
+    assert found == [(part, *place) for part, place in zip(of_parts, of_pieces, strict=True)]
+
+
+def test_the_next_batches_are_put_together_before_the_trainer_asks_for_them(table, monkeypatch):
+    made, concat = [], ColumnShaper.concat
+
+    def watched(self, blocks, spans=None):
+        made.append(threading.current_thread().name)
+        return concat(self, blocks, spans)
+
+    monkeypatch.setattr(ColumnShaper, "concat", watched)
+    batches = iter(StructuredDataset.create_dataloader(str(table), num_workers=0, **LANES)[0])
+    next(batches)
+    wait_until(lambda: len(made) == 2)
+    assert made[1].startswith("tdu-decode")
+    batches.close()
+
+
+class Lane:
+    """Row groups with so many rows each, and room for `room` of them."""
+
+    def __init__(self, name, groups, begun, room):
+        self.name, self.groups, self.begun, self.room = name, groups, begun, room
+
+    def rows_left(self):
+        return sum(self.groups)
+
+    def begin_next(self):
+        if len(self.begun) == self.room:
+            return False
+        self.groups.pop(0)
+        self.begun.append(self.name)
+        return True
+
+
+@pytest.mark.parametrize("room", [3, 9])
+def test_lanes_take_turns_to_decode_ahead(table, room):
+    """The lane that is behind begins next; the rows of lane c come in the last step."""
+    dataset = StructuredDataset(str(table), batch_size=4)
+    pipeline, stages = dataset.pipeline, dataset.stages
+    work = dataset.plan.worker_inputs(0)[0]
+    scheduler = DecodeScheduler(work, pipeline.reader, pipeline.shaper, stages.decode, WorkerCounters())
+    begun = []
+    for name, groups in [("a", [4, 4, 4]), ("b", [2, 6, 3]), ("c", [3])]:
+        scheduler.add_lane(Lane(name, groups, begun, room))
+    scheduler.prefetch()
+    assert begun == [*"abbaabc"][:room]
+    scheduler.close()
 
 
 @pytest.mark.slow
@@ -115,6 +182,6 @@ def test_a_transform_that_fails_on_one_of_several_batches_names_its_own_row_grou
         return str(error.value)
 
     together = [message(wanted) for wanted in range(0, 40, 3)]
-    monkeypatch.setattr(assemble, "_MOST_BATCHES", 1)
+    monkeypatch.setattr(mixed_lanes, "_MOST_BATCHES", 1)
     assert together == [message(wanted) for wanted in range(0, 40, 3)]
     assert len(set(together)) > 1

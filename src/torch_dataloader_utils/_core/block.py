@@ -6,7 +6,7 @@ of one row group.
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, Union
 
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
@@ -90,6 +90,9 @@ class Block(Protocol):
         ...
 
 
+BlockT = TypeVar("BlockT", bound=Block)
+
+
 class MeasuredBlock(Block, Protocol):
     """Block with a length for each row; windows may be ordered by these lengths."""
 
@@ -123,13 +126,23 @@ class Shaper(Protocol):
         """
         ...
 
-    def concat(self, blocks: Sequence[Block]) -> Block:
-        """Return the rows of all blocks (at least one), one after the other."""
+    def concat(self, blocks: Sequence[Block], spans: Int64s | None = None) -> Block:
+        """Return the rows of all blocks (at least one), one after the other; or the rows of the spans.
+
+        spans: (block, first row, number of rows) each, int64 [spans, 3], at least one.
+        """
         ...
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
         """Return a block with row i = row order[i] of the concatenated blocks; order may leave out rows."""
         ...
+
+
+def cut_spans(blocks: Sequence[BlockT], spans: Int64s | None) -> Sequence[BlockT]:
+    """Return a block for each of the spans, or the blocks themselves without spans; see `Shaper.concat`."""
+    if spans is None:
+        return blocks
+    return [blocks[number].slice(first, first + rows) for number, first, rows in spans.tolist()]
 
 
 def read_block(reader: RowGroupReader, shaper: Shaper, task: RowGroupTask, rows: GroupRows = ALL_ROWS) -> Block:

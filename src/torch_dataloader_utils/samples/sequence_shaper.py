@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.block import Block, Shaper, cut_spans
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.row_group_task import GroupRows
 from torch_dataloader_utils._core.units import ranges
@@ -77,8 +77,9 @@ class SequenceShaper:
             )
         return SequenceBlock(shaper=self, rows=tuple(blocks), spans=spans)
 
-    def concat(self, blocks: Sequence[Any]) -> "SequenceBlock":
-        """Return the sequences of all blocks, one after the other, with the rows that sequences have."""
+    def concat(self, blocks: Sequence[Any], spans: Int64s | None = None) -> "SequenceBlock":
+        """Return the sequences of all blocks or spans, one after the other, with the rows that sequences have."""
+        blocks = cut_spans(blocks, spans)
         if len(blocks) == 1:
             return cast("SequenceBlock", blocks[0])
         used = [block.with_used_rows() for block in blocks if block.num_rows]

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.batches import take_rows, without_categories
 from torch_dataloader_utils._arrow.schema import type_holds
+from torch_dataloader_utils._core.block import cut_spans
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.errors import SchemaError
@@ -98,13 +99,14 @@ class ArrowShaper:
         rows = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
         return ArrowBlock(rows=rows, as_python=self.as_python)
 
-    def concat(self, blocks: Sequence[Any]) -> ArrowBlock:
-        """Return the rows of all blocks, one after the other.
+    def concat(self, blocks: Sequence[Any], spans: Int64s | None = None) -> ArrowBlock:
+        """Return the rows of all blocks, one after the other, or the rows of the spans.
 
         Raises:
             SchemaError: together the blocks have more categories than the index type of a dictionary column allows, or
                 more rows than the type of run ends allows.
         """
+        blocks = cut_spans(blocks, spans)
         rows = blocks[0].rows if len(blocks) == 1 else _concat([block.rows for block in blocks])
         return ArrowBlock(rows=rows, as_python=self.as_python)
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils.shape.arrow_types import Numbers, NumpyType
 from torch_dataloader_utils.shape.columns import Column, Lists, Matrix, Objects, Rows, Single, Singles, place_parts
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -208,29 +209,35 @@ class ColumnBlock:
             yield output.batch(zip(names, entries, strict=True), 0)
 
 
-def place_blocks(blocks: Sequence[ColumnBlock], order: Tensor | None = None) -> ColumnBlock:
+def place_blocks(
+    blocks: Sequence[ColumnBlock], order: Tensor | None = None, spans: Int64s | None = None
+) -> ColumnBlock:
     """Return all rows, one block after the other; or row order[i] of these as row i. order: int64 [rows].
 
-    Without an order, a single block is returned as it is, not copied.
+    spans: rows to take in place of all rows: (block, first row, number of rows) each, int64 [spans, 3].
+
+    Without an order, rows of a single span are not copied.
     """
+    if spans is None:
+        spans = np.array([(index, 0, block.num_rows) for index, block in enumerate(blocks)], np.int64)
+    if order is None and len(spans) == 1:
+        number, start, count = map(int, spans[0])
+        return blocks[number].slice(start, start + count)
     first = blocks[0]
-    if order is None and len(blocks) == 1:
-        return first
-    number: dict[int, int] = {}
+    number_of: dict[int, int] = {}
     stored: list[ColumnBlock] = []
-    spans = []
+    begins = []  # of each block: the number of its columns in `stored`, and its first row
     for block in blocks:
-        part = number.setdefault(id(block.columns), len(stored))
+        part = number_of.setdefault(id(block.columns), len(stored))
         if part == len(stored):
             stored.append(block)
-        spans.append((part, block.first, block.num_rows))
+        begins.append((part, block.first, 0))
+    spans = np.array(begins, np.int64)[spans[:, 0]] + spans * (0, 1, 1)
     parts, places = [block.columns for block in stored], first.places
     if len({(block.places, *map(_kind, block.columns)) for block in stored}) > 1:  # decoded in different ways
         parts, places = [tuple(apart(block.columns, block.places)) for block in stored], None
-    columns = place_parts(
-        list(zip(*parts, strict=True)), np.array(spans, np.int64), order, partial(_name_of, first.names, places)
-    )
-    num_rows = sum(block.num_rows for block in blocks) if order is None else len(order)
+    columns = place_parts(list(zip(*parts, strict=True)), spans, order, partial(_name_of, first.names, places))
+    num_rows = int(spans[:, 2].sum()) if order is None else len(order)
     return ColumnBlock(
         names=first.names,
         columns=tuple(columns),

@@ -106,9 +106,9 @@ class LengthShaper:
                 lengths.append(measure_rows(part.column(self.column)))
             yield part
 
-    def concat(self, blocks: Sequence[Block]) -> Block:
+    def concat(self, blocks: Sequence[Block], spans: Int64s | None = None) -> Block:
         """See Shaper."""
-        return self.shaper.concat([_rows(block) for block in blocks])
+        return self.shaper.concat([_rows(block) for block in blocks], spans)
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
         """See Shaper."""

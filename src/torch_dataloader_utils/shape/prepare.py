@@ -292,9 +292,9 @@ class PreparingShaper:
         struct = self.structs.get(name)
         return [(name, array)] if struct is None else struct.columns(name, array)
 
-    def concat(self, blocks: Sequence[Block]) -> Block:
+    def concat(self, blocks: Sequence[Block], spans: Int64s | None = None) -> Block:
         """See Shaper."""
-        return self.shaper.concat(blocks)
+        return self.shaper.concat(blocks, spans)
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> Block:
         """See Shaper."""

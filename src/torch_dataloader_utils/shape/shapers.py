@@ -203,9 +203,9 @@ class ColumnShaper:
             self._plans.keep(id(part.schema), plan)
         return plan
 
-    def concat(self, blocks: Sequence[Any]) -> ColumnBlock:
-        """Return the rows of all blocks, one after the other. A single block is returned as it is, not copied."""
-        return place_blocks(blocks)
+    def concat(self, blocks: Sequence[Any], spans: Int64s | None = None) -> ColumnBlock:
+        """Return the rows of all blocks, or of the spans, one after the other. Rows of a single one are not copied."""
+        return place_blocks(blocks, spans=spans)
 
     def gather(self, blocks: Sequence[Any], order: Int64s) -> ColumnBlock:
         """Return the block with row order[i] of the blocks' concatenation as row i, in new memory.

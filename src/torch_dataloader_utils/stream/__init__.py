@@ -2,7 +2,7 @@
 
     plan → worker stream → batch → count → give              epoch_pass.py runs one pass in this order
     plan        where a pass begins                          progress.py
-    stream      rows of lanes, decoded ahead, as batches     worker.py, lane.py, decode.py
+    stream      rows of lanes, decoded ahead, as batches     worker.py, lane.py, mixed_lanes.py, decode.py
                 in threads of the trainer's process, or in worker processes: transport/
     around      the data set and the loader of torch         dataset.py, loader.py
 

@@ -3,15 +3,23 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
+from torch_dataloader_utils._core.block import RowGroupReader, Shaper
 from torch_dataloader_utils._core.program import WorkerInput
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils._runtime.threads import ThreadPool
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
-from torch_dataloader_utils.stream.decode_jobs import DecodeJob, DependentJob, GroupDecoder, GroupToDecode, Pending
+from torch_dataloader_utils.stream.decode_jobs import (
+    Awaited,
+    DecodeJob,
+    DependentJob,
+    GroupDecoder,
+    GroupToDecode,
+    Pending,
+)
 
 # Limits of one job: row groups (64 of 20 KB take 4 to 8 ms, and the trainer may wait so long for the first row group),
 # projected bytes, and rows (a column with one value takes a few bytes for any number of rows).
@@ -44,8 +52,26 @@ class DecodeOptions:
     least_groups: int | None = None
 
 
+T = TypeVar("T")
+
+
+class LaneAhead(Protocol):
+    """Row groups of one lane that are decoded ahead."""
+
+    def rows_left(self) -> int:
+        """Return the number of rows from the first row group that was not started to the end of the lane."""
+        ...
+
+    def begin_next(self) -> bool:
+        """Start decoding the next row groups if there is room for them; return whether there was."""
+        ...
+
+
 class DecodeScheduler:
-    """Scheduler of one worker's decoding: runs jobs in threads, within the budget. `close` cancels waiting jobs."""
+    """Scheduler of one worker's decoding: runs jobs in threads, within the budget. `close` cancels waiting jobs.
+
+    has_freed: true if memory was freed since the last `prefetch`.
+    """
 
     def __init__(
         self,
@@ -62,12 +88,31 @@ class DecodeScheduler:
         self._least_groups = options.threads + 1 if options.least_groups is None else options.least_groups
         self._held_bytes = 0
         self._held_groups = 0
+        self._lanes: list[LaneAhead] = []
+        self.has_freed = False
         self._where = -1, ""
         groups = work.inventory.groups
         self._rows, self._bytes = groups.physical_rows, groups.projected_bytes
         self._is_small = (self._bytes <= options.small_bytes) & (self._rows <= _MOST_ROWS_OF_JOB)
         self._pool = ThreadPool(options.threads, "tdu-decode")
         self._groups = GroupDecoder(work, reader, shaper, counters)
+
+    def add_lane(self, lane: LaneAhead) -> None:
+        """Let `prefetch` decode the row groups of one more lane."""
+        self._lanes.append(lane)
+
+    def prefetch(self) -> None:
+        """Start decoding the next row groups of all lanes, as far as the budget allows.
+
+        Lanes advance alike and end together, so the lane with the most rows left needs its next row group first.
+        """
+        self.has_freed = False
+        while self._lanes:
+            lane = max(self._lanes, key=lambda each: each.rows_left())
+            if lane.rows_left() == 0:
+                self._lanes.clear()  # all row groups have begun
+            elif not lane.begin_next():
+                return
 
     def next_job(self, groups: Sequence[int]) -> Sequence[int]:
         """Return the first of these row groups that the next job should decode, at least one.
@@ -111,10 +156,14 @@ class DecodeScheduler:
         return DecodeJob(numbers, self._pool.submit(self._groups.decode, groups))
 
     def run_after(
-        self, needed: Sequence[Pending[BlockSlice]], job: Callable[[list[BlockSlice]], Block]
-    ) -> DependentJob[BlockSlice, Block]:
+        self, needed: Sequence[Pending[BlockSlice]], job: Callable[[list[BlockSlice]], BlockSlice]
+    ) -> DependentJob[BlockSlice, BlockSlice]:
         """Let a decoding thread run a job as soon as the row groups of `needed` are decoded."""
         return DependentJob(self._pool, job, needed)
+
+    def wait(self, pending: Awaited[T]) -> T:
+        """Return the result of a decoding thread. Waiting for the result counts as a stall."""
+        return pending.result() if pending.done() else self.counters.count_stall(pending.result)
 
     def release(self, job: DecodeJob) -> None:
         """Release one row group of a job. Row groups of a job share memory, which is free after the last release."""
@@ -122,6 +171,7 @@ class DecodeScheduler:
         self._held_groups -= 1
         if job.left == 0:
             self._held_bytes -= self._projected_bytes(job.groups)
+            self.has_freed = True
         self.counters.main.released_groups += 1
 
     def where(self, group: int) -> str:
@@ -133,6 +183,7 @@ class DecodeScheduler:
     def close(self) -> None:
         """Cancel jobs that have not begun, and let the threads end."""
         self._groups.close()
+        self._lanes.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _projected_bytes(self, groups: Sequence[int]) -> int:

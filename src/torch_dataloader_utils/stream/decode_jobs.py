@@ -240,11 +240,25 @@ class DependentJob(Generic[T, R]):
         """Return whether the result is available."""
         return self._result.done()
 
+    def cancelled(self) -> bool:
+        """Return False: a job whose needed results do not come has an error."""
+        return False
+
     def result(self) -> R:
         """Return the job's result, or raise its error. Runs the job here if it can begin and no thread has begun it."""
         if self._begin.is_free:
             self._begin.run()
         return self._result.result()
+
+    def exception(self) -> BaseException | None:
+        """Return the job's error, or None; see `result`."""
+        if self._begin.is_free:
+            self._begin.run()
+        return self._result.exception()
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Call a function at the end, or now if the end has come."""
+        self._result.add_done_callback(function)
 
 
 class _Start(Generic[T, R]):

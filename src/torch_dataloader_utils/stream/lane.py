@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import repeat
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
 from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
 from torch_dataloader_utils.stream.decode import MOST_GROUPS_OF_JOB, DecodeScheduler
-from torch_dataloader_utils.stream.decode_jobs import Awaited, DecodeJob, DependentJob, GroupToDecode, Pending
+from torch_dataloader_utils.stream.decode_jobs import DecodeJob, DependentJob, GroupToDecode, Pending
 
 
 class DecodeAhead:
@@ -22,11 +22,11 @@ class DecodeAhead:
 
     decodes_rows_needed: true to decode a row group only from the first to the last row that the lane needs, if the
         format allows it; false if row counts are not known.
-    has_freed: true if memory was freed since the last `prefetch`.
     """
 
     def __init__(self, decoder: DecodeScheduler, slices: GroupSlices, *, decodes_rows_needed: bool) -> None:
         self._decoder = decoder
+        decoder.add_lane(self)
         groups, first, number = np.unique(slices.group, return_index=True, return_inverse=True)
         start, stop = slices.start[first], slices.stop[first]
         np.minimum.at(start, number, slices.start)
@@ -34,18 +34,22 @@ class DecodeAhead:
         needed = map(GroupRows, start.tolist(), stop.tolist()) if decodes_rows_needed else repeat(ALL_ROWS)
         self._needed: dict[int, GroupRows] = dict(zip(groups.tolist(), needed, strict=False))
         self._waiting: list[int] = groups[np.argsort(first)].tolist()[::-1]
+        rows_left = (slices.stop - slices.start)[::-1].cumsum()[::-1]
+        self._rows_left: list[int] = rows_left[np.sort(first)].tolist()[::-1]
         self._jobs: dict[int, DecodeJob] = {}
         self._most = 1
-        self.has_freed = False
 
-    def prefetch(self) -> None:
-        """Start decoding the next row groups, as far as the budget allows."""
-        self.has_freed = False
-        while self._waiting:
-            groups = self._next_groups()
-            if self._decoder.room_for(groups) < len(groups):
-                return
-            self._begin(groups)
+    def rows_left(self) -> int:
+        """Return the number of rows from the first row group that was not started to the end of the lane."""
+        return self._rows_left[len(self._waiting) - 1] if self._waiting else 0
+
+    def begin_next(self) -> bool:
+        """Start decoding the next row groups if there is room for them; return whether there was."""
+        groups = self._next_groups()
+        if self._decoder.room_for(groups) < len(groups):
+            return False
+        self._begin(groups)
+        return True
 
     def rows(self, group: int) -> Pending[BlockSlice]:
         """Return the rows of a row group from `first_row` on. Starts decoding it if necessary, even beyond the budget.
@@ -65,9 +69,7 @@ class DecodeAhead:
 
     def done(self, group: int) -> None:
         """Release a row group that is not needed any more."""
-        job = self._jobs.pop(group)
-        self._decoder.release(job)
-        self.has_freed = self.has_freed or not job.left
+        self._decoder.release(self._jobs.pop(group))
 
     def _job_of(self, group: int) -> DecodeJob:
         while group not in self._jobs:
@@ -87,9 +89,6 @@ class DecodeAhead:
         return self._decoder.next_job(self._waiting[-self._most :][::-1])
 
 
-T = TypeVar("T")
-
-
 class LaneBlocks:
     """Rows of a lane's group slices. A slice is known by its number: its index in `slices`.
 
@@ -107,39 +106,46 @@ class LaneBlocks:
         self._last_of_group = {group: number for number, group in enumerate(self._groups)}
         self._ahead = DecodeAhead(decoder, self.slices, decodes_rows_needed=work.exact)
 
-    def prefetch(self) -> None:
-        """Start decoding the next row groups of the lane, as far as the budget allows."""
-        self._ahead.prefetch()
-
     def take(self, number: int) -> BlockSlice:
         """Return the rows of one slice. Slices must be taken in order."""
-        pending = self._ahead.rows(self._group(number))
-        if self._ahead.has_freed or not pending.done():  # else the budget has no more room than before
-            self.prefetch()
-        rows = self._cut(number, self.wait(pending))
+        pending = self.begin(number)
+        if self._decoder.has_freed or not pending.done():  # else the budget has no more room than before
+            self._decoder.prefetch()
+        rows = self._cut(number, self._decoder.wait(pending))
         self.finish(range(number, number + 1))
         return rows
 
-    def gather(self, slices: range, job: Callable[[Sequence[Block]], Block]) -> DependentJob[BlockSlice, Block]:
+    def begin(self, number: int) -> Pending[BlockSlice]:
+        """Return the decoded rows of a slice's row group; start decoding it if necessary, even beyond the budget."""
+        return self._ahead.rows(self._group(number))
+
+    def rows_of(self, number: int) -> tuple[int, int]:
+        """Return which of the decoded rows of its row group a slice has: the first, and the end."""
+        first = self._ahead.first_row(self._group(number))
+        return int(self.slices.start[number]) - first, int(self.slices.stop[number]) - first
+
+    def gather(self, slices: range, job: Callable[[Sequence[Block]], Block]) -> DependentJob[BlockSlice, BlockSlice]:
         """Let a decoding thread run a job on the rows of these slices, as soon as they are decoded.
 
         Starts decoding their row groups if necessary, even beyond the budget.
         """
-        needed = [self._ahead.rows(self._group(number)) for number in slices]
+        needed = [self.begin(number) for number in slices]
 
-        def gathered(wholes: Sequence[BlockSlice]) -> Block:
+        def gathered(wholes: Sequence[BlockSlice]) -> BlockSlice:
             with self._decoder.counters.decoding():
-                return job(in_few_blocks(map(self._cut, slices, wholes)))
+                return BlockSlice.of(job(in_few_blocks(map(self._cut, slices, wholes))))
 
         return self._decoder.run_after(needed, gathered)
 
-    def learn_growth(self, slices: range) -> None:
-        """Wait for the first of these slices if no row group was decoded yet, so that decoded sizes can be estimated.
+    def look_ahead(self, slices: range) -> None:
+        """Start decoding what comes after these slices, which have begun, as far as the budget allows.
 
-        Otherwise the row groups after a window would be started only after the whole window is decoded.
+        Waits for the first slice if no row group was decoded yet, so that decoded sizes can be estimated. Otherwise the
+        row groups after a window would be started only after the whole window is decoded.
         """
         if slices and not self._decoder.knows_growth:
-            self._decoder.counters.count_stall(self._ahead.rows(self._group(slices.start)).exception)
+            self._decoder.counters.count_stall(self.begin(slices.start).exception)
+        self._decoder.prefetch()
 
     def finish(self, slices: range) -> None:
         """Record that these slices were taken, and drop each row group whose last slice was taken."""
@@ -148,9 +154,9 @@ class LaneBlocks:
             if self._last_of_group[group] == number:
                 self._ahead.done(group)
 
-    def wait(self, pending: Awaited[T]) -> T:
-        """Return the result of a decoding thread. Waiting for the result counts as a stall."""
-        return pending.result() if pending.done() else self._decoder.counters.count_stall(pending.result)
+    def wait(self, window: DependentJob[BlockSlice, BlockSlice]) -> BlockSlice:
+        """Return the rows of a window."""
+        return self._decoder.wait(window)
 
     def has_begun(self, slices: range) -> bool:
         """Return whether the decoding of all row groups of these slices was started."""
@@ -183,10 +189,7 @@ class LaneBlocks:
 
     def _cut(self, number: int, whole: BlockSlice) -> BlockSlice:
         """Cut a slice's rows from the decoded rows of its row group; return all rows if row counts are not known."""
-        if not self._exact:
-            return whole
-        first = self._ahead.first_row(self._group(number))
-        return whole.cut(int(self.slices.start[number]) - first, int(self.slices.stop[number]) - first)
+        return whole.cut(*self.rows_of(number)) if self._exact else whole
 
 
 # Number of windows gathered ahead of the trainer's current window; part of the documented memory of a rank.
@@ -208,18 +211,15 @@ class LaneWindows:
         self._blocks = blocks
         self._shaper = shaper
         self._exact = exact
-        self._gathered: dict[int, DependentJob[BlockSlice, Block]] = {}
+        self._gathered: dict[int, DependentJob[BlockSlice, BlockSlice]] = {}
 
-    def take(self, unit: int) -> Block:
-        """Return the rows of a unit (a part of its window) in the window's order."""
+    def begin(self, unit: int) -> DependentJob[BlockSlice, BlockSlice]:
+        """Return the rows of a unit (a part of its window) in the window's order; let the next windows begin too."""
         if unit not in self._gathered:
             self._start(unit)
-        self._blocks.learn_growth(self._blocks.slices_of(unit))
-        self._blocks.prefetch()
+        self._blocks.look_ahead(self._blocks.slices_of(unit))
         self._look_ahead(unit)
-        rows = self._blocks.wait(self._gathered.pop(unit))
-        self._blocks.finish(self._blocks.slices_of(unit))
-        return rows
+        return self._gathered.pop(unit)
 
     def close(self) -> None:
         """Drop the windows that are gathered ahead: they refer to this object."""
@@ -277,10 +277,6 @@ class LaneReader:
         self._ends: list[tuple[int, int]] = [(0, 0)]
         self._next = 0
         self.cursor = (0, 0)
-
-    def prefetch(self) -> None:
-        """Start decoding the next row groups."""
-        self._blocks.prefetch()
 
     def close(self) -> None:
         """Drop all rows now: reference cycles would keep them until the garbage collector runs."""
@@ -376,7 +372,9 @@ class LaneReader:
             self._next = slices.stop
             last = max(slices.stop - 1, 0)  # a unit may have no rows and no slices
             if self._units.windows.permuted:
-                yield BlockSlice.of(self._windows.take(unit)), last
+                rows = self._blocks.wait(self._windows.begin(unit))
+                self._blocks.finish(slices)
+                yield rows, last
             else:
                 rows = self._blocks.take(slices.start)
                 yield rows.cut(int(self._units.start[unit])), last

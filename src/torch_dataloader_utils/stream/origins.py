@@ -17,7 +17,15 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from torch_dataloader_utils._core.block import Block, JoinedRows, MeasuredBlock, ReadPart, RowGroupReader, Shaper
+from torch_dataloader_utils._core.block import (
+    Block,
+    JoinedRows,
+    MeasuredBlock,
+    ReadPart,
+    RowGroupReader,
+    Shaper,
+    cut_spans,
+)
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
@@ -178,9 +186,10 @@ class OriginShaper:
         ((starts, counts),) = marks
         return self._block(rows, list(zip((None,) * len(starts), starts, counts or (rows.num_rows,), strict=True)))
 
-    def concat(self, blocks: Sequence[Block]) -> OriginBlock:
+    def concat(self, blocks: Sequence[Block], spans: Int64s | None = None) -> OriginBlock:
         """See Shaper."""
-        return self._block(self.shaper.concat([_rows(block) for block in blocks]), _parts_of(blocks))
+        rows = self.shaper.concat([_rows(block) for block in blocks], spans)
+        return self._block(rows, _parts_of(cut_spans(blocks, spans)))
 
     def gather(self, blocks: Sequence[Block], order: Int64s) -> OriginBlock:
         """See Shaper."""

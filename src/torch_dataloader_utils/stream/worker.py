@@ -4,94 +4,19 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
 from torch_dataloader_utils._core.position import Cursor
-from torch_dataloader_utils._core.program import (
-    Batching,
-    BatchParts,
-    ListedBatches,
-    SingleLane,
-    WorkerInput,
-    rows_of_parts,
-)
+from torch_dataloader_utils._core.program import ListedBatches, SingleLane, WorkerInput
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
 from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, group_parts, put_together
 from torch_dataloader_utils.stream.decode import DecodeOptions, DecodeScheduler
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
+from torch_dataloader_utils.stream.mixed_lanes import MixedBatch, MixedLanes, mixes
 from torch_dataloader_utils.stream.origins import Origins, noting_origins
-
-# If lanes mix: largest number of batches that are gathered at once, and of their bytes, about as much as a window. One
-# batch at a time is slow, because slicing 64 lanes of 51 columns takes 6 ms for any number of rows.
-_MOST_BATCHES = 64
-_MOST_BYTES = 16 << 20
-
-
-class CollectedBatch(NamedTuple):
-    """Batch among several collected batches: its rows, and the row group of its last row (for messages)."""
-
-    rows: int
-    where: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembler:
-    """Assembler of batches: takes rows from lanes, in the order of the batching.
-
-    says_where: true if `CollectedBatch.where` is needed; `where` takes time to compute.
-    """
-
-    batching: Batching
-    lanes: Sequence[LaneReader]
-    shaper: Shaper
-    says_where: bool
-
-    @property
-    def mixes(self) -> bool:
-        """True if batches have rows of several lanes."""
-        return bool(self.batching.num_batches) and len(self.batching.parts(0)) > 1
-
-    def slices(self, parts: BatchParts) -> list[BlockSlice]:
-        """Return the rows of these parts as slices of their blocks, without a copy.
-
-        Raises:
-            InternalError: a lane has fewer rows than were planned.
-        """
-        slices = [each for lane, rows in parts for each in self.lanes[lane].take(rows)]
-        found, wanted = sum(each.stop - each.start for each in slices), rows_of_parts(parts)
-        if found != wanted:
-            raise InternalError(f"A batch of {wanted} planned rows has {found}. Please report this with the plan.")
-        return slices
-
-    def collected(self, length: int) -> Iterator[tuple[Block, list[CollectedBatch]]]:
-        """Yield the rows of several batches as one block, with a description of each batch.
-
-        Collects `length` batches at a time; if lanes mix, up to twice as many each time, a multiple of `length`.
-
-        Raises:
-            InternalError: a lane has fewer rows than were planned.
-        """
-        first, at_once, count = 0, length, self.batching.num_batches or 0
-        while first < count:
-            slices: list[BlockSlice] = []
-            numbers = range(first, min(first + at_once, count))
-            batches = [self._collect(self.batching.parts(number), slices) for number in numbers]
-            block = put_together(slices, self.shaper)
-            del slices
-            yield block, batches
-            first += len(batches)
-            if self.mixes:
-                most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
-                at_once = max(length, min(2 * at_once, most) // length * length)
-
-    def _collect(self, parts: BatchParts, slices: list[BlockSlice]) -> CollectedBatch:
-        slices += self.slices(parts)
-        where = self.lanes[parts[-1][0]].where if self.says_where else ""
-        return CollectedBatch(rows=rows_of_parts(parts), where=where)
-
 
 Function = Callable[[Any], Any]
 
@@ -114,7 +39,7 @@ class Pipeline:
     notes_origins: bool = False
 
 
-Made = tuple[Any, int, LaneReader | CollectedBatch]
+Made = tuple[Any, int, LaneReader | MixedBatch]
 """A batch, its number of rows, and an object with `where`: the row group of the batch's last row."""
 
 
@@ -141,15 +66,14 @@ class WorkerStream:
         self.counters = counters or WorkerCounters()
         self._watch = watch
         self._batching = work.program.batching
+        self._program = work.program
         self._pipeline = pipeline
         self._decoder = DecodeScheduler(work, pipeline.reader, pipeline.shaper, options, self.counters)
+        self._blocks = [LaneBlocks(self._decoder, work, lane) for lane in work.program.lanes]
         self._lanes = [
-            LaneReader(work.program, lane, LaneBlocks(self._decoder, work, lane), pipeline.shaper, exact=work.exact)
-            for lane in work.program.lanes
+            LaneReader(work.program, units, blocks, pipeline.shaper, exact=work.exact)
+            for units, blocks in zip(work.program.lanes, self._blocks, strict=True)
         ]
-        self._assembler = Assembler(
-            batching=self._batching, lanes=self._lanes, shaper=pipeline.shaper, says_where=bool(pipeline.functions)
-        )
 
     @property
     def num_batches(self) -> int | None:
@@ -190,12 +114,12 @@ class WorkerStream:
             yield self._group(rows)
 
     def _group(self, rows: tuple[int, ...]) -> BatchGroup:
-        slices = self._assembler.slices(((0, sum(rows)),))
+        slices = self._slices(0, sum(rows))
         self.counters.rows += sum(rows)
         return BatchGroup(parts=tuple(group_parts(slices, rows, self._pipeline.shaper)))
 
     def _groups_of_mixed_batches(self, length: int) -> Iterator[BatchGroup]:
-        for block, batches in self._assembler.collected(length):
+        for block, batches in self._mixed_blocks(length):
             stop = 0
             for first in range(0, len(batches), length):
                 rows = tuple(batch.rows for batch in batches[first : first + length])
@@ -203,12 +127,22 @@ class WorkerStream:
                 self.counters.rows += stop - start
                 yield BatchGroup(parts=(GroupPart(block.slice(start, stop).to_batch(), rows),))
 
+    def _slices(self, lane: int, rows: int) -> list[BlockSlice]:
+        """Return the next rows of a lane as slices of their blocks, without a copy.
+
+        Raises:
+            InternalError: the lane has fewer rows.
+        """
+        slices = list(self._lanes[lane].take(rows))
+        if (found := sum(each.num_rows for each in slices)) != rows:
+            raise InternalError(f"A batch of {rows} planned rows has {found}. Please report this with the plan.")
+        return slices
+
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Let all lanes decode ahead inside the context. At its end, stop decoding and release all rows."""
         try:
-            for lane in self._lanes:
-                lane.prefetch()
+            self._decoder.prefetch()
             yield
         finally:
             self._decoder.close()
@@ -217,7 +151,7 @@ class WorkerStream:
 
     def _made(self) -> Iterator[Made]:
         """Return an iterator over all batches before functions of the user."""
-        return self._of_mixed_lanes() if self._assembler.mixes else self._of_lanes()
+        return self._of_mixed_lanes() if mixes(self._batching) else self._of_lanes()
 
     def _of_lanes(self) -> Iterator[Made]:
         """Yield batches that have rows of one lane each: views of a block where the rows lie whole in it.
@@ -227,12 +161,11 @@ class WorkerStream:
         cuts_ahead = not isinstance(self._batching, ListedBatches)
         is_counted = self.num_batches is not None
         for number in itertools.count() if self.num_batches is None else range(self.num_batches):
-            parts = self._batching.parts(number)
-            ((index, rows),) = parts
+            ((index, rows),) = self._batching.parts(number)
             lane = self._lanes[index]
             batch = lane.whole_batch(rows, cuts_ahead=cuts_ahead)
             if batch is None:  # the present block has fewer rows
-                slices = self._assembler.slices(parts) if is_counted else list(lane.take(rows))
+                slices = self._slices(index, rows) if is_counted else list(lane.take(rows))
                 if not slices:
                     return
                 block = put_together(slices, self._pipeline.shaper)
@@ -241,16 +174,19 @@ class WorkerStream:
             yield batch, rows, lane
 
     def _of_mixed_lanes(self) -> Iterator[Made]:
-        """Yield batches with rows of several lanes: put many batches together at once, and cut them apart again."""
-        for block, batches in self._assembler.collected(1):
+        """Yield batches with rows of several lanes, cut from blocks of many batches."""
+        for block, batches in self._mixed_blocks(1):
             stop = 0
             whole = block.split(batches[0].rows)
-            for collected in batches:
-                start, stop = stop, stop + collected.rows
+            for mixed in batches:
+                start, stop = stop, stop + mixed.rows
                 # The last batch of an epoch may be shorter.
-                is_whole = collected.rows == batches[0].rows
+                is_whole = mixed.rows == batches[0].rows
                 batch = next(whole) if is_whole else block.slice(start, stop).to_batch()
-                yield batch, collected.rows, collected
+                yield batch, mixed.rows, mixed
+
+    def _mixed_blocks(self, at_least: int) -> Iterator[tuple[Block, Sequence[MixedBatch]]]:
+        return MixedLanes(self._program, self._blocks, self._pipeline.shaper, self._decoder).blocks(at_least)
 
     def _transformed(self, batch: Any, where: str) -> Any:
         with self._watch(where), during(self.counters.main, "transform_ns"):

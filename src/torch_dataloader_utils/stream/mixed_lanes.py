@@ -1,0 +1,269 @@
+"""Put rows of several lanes together: blocks of many batches, made in decoding threads ahead of the trainer."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from torch_dataloader_utils._core.block import Block, Shaper
+from torch_dataloader_utils._core.inventory import Int64s
+from torch_dataloader_utils._core.program import Batching, WorkerProgram, rows_of_parts
+from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._observe.counters import WorkerCounters
+from torch_dataloader_utils.errors import InternalError
+from torch_dataloader_utils.stream.batch_groups import BlockSlice
+from torch_dataloader_utils.stream.decode import DecodeScheduler
+from torch_dataloader_utils.stream.decode_jobs import DependentJob, Pending
+from torch_dataloader_utils.stream.lane import LaneBlocks, LaneWindows
+
+# Largest number of batches that are put together at once, and of their bytes, about as much as a window. One batch at a
+# time is slow, because slicing 64 lanes of 51 columns takes 6 ms for any number of rows.
+_MOST_BATCHES = 64
+_MOST_BYTES = 16 << 20
+
+
+class MixedBatch(NamedTuple):
+    """Batch among several batches of one block. rows: Number of rows. blocks, number: Group slice of the last row."""
+
+    rows: int
+    blocks: LaneBlocks
+    number: int
+
+    @property
+    def where(self) -> str:
+        """Description of the last row's row group, for messages."""
+        return self.blocks.where(self.number)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Piece:
+    """Rows of a lane that are decoded or gathered together: rows of one row group, or of one window.
+
+    slices: Numbers of the lane's group slices that the rows come from. first, rows: First row among the rows that
+    `start` gives, and number of rows. start: Starts decoding or gathering. pending: What `start` gave.
+    """
+
+    blocks: LaneBlocks
+    slices: range
+    first: int
+    rows: int
+    start: Callable[[], Pending[BlockSlice]]
+    pending: Pending[BlockSlice] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the decoding of all rows was started."""
+        return self.pending is not None or self.blocks.has_begun(self.slices)
+
+    def begin(self) -> Pending[BlockSlice]:
+        """Return the pending rows; start decoding them if necessary, even beyond the budget."""
+        if self.pending is None:
+            self.pending = self.start()
+        return self.pending
+
+    def cut(self, decoded: BlockSlice) -> Block:
+        """Return the rows of the piece from what was decoded for it.
+
+        Raises:
+            InternalError: fewer rows were decoded.
+        """
+        rows = decoded.cut(self.first, self.first + self.rows)
+        if rows.num_rows != self.rows:
+            where = self.blocks.where(self.slices[-1])
+            raise InternalError(
+                f"{where}: {rows.num_rows} of {self.rows} planned rows came. Please report this with the plan."
+            )
+        return rows.rows()
+
+
+class PieceRows(NamedTuple):
+    """Rows of a piece: the first, and the number of rows."""
+
+    piece: Piece
+    start: int
+    rows: int
+
+
+class LanePieces:
+    """Rows of one lane, to be taken in order before they are decoded."""
+
+    def __init__(self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper) -> None:
+        self._units = units
+        self._blocks = blocks
+        self._windows = LaneWindows(program, units, blocks, shaper, exact=True)
+        self._pieces = self._in_order()
+        self._piece: Piece | None = None
+        self._taken = 0
+
+    def take(self, rows: int) -> Iterator[PieceRows]:
+        """Yield the next `rows` rows.
+
+        Raises:
+            InternalError: the lane has fewer rows.
+        """
+        while rows > 0:
+            if self._piece is None or self._taken == self._piece.rows:
+                self._piece, self._taken = next(self._pieces, None), 0
+                if self._piece is None:
+                    raise InternalError(f"A lane ends {rows} rows too early. Please report this with the plan.")
+            start, count = self._taken, min(rows, self._piece.rows - self._taken)
+            self._taken += count
+            rows -= count
+            yield PieceRows(self._piece, start, count)
+
+    def close(self) -> None:
+        """Drop all rows now: reference cycles would keep them until the garbage collector runs."""
+        self._pieces.close()
+        self._windows.close()
+        self._piece = None
+
+    def _in_order(self) -> Generator[Piece]:
+        for unit, rows in enumerate(self._units.rows.tolist()):
+            slices = self._blocks.slices_of(unit)
+            if self._units.window[unit] == PLAIN:
+                yield from map(self._piece_of, slices)
+            else:
+                window = partial(self._windows.begin, unit)
+                yield Piece(blocks=self._blocks, slices=slices, first=0, rows=rows, start=window)
+
+    def _piece_of(self, number: int) -> Piece:
+        first, end = self._blocks.rows_of(number)
+        group = partial(self._blocks.begin, number)
+        slices = range(number, number + 1)
+        return Piece(blocks=self._blocks, slices=slices, first=first, rows=end - first, start=group)
+
+
+class Mixture:
+    """Several batches that a decoding thread puts together in one block.
+
+    pieces: What the rows are taken from. spans: The rows in the order of the block, int64 [spans, 3]: piece, first row
+    of the piece, number of rows. batches: The batches, in this order.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], spans: Int64s, batches: Sequence[MixedBatch]) -> None:
+        self.batches = batches
+        self._pieces = pieces
+        self._spans = spans
+        self._new = [piece for piece in pieces if piece.pending is None]
+        self._job: DependentJob[BlockSlice, BlockSlice] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the decoding of all rows was started."""
+        return all(piece.has_begun for piece in self._pieces)
+
+    def begin(self, decoder: DecodeScheduler, shaper: Shaper) -> DependentJob[BlockSlice, BlockSlice]:
+        """Return the pending block; start what it needs if necessary, even beyond the budget."""
+        if self._job is None:
+            needed = [piece.begin() for piece in self._pieces]
+            job = partial(_put_together, self._pieces, self._spans, shaper, decoder.counters)
+            self._job = decoder.run_after(needed, job)
+        return self._job
+
+    def finish(self) -> None:
+        """Let the pieces that are new in this block no longer count as ahead of the trainer."""
+        for piece in self._new:
+            piece.blocks.finish(piece.slices)
+
+
+def _put_together(
+    pieces: Sequence[Piece], spans: Int64s, shaper: Shaper, counters: WorkerCounters, decoded: Sequence[BlockSlice]
+) -> BlockSlice:
+    with counters.decoding():
+        blocks = [piece.cut(rows) for piece, rows in zip(pieces, decoded, strict=True)]
+        return BlockSlice.of(shaper.concat(blocks, spans))
+
+
+def mixes(batching: Batching) -> bool:
+    """Return whether batches have rows of several lanes."""
+    return bool(batching.num_batches) and len(batching.parts(0)) > 1
+
+
+class MixedLanes:
+    """Batches of the rows of several lanes, in blocks of several batches."""
+
+    def __init__(
+        self, program: WorkerProgram, blocks: Sequence[LaneBlocks], shaper: Shaper, decoder: DecodeScheduler
+    ) -> None:
+        self._batching = program.batching
+        self._lanes = [LanePieces(program, *lane, shaper) for lane in zip(program.lanes, blocks, strict=True)]
+        self._shaper = shaper
+        self._decoder = decoder
+
+    def blocks(self, at_least: int) -> Generator[tuple[Block, Sequence[MixedBatch]]]:
+        """Yield all batches; while the trainer has a block, the next block is made.
+
+        at_least: Number of batches of a block. If lanes mix, blocks have up to twice as many as the block before, a
+            multiple of this number.
+
+        Raises:
+            InternalError: a lane has fewer rows than were planned.
+        """
+        try:
+            yield from self._blocks(at_least)
+        finally:
+            for lane in self._lanes:
+                lane.close()
+
+    def _blocks(self, at_least: int) -> Iterator[tuple[Block, Sequence[MixedBatch]]]:
+        done, count = 0, at_least
+        present = self._listed(done, count)
+        while present is not None:
+            job = present.begin(self._decoder, self._shaper)
+            self._decoder.prefetch()
+            block, batches = self._decoder.wait(job).rows(), present.batches
+            present.finish()
+            del job
+            done += len(batches)
+            if mixes(self._batching):
+                most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
+                count = max(at_least, min(2 * count, most) // at_least * at_least)
+            present = self._listed(done, count)
+            self._decoder.prefetch()
+            if present is not None and present.has_begun:
+                present.begin(self._decoder, self._shaper)
+            yield block, batches
+
+    def _listed(self, first: int, count: int) -> Mixture | None:
+        """Take the rows of the next batches from the lanes; return None after the last batch."""
+        numbers = range(first, min(first + count, self._batching.num_batches or 0))
+        parts_of = [self._batching.parts(number) for number in numbers]
+        if not parts_of:
+            return None
+        lanes, rows = np.array([part for parts in parts_of for part in parts], np.int64).T
+        starts = np.flatnonzero(np.diff(lanes, prepend=-1))  # parts of one lane that follow each other are one part
+        lanes, rows = lanes[starts], np.add.reduceat(rows, starts)
+        pieces: list[Piece] = []
+        spans = []
+        for lane in np.unique(lanes).tolist():
+            parts = np.flatnonzero(lanes == lane)
+            taken = list(self._lanes[lane].take(int(rows[parts].sum())))
+            part, piece, begin, length = _spans_of(rows[parts], np.array([each.rows for each in taken], np.int64))
+            starts = np.array([each.start for each in taken], np.int64)
+            spans.append(np.stack([parts[part], len(pieces) + piece, starts[piece] + begin, length], axis=1))
+            pieces += [each.piece for each in taken]
+        in_order = np.concatenate(spans)
+        in_order = in_order[in_order[:, 0].argsort(kind="stable")]
+        rows_of = [rows_of_parts(parts) for parts in parts_of]
+        last = in_order[in_order[:, 3].cumsum().searchsorted(np.cumsum(rows_of)), 1].tolist()
+        batches = [
+            MixedBatch(rows, pieces[piece].blocks, pieces[piece].slices[-1])
+            for rows, piece in zip(rows_of, last, strict=True)
+        ]
+        return Mixture(pieces, in_order[:, 1:], batches)
+
+
+def _spans_of(parts: Int64s, pieces: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Cut rows into spans that lie in one part and in one piece; both arguments are numbers of rows, of equal sum.
+
+    Return for each span its part, its piece, its first row in the piece, and its number of rows.
+
+        parts of 4 and 4 rows, pieces of 5 and 3      parts 0 1 1, pieces 0 0 1, first rows 0 4 0, rows 4 1 3
+    """
+    part_ends, piece_ends = parts.cumsum(), pieces.cumsum()
+    ends = np.union1d(part_ends, piece_ends)
+    begins = np.concatenate([[0], ends[:-1]])
+    part, piece = part_ends.searchsorted(begins, side="right"), piece_ends.searchsorted(begins, side="right")
+    return part, piece, begins - (piece_ends - pieces)[piece], ends - begins
