@@ -263,6 +263,26 @@ def test_a_type_for_all_columns_leaves_what_is_no_number() -> None:
         shaper.block([large])
 
 
+@pytest.mark.parametrize(
+    ("value", "data_type", "wanted", "advice"),
+    [
+        (2**63, pa.uint64(), "int64", "uint64"),
+        (2**40, pa.int64(), "int8", "int64"),
+        (2**53 + 1, pa.int64(), "int32", "int64"),
+        (0.5, pa.float32(), "uint8", "float64"),
+    ],
+)
+def test_the_advice_names_a_type_that_holds_the_value(
+    value: float, data_type: pa.DataType, wanted: str, advice: str
+) -> None:
+    rows = pa.record_batch([pa.array([value], data_type), pa.array([[value]], pa.list_(data_type))], names=["x", "y"])
+    for name in ("x", "y"):
+        refused, taken = (check_dtypes("dtypes", {name: each}) for each in (wanted, advice))
+        with pytest.raises(SchemaError, match=rf"Pass dtypes={{'{name}': \"{advice}\"}}, or"):
+            prepared_shaper("torch", rows.schema, dtypes=refused)[1].block([rows])
+        prepared_shaper("torch", rows.schema, dtypes=taken)[1].block([rows])
+
+
 @settings(max_examples=effort(60))
 @given(st.data(), st.integers(0, 5))
 def test_stacks_are_the_converted_columns_in_any_order_of_arrival(data: st.DataObject, rows: int) -> None:

@@ -176,6 +176,8 @@ def _misfit(name: str, array: pa.Array, values: Numbers, target: NumberTarget) -
     elif is_decimal and not pt.is_floating(target.data_type):
         why = " as an unscaled integer"
     wide = "float64" if is_decimal or pt.is_floating(array.type) else "int64"
+    if pt.is_uint64(array.type):
+        wide = "uint64"
     key = target.stack or name
     try:
         seen = array[first].as_py()
