@@ -99,7 +99,8 @@ def _have_no_nulls(items: pa.Array, counts: npt.NDArray[np.int64]) -> npt.NDArra
         return np.ones(len(counts), np.bool_)
     before, ends = np.zeros(len(items) + 1, np.int64), np.cumsum(counts)
     np.cumsum(items.is_null().to_numpy(zero_copy_only=False), out=before[1:])
-    return before[ends] == before[ends - counts]
+    is_whole: npt.NDArray[np.bool_] = before[ends] == before[ends - counts]
+    return is_whole
 
 
 def _spread(weights: Weights, counts: npt.NDArray[np.int64]) -> tuple[Weights, Weights]:

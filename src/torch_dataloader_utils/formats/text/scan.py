@@ -224,7 +224,7 @@ def _rows_in_blocks(store: Store, entry: FileEntry, columns: _Columns, parse_byt
             include_columns=names[:1], column_types={names[0]: pa.binary()}, include_missing_columns=True
         ),
     )
-    rows = sum(batch.num_rows for batch in reader)
+    rows: int = sum(batch.num_rows for batch in reader)
     if not any(ends):
         raise corrupt(entry.path, f"a quote that begins in row {rows:,} never ends, and takes the rest of the text")
     return rows
