@@ -212,6 +212,22 @@ def test_a_quote_that_never_ends_is_an_error_and_takes_no_rows(tmp_path, text, r
         scan_files(tmp_path / "a.csv", "csv")
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "error", "told"),
+    [
+        ("a.csv", "a,b\n1,é\n".encode("utf-16"), UnsupportedFeatureError, "begins as UTF-16, .* iconv -f UTF-16"),
+        ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), UnsupportedFeatureError, "begins as UTF-16"),
+        ("a.csv", ("a,b\n" + "1,e\n" * 300_000 + "1,é\n").encode("latin-1"), CorruptFileError, "is not UTF-8 .* iconv"),
+        ("a.json", b'\n{\n "a": 1\n}\n', UnsupportedFeatureError, "object over several lines.* one object a line"),
+    ],
+    ids=["csv", "json", "late", "indented"],
+)
+def test_other_encodings_and_other_json_say_what_to_write(tmp_path, name, data, error, told):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(error, match=told):
+        list(StructuredDataset(tmp_path / name, "auto"))
+
+
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_quotes_that_end_and_quotes_inside_texts_take_no_rows(tmp_path, end):
     (tmp_path / "a.csv").write_text(f'"a,b",c\n"x\ny","say ""hi"""\n5" pipe,"z"{end}', newline="")

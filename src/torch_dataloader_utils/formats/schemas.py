@@ -294,6 +294,6 @@ def without_columns(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:
     return SchemaError(
         f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
-        'one of them again, scan them as two data sets, leave the column out of columns=, or pass missing="null" to '
-        "read columns that a file lacks as nulls, and narrower types as wider ones."
+        'one of them again, scan them as two data sets, leave the column out of columns=, or pass missing="null" '
+        "(--missing null in the shell) to read columns that a file lacks as nulls, and narrower types as wider ones."
     )

@@ -37,6 +37,7 @@ _MOST_CSV_PARSE_BYTES = 1 << 30
 # A line end to pyarrow's CSV parser, as in files of old Macs.
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _JSON_BLANKS = b" \t\r"
 _CSV_BLANKS = b"\r"
 # A line end between two quotes ends no row.
@@ -74,13 +75,14 @@ def _scan_text(store: Store, item: ScanItem, request: ScanRequest, delimiter: st
     Raises:
         SchemaError: the names of a CSV header differ from the schema's names (the order may differ, and with
             missing="null" names may be missing), or columns of JSON lines have no common type or are not in the schema.
-        UnsupportedFeatureError: a JSON array. ConfigError: see `_check_header`.
+        UnsupportedFeatureError: text in UTF-16, or JSON that is no JSON lines. ConfigError: see `_check_header`.
     """
     entry = item.entry
     with decoding(entry.path, "text"):
         head, is_cut = _head(store, entry, delimiter is not None)
         if not head:
             return _blank(entry, request)
+        _check_start(entry.path, head, is_json=delimiter is None)
         if delimiter is None and request.count_rows:
             schema, groups = _json_lines(store, entry, request)
         else:
@@ -89,6 +91,19 @@ def _scan_text(store: Store, item: ScanItem, request: ScanRequest, delimiter: st
             if delimiter is not None and request.count_rows:
                 groups = _csv_groups(store, entry, head, (delimiter, schema.names), request)
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
+
+
+def _check_start(path: str, head: bytes, *, is_json: bool) -> None:
+    if head.startswith(_UTF16_MARKS):
+        raise UnsupportedFeatureError(
+            f"{redact(path)} begins as UTF-16, and text is read as UTF-8. Write it again, as by iconv -f UTF-16 -t "
+            "UTF-8."
+        )
+    if is_json and _after_blanks(head, _JSON_BLANKS).split(b"\n", 1)[0].strip() == b"{":
+        raise UnsupportedFeatureError(
+            f"{redact(path)} begins with a JSON object over several lines. JSON lines are needed: one object a line. "
+            "Write it again in that form, as by jq -c, or leave it out."
+        )
 
 
 def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
