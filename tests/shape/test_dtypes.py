@@ -258,7 +258,9 @@ def test_a_type_for_all_columns_leaves_what_is_no_number() -> None:
     assert math.isnan(batch["y"][0])
     large = rows.set_column(0, "id", pa.array([2**24 + 1]))
     with pytest.raises(
-        SchemaError, match=r"'id'.*has 16777217, which float32 does not hold without rounding\. Pass dty"
+        SchemaError,
+        match=r"has 16777217, which float32 does not hold without rounding\. "
+        r"Pass dtypes={\"\*\": \"float32\", 'id': \"int64\"}",
     ):
         shaper.block([large])
 
