@@ -143,18 +143,26 @@ def plural(number: int, unit: str) -> str:
 def which_column(name: object, known: "Iterable[str]") -> str:
     """Return text about the columns that a wrong name may mean, for messages.
 
-    The text has names that are near, or else all names.
+    The text has the fields of a struct, or names that are near, or else all names.
 
         prise or PRICE, columns price, rows      did you mean 'price'?
         tax, columns price, rows                 the columns are 'price', 'rows'.
+        user, columns user.age, rows             it has the fields 'user.age'.
     """
     names = list(known)
+    fields = [each for each in names if each.startswith(f"{name}.")]
+    if fields:
+        return f"it has the fields {_first_names(fields)}."
     by_case = {each.casefold(): each for each in names}
     near = get_close_matches(str(name).casefold(), by_case, n=3, cutoff=0.6)
     if near:
         return f"did you mean {', '.join(repr(by_case[each]) for each in near)}?"
+    return f"the columns are {_first_names(names)}."
+
+
+def _first_names(names: list[str]) -> str:
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"the columns are {', '.join(map(repr, names[:20]))}{more}."
+    return ", ".join(map(repr, names[:20])) + more
 
 
 def causes(error: BaseException, handled: BaseException | None = None) -> "Iterator[BaseException]":

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
@@ -77,10 +78,16 @@ def test_the_call_reads_every_kind_of_table(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": [1]}), "grown/1.parquet")
     pq.write_table(pa.table({"a": [1], "b": [2]}), "grown/2.parquet")
     (tmp_path / "rows.csv").write_text("x,y\n1,a\n2,b\n")
+    (tmp_path / "gaps.csv").write_text("x,y\n1,a\n,b\n")
+    (tmp_path / "gaps.jsonl").write_text('{"x": {"n": 1}, "at": null}\n{"x": null, "at": "2024-01-01T00:00:00Z"}\n')
+    pa.feather.write_feather(rows, "rows.arrow")
     for path, kind, count, seen in [
         ("delta", "a Delta table", 6, "nulls"),
         ("grown", "parquet files", 2, "missing"),
         ("rows.csv", "csv files", 2, "objects"),
+        ("gaps.csv", "csv files", 2, "uncounted_nulls"),
+        ("gaps.jsonl", "json files", 2, "uncounted_nulls"),
+        ("rows.arrow", "arrow files", 3, "uncounted_nulls"),
     ]:
         report = tdu_json("doctor", path)
         assert report["facts"]["table"].endswith(kind)

@@ -43,13 +43,23 @@ def test_values_come_by_falling_count(tmp_path_factory, data, name, least, most)
     assert len(Vocabulary.load(str(folder / "v"))) == len(kept)
 
 
+def test_a_field_of_a_struct_has_a_dotted_name(tmp_path):
+    users = [{"name": "a", "tags": ["x"]}, None, {"name": "b", "tags": ["x", "y"]}, {"name": "a", "tags": None}]
+    pq.write_table(pa.table({"user": users}), tmp_path / "0.parquet")
+    for name, counts in {"user.name": [("a", 2), ("b", 1)], "user.tags": [("x", 2), ("y", 1)]}.items():
+        report = tdu_json("vocabulary", tmp_path, "--columns", name)
+        assert [tuple(each.values()) for each in report["first"]] == counts
+    message = one_line(tdu("vocabulary", tmp_path, "--columns", "user", code=2))
+    assert "Column 'user' has values of type struct<" in message
+
+
 def test_counts_that_are_added_up_often_are_the_same(tmp_path, monkeypatch):
     values = [f"v{i * i % 37}" for i in range(400)]
     pq.write_table(pa.table({"v": values}), tmp_path / "0.parquet", row_group_size=9)
     monkeypatch.setattr(vocabulary, "_LEAST_PENDING", 10)
     inventory = scan_files(str(tmp_path))
     reader = StructuredDataset("", inventory=inventory).pipeline.reader
-    counts = vocabulary.count_values(inventory, reader).to_pydict()
+    counts = vocabulary.count_values(inventory, reader, "v").to_pydict()
     assert dict(zip(*counts.values(), strict=True)) == Counter(values)
 
 

@@ -17,7 +17,14 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils._arrow.schema import decode_schema
 from torch_dataloader_utils._core.inventory import UNKNOWN, FileFormat
 from torch_dataloader_utils.discover import TextOptions, load_inventory, save_inventory, scan_files
-from torch_dataloader_utils.errors import ConfigError, DataError, NoDataError, SchemaError, UnsupportedFeatureError
+from torch_dataloader_utils.errors import (
+    ConfigError,
+    CorruptFileError,
+    DataError,
+    NoDataError,
+    SchemaError,
+    UnsupportedFeatureError,
+)
 from torch_dataloader_utils.formats.text import scan
 from torch_dataloader_utils.formats.text.line_counter import LineCounter
 
@@ -186,6 +193,48 @@ def test_csv_blocks_leave_the_header_out(tmp_path):
         seen += table["x"].to_pylist()
     assert seen == list(range(50))
     assert inventory.num_groups > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ('a,b\n1,"x\n2,y\n', 1),
+        ('a,b\n1,"x"\n2,"y', 2),
+        ('a,b\n1,5" pipe\n2,"y\n', 2),
+        ('a,b\r1,x\r2,"y""\r', 2),
+        ('a\n"x"\n\n"y\n', 2),
+    ],
+    ids=["first row", "cut", "quote inside a text", "escaped quote", "one column"],
+)
+def test_a_quote_that_never_ends_is_an_error_and_takes_no_rows(tmp_path, text, row):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(CorruptFileError, match=rf"a\.csv: a quote that begins in row {row} never ends"):
+        scan_files(tmp_path / "a.csv", "csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "told"),
+    [
+        ("a.csv", "a,b\n1,é\n".encode("utf-16"), UnsupportedFeatureError, "begins as UTF-16, .* iconv -f UTF-16"),
+        ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), UnsupportedFeatureError, "begins as UTF-16"),
+        ("a.csv", ("a,b\n" + "1,e\n" * 300_000 + "1,é\n").encode("latin-1"), CorruptFileError, "is not UTF-8 .* iconv"),
+        ("a.json", b'\n{\n "a": 1\n}\n', UnsupportedFeatureError, "object over several lines.* one object a line"),
+    ],
+    ids=["csv", "json", "late", "indented"],
+)
+def test_other_encodings_and_other_json_say_what_to_write(tmp_path, name, data, error, told):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(error, match=told):
+        list(StructuredDataset(tmp_path / name, "auto"))
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_quotes_that_end_and_quotes_inside_texts_take_no_rows(tmp_path, end):
+    (tmp_path / "a.csv").write_text(f'"a,b",c\n"x\ny","say ""hi"""\n5" pipe,"z"{end}', newline="")
+    batches = StructuredDataset(tmp_path / "a.csv", "csv", output_format="dict")
+    assert [dict(batch) for batch in batches] == [{"a,b": ["x\ny", '5" pipe'], "c": ['say "hi"', "z"]}]
+    (tmp_path / "b.csv").write_text('"a,b"\n"1,2"\n')
+    assert scan_files(tmp_path / "b.csv", "csv").num_rows == 1
 
 
 def test_csv_with_quotes_is_one_group_with_header_and_exact_rows_unless_the_caller_knows_better(tmp_path):

@@ -30,6 +30,7 @@ def rows(first: int, count: int) -> pa.Table:
             "city": pa.array(words, pa.string()).dictionary_encode(),
             "digest": pa.array([n.to_bytes(5, "big") for n in numbers], pa.binary(5)),
             "items": pa.array([list(range(n % 4)) if n % 5 else None for n in numbers], pa.list_(pa.int32())),
+            "gaps": pa.array([[n, None] if n % 7 == 1 else [n] * (n % 3) for n in numbers], pa.list_(pa.float64())),
             "pair": pa.array([[n, n + 1] for n in numbers], pa.list_(pa.int16(), 2)),
             "where": pa.array([{"x": n, "y": [str(n)] * (n % 2)} if n % 6 else None for n in numbers], _WHERE),
             "tags": pa.array([[(str(n), n)] if n % 2 else [] for n in numbers], pa.map_(pa.string(), pa.int64())),

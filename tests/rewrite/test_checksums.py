@@ -73,7 +73,7 @@ def test_items_that_change_places_in_their_list_and_the_highest_bit_of_a_number_
 def test_fields_with_nulls_are_found_inside_columns_and_slices_count_their_own_rows() -> None:
     _, nulls = sum_columns(batch(), WORDS)
     names = {batch().schema.names[place[0]] for place in nulls}
-    assert names == {"small", "word", "city", "items", "where", "nothing"}
+    assert names == {"small", "word", "city", "items", "gaps", "where", "nothing"}
     inner = pa.array([{"x": 1, "y": [1, None]}, {"x": 2, "y": []}])
     assert sum_columns(pa.record_batch({"a": inner}), WORDS[:2])[1] == {(0, 1, 0)}
     sliced = sum_columns(batch().slice(7, 20), WORDS[7:27])

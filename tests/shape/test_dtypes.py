@@ -258,9 +258,31 @@ def test_a_type_for_all_columns_leaves_what_is_no_number() -> None:
     assert math.isnan(batch["y"][0])
     large = rows.set_column(0, "id", pa.array([2**24 + 1]))
     with pytest.raises(
-        SchemaError, match=r"'id'.*has 16777217, which float32 does not hold without rounding\. Pass dty"
+        SchemaError,
+        match=r"has 16777217, which float32 does not hold without rounding\. "
+        r"Pass dtypes={\"\*\": \"float32\", 'id': \"int64\"}",
     ):
         shaper.block([large])
+
+
+@pytest.mark.parametrize(
+    ("value", "data_type", "wanted", "advice"),
+    [
+        (2**63, pa.uint64(), "int64", "uint64"),
+        (2**40, pa.int64(), "int8", "int64"),
+        (2**53 + 1, pa.int64(), "int32", "int64"),
+        (0.5, pa.float32(), "uint8", "float64"),
+    ],
+)
+def test_the_advice_names_a_type_that_holds_the_value(
+    value: float, data_type: pa.DataType, wanted: str, advice: str
+) -> None:
+    rows = pa.record_batch([pa.array([value], data_type), pa.array([[value]], pa.list_(data_type))], names=["x", "y"])
+    for name in ("x", "y"):
+        refused, taken = (check_dtypes("dtypes", {name: each}) for each in (wanted, advice))
+        with pytest.raises(SchemaError, match=rf"Pass dtypes={{'{name}': \"{advice}\"}}, or"):
+            prepared_shaper("torch", rows.schema, dtypes=refused)[1].block([rows])
+        prepared_shaper("torch", rows.schema, dtypes=taken)[1].block([rows])
 
 
 @settings(max_examples=effort(60))

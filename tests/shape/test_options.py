@@ -89,15 +89,15 @@ def test_a_null_names_its_column_the_count_and_the_way_out() -> None:
 
 def test_null_lists_say_that_a_fill_value_empties_them() -> None:
     batch = pa.RecordBatch.from_pydict({"l": pa.array([[1], None], pa.list_(pa.int32()))})
-    with pytest.raises(NullValueError, match=r"1 null lists in 2 values.*value\)}, which makes null lists empty"):
+    with pytest.raises(NullValueError, match=r"1 null list in 2 values.*value\)}, which makes null lists empty"):
         make_shaper("torch", batch.schema).block([batch])
 
 
 def test_null_items_under_a_mask_say_that_only_lists_are_masked() -> None:
     batch = pa.RecordBatch.from_pydict({"l": pa.array([[1, None], None], pa.list_(pa.int32()))})
-    with pytest.raises(NullValueError, match=r"1 nulls in lists in 2 values.*which lists are null, not which items"):
+    with pytest.raises(NullValueError, match=r"1 null in lists in 2 values.*which lists are null, not which items"):
         make_shaper("torch", batch.schema, nulls="mask").block([batch])
-    with pytest.raises(NullValueError, match=r'Say nulls=\{"l": \("fill", value\)\}\.$'):
+    with pytest.raises(NullValueError, match=r'Pass nulls=\{"l": \("fill", value\)\}\.$'):
         make_shaper("torch", batch.schema).block([batch.slice(0, 1)])
 
 

@@ -182,7 +182,7 @@ def test_a_null_struct_has_null_fields() -> None:
         [{"s": {"a": 1}}, {"s": None}], pa.schema([("s", pa.struct([("a", pa.int64())]))])
     )
     with pytest.raises(
-        NullValueError, match=r"column 's\.a' \(int64\) has 1 nulls.*nulls=\{\"s\.a\": \(\"fill\", value"
+        NullValueError, match=r"column 's\.a' \(int64\) has 1 null in .*nulls=\{\"s\.a\": \(\"fill\", value"
     ):
         prepared_shaper("torch", rows.schema)[1].block([rows])
     batch = prepared_shaper("torch", rows.schema, nulls={"s.a": ("fill", 7)})[1].block([rows]).to_batch()
@@ -202,3 +202,20 @@ def test_the_note_about_objects_can_be_pasted() -> None:
     assert f"columns={columns}." in note
     selected = select_fields(SCHEMA, columns)
     assert objects_note(selected, prepared_shaper("torch", selected)[0]) == ""
+    texts = pa.schema(
+        [
+            ("city", pa.dictionary(pa.int8(), pa.string())),
+            ("tags", pa.list_(pa.string())),
+            ("m", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    note = objects_note(texts, prepared_shaper("torch", texts)[0])
+    assert 'encode={"city": Hash(buckets=1_000_000), "tags": Hash(buckets=1_000_000)}, or' in note
+    assert "Without these columns" not in note
+
+
+@pytest.mark.parametrize("option", ["nulls", "encode", "stack"])
+def test_a_struct_where_a_column_is_wanted_is_told_its_fields(option: str) -> None:
+    wrong: Any = {"nulls": {"user": "mask"}, "encode": {"user": Hash(buckets=3)}, "stack": {"x": ["user"]}}[option]
+    with pytest.raises(ConfigError, match=r"user'?, which .*; it has the fields 'user\.id', 'user\.geo\.lat'"):
+        prepared_shaper("torch", SCHEMA, **{option: wrong})

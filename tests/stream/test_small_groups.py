@@ -197,7 +197,7 @@ def test_the_error_of_values_that_do_not_fit_names_their_row_group(tmp_path, is_
     with pytest.raises(FileChangedError if is_replaced else NullValueError, match=r"13\.parquet") as caught:
         rows.extend(int(batch["row"][0]) for batch in loader)
     assert rows == list(range(13))
-    assert is_replaced or "row group 0: column 'row' (int64) has 1 nulls in 2 values" in str(caught.value)
+    assert is_replaced or "row group 0: column 'row' (int64) has 1 null in 2 values" in str(caught.value)
     assert is_replaced or caught.value.__context__ is None
 
 

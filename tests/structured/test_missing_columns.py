@@ -280,6 +280,24 @@ def test_types_of_which_none_holds_the_other_name_both_files(tmp_path: Path, one
         scan_files(tmp_path, "arrow", missing="null")
 
 
+def test_columns_that_nobody_needs_may_have_types_of_which_none_holds_the_other(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([1, 2], pa.int32()), "v": [1, 2]}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"v": [0.5], "x": [2**40]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"v": ["a"], "y": [True]}), tmp_path / "2.parquet")
+    with pytest.raises(
+        SchemaError, match=r"'v' as double; .* Neither .* leave the column out by columns= with the names"
+    ):
+        loaded(str(tmp_path), "parquet")
+    seen = loaded(str(tmp_path), "parquet", columns=["x", "y"])
+    assert seen.to_pylist() == [{"x": x, "y": y} for x, y in [(1, None), (2, None), (2**40, None), (None, True)]]
+    for columns, row_filter, error in [
+        (["x", "v"], None, SchemaError),
+        (["x"], pc.field("v") > 1, ConfigError),
+    ]:
+        with pytest.raises(error, match=r"has column 'v' as double.* Neither holds all values of the other"):
+            loaded(str(tmp_path), "parquet", columns=columns, filters=row_filter)
+
+
 def test_the_widest_type_may_come_last(tmp_path: Path) -> None:
     for number, kind in enumerate((pa.uint8(), pa.int8(), pa.int16())):
         pq.write_table(pa.table({"x": pa.array([1], kind)}), tmp_path / f"{number}.parquet")

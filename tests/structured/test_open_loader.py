@@ -38,12 +38,20 @@ from torch_dataloader_utils.errors import (
 
 ROWS = pa.table({"x": pa.array(range(100), pa.int64()), "y": np.arange(100) / 4})
 
+
+def write_stream(rows: pa.Table, path: Path) -> None:
+    with pa.ipc.new_stream(path, rows.schema) as stream:
+        stream.write_table(rows)
+
+
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda path: pq.write_table(ROWS, path, row_group_size=30),
     "orc": lambda path: pyarrow.orc.write_table(ROWS, str(path)),
     "csv": lambda path: pyarrow.csv.write_csv(ROWS, path),
     "jsonl": lambda path: ROWS.to_pandas().to_json(path, orient="records", lines=True),
     "feather": lambda path: pyarrow.feather.write_feather(ROWS, str(path), compression="uncompressed"),
+    "arrows": lambda path: write_stream(ROWS, path),
+    "ipc": lambda path: pyarrow.feather.write_feather(ROWS, str(path)),
 }
 
 
@@ -207,7 +215,7 @@ def test_data_in_memory_is_answered_with_how_to_write_it(data: Any, told: str) -
         ("data/a.parqet", NoDataError, "does not exist"),
         ("s4://bucket/data", ConfigError, "no storage client knows s4://"),
         ("mixed", ConfigError, r'files of 2 formats: parquet \(.*a\.parquet\), csv .* such as "mixed/\*\.parquet"'),
-        ("odd", ConfigError, r"odd/a does not show its format, .* Pass format="),
+        ("odd", ConfigError, r"odd/a does not show its format, .* If it is one of parquet, orc, .* pass format="),
         ("notes", CorruptFileError, r'choose the files by a pattern, such as "notes/\*\.parquet"'),
         ("lake", UnsupportedFeatureError, "lake/delta is the directory of a Delta table. Read it with open_loader"),
         ("db.events", NoDataError, r'db is no catalog .*\(prod\)\. .*pass "catalog\.db\.table", or catalog_config='),

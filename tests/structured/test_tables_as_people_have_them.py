@@ -109,7 +109,7 @@ def test_a_value_that_does_not_fit_names_file_row_group_and_way_out(table: Path)
     with pytest.raises(
         SchemaError,
         match=r"0\.parquet row group 1: column 'row' \(int64\) has 256, which uint8 does not hold\. "
-        r"Pass dtypes=\{'row': \"int64\"\}, or dtypes=\{'row': \(\"clip\", \"uint8\"\)\}",
+        r"Pass dtypes=\{'row': \"int64\"\}, or 'row': \(\"clip\", \"uint8\"\) to take",
     ):
         list(dataset)
     stacked = StructuredDataset(table, columns=["row"], stack={"m": ["row"]}, dtypes={"m": "uint8"})

@@ -26,7 +26,7 @@ _TYPES_SHOWN_BY_TEXT = frozenset([pa.bool_(), pa.int64(), pa.string(), pa.timest
 _ADVICE = {
     r"with timezone|tz=.*timestamp\[\w+\]|timestamp\[\w+\].*tz=": (
         "A column with a time zone is compared with datetime(2024, 1, 5, tzinfo=timezone.utc), a column without one "
-        "with datetime(2024, 1, 5)."
+        "with datetime(2024, 1, 5); in a shell write timestamp('2024-01-05T00:00:00+00:00') with a zone."
     ),
     r"(?s)(?=.*string)(?=.*(timestamp\[|date32\[|date64\[))": (
         "Compare days and times with datetime.date and datetime.datetime values, and text with text; in a shell write "
@@ -36,7 +36,7 @@ _ADVICE = {
         "Compare text with text, such as '5', and numbers with numbers, such as 5."
     ),
     r"Precision is not great enough|decimal": (
-        "Compare decimals with Decimal('9.99') of Python's decimal, or with a float; not with an integer."
+        "Compare decimals with Decimal('9.99') of Python's decimal, or with a float, such as 3.0; not with an integer."
     ),
     r"\bbool\b": "Compare booleans with True and False, or write pc.field(name) and ~pc.field(name).",
     r"": "Compare the column with values of its type, or cast it: pc.field(name).cast(type).",

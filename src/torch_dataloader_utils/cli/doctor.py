@@ -97,17 +97,20 @@ def examine(given: Mapping[str, Any]) -> Examination:
     from torch_dataloader_utils._arrow.schema import decode_schema
     from torch_dataloader_utils._core.division import Share
     from torch_dataloader_utils.datasets.options import TableOptions
+    from torch_dataloader_utils.datasets.row_counts import null_counts
     from torch_dataloader_utils.datasets.table_rows import build_rows
     from torch_dataloader_utils.shape.specs import column_specs
 
     kind, inventory, access, options = _scanned(given)
     rows = build_rows(inventory, TableOptions(count_rows=False), access, Share())
     columns = column_specs(rows.delivered, None)
-    nulls = _nulls(inventory, columns)
+    counts = null_counts(inventory)
+    nulls = _nulls(columns, counts, is_counted=_has_null_counts(inventory))
     findings = (
         *_missing(options),
         *_header_findings(inventory),
-        *_column_findings(decode_schema(inventory.schema), columns, nulls),
+        *_column_findings(decode_schema(inventory.schema), columns),
+        *_null_findings(nulls, counts),
         *_partition_findings(inventory),
         *find_layout_problems(inventory),
     )
@@ -196,20 +199,27 @@ def _compiled(inventory: "Inventory", access: "StoreAccess") -> str:
     return f"compiled code reads {len(read)} of {plural(len(read) + len(left), 'column')}{others}"
 
 
-def _nulls(inventory: "Inventory", columns: "tuple[ColumnSpec, ...]") -> dict[str, Any]:
-    """Return `nulls=` for the columns with nulls and no place for them, and for lists, whose nulls nobody counts."""
-    from torch_dataloader_utils.datasets.row_counts import null_counts
+def _nulls(columns: "tuple[ColumnSpec, ...]", counts: Mapping[str, int], *, is_counted: bool) -> dict[str, Any]:
+    """Return `nulls=` for the columns that have no place for nulls, and have some or nobody counted them.
+
+    Nobody counts null lists. is_counted: Whether metadata count the other nulls.
+    """
     from torch_dataloader_utils.shape.arrow_types import ListType
     from torch_dataloader_utils.shape.convert import refuses_nulls
 
-    counts = null_counts(inventory)
     found: dict[str, Any] = {}
     for spec in filter(refuses_nulls, columns):
         if isinstance(spec.kind, ListType):
             found[spec.name] = ("fill", 0)
-        elif counts[spec.name]:
+        elif counts.get(spec.name, 0 if is_counted else 1):
             found[spec.name] = "mask"
     return found
+
+
+def _has_null_counts(inventory: "Inventory") -> bool:
+    from torch_dataloader_utils._core.inventory import FileFormat
+
+    return inventory.snapshot is not None or bool((inventory.files.formats == FileFormat.PARQUET).all())
 
 
 def _missing(options: Mapping[str, Any]) -> Iterator[Finding]:
@@ -242,9 +252,7 @@ def _format(inventory: "Inventory") -> str:
     return str(format_of(int(inventory.files.formats[0])))
 
 
-def _column_findings(
-    stored: "pa.Schema", columns: "tuple[ColumnSpec, ...]", nulls: Mapping[str, Any]
-) -> Iterator[Finding]:
+def _column_findings(stored: "pa.Schema", columns: "tuple[ColumnSpec, ...]") -> Iterator[Finding]:
     import pyarrow.types as pt
 
     from torch_dataloader_utils.shape.arrow_types import NumberType, ObjectType, element_of
@@ -272,12 +280,22 @@ def _column_findings(
         yield Finding(
             kind="mixed_types", message=f"Numbers have {len(types)} types: {each}. dtypes= gives them one, for stack=."
         )
-    masked = [name for name, policy in nulls.items() if policy == "mask"]
+
+
+def _null_findings(nulls: Mapping[str, Any], counts: Mapping[str, int]) -> Iterator[Finding]:
+    masked = [name for name, policy in nulls.items() if policy == "mask" and name in counts]
     if masked:
         yield Finding(
             kind="nulls",
             message=f"Tensors cannot hold the nulls of {_listed(masked)}. The call below has zeros there, and a bool "
             'tensor "..._mask" beside each column; ("fill", value) puts a value there instead.',
+        )
+    uncounted = [name for name, policy in nulls.items() if policy == "mask" and name not in counts]
+    if uncounted:
+        yield Finding(
+            kind="uncounted_nulls",
+            message=f"These files do not count the nulls of {_listed(uncounted)}, which tensors cannot hold. The call "
+            'below has zeros there, and a bool tensor "..._mask" beside each column; take columns without nulls out.',
         )
     lists = [name for name, policy in nulls.items() if policy != "mask"]
     if lists:

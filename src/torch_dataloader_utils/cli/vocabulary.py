@@ -44,7 +44,7 @@ def command(source: DataSource, min_count: int, most: int | None, save_path: str
         raise ConfigError("tdu vocabulary counts one column: pass --columns NAME.")
     inventory = source.inventory()
     with _file_at(save_path) as file:  # before anything is counted
-        counts = count_values(inventory, source.reader(inventory))
+        counts = count_values(inventory, source.reader(inventory), source.columns[0])
         kept = chosen(counts, min_count, most)
         if file is not None:
             import pyarrow.parquet as pq
@@ -71,8 +71,10 @@ def command(source: DataSource, min_count: int, most: int | None, save_path: str
         say(f"Saved to {save_path}. Use it with Vocabulary.load({save_path!r})")
 
 
-def count_values(inventory: "Inventory", reader: "Reader") -> "pa.Table":
-    """Return the columns `value` and `count`: each non-null value of the reader's only column, in any order.
+def count_values(inventory: "Inventory", reader: "Reader", name: str) -> "pa.Table":
+    """Return the columns `value` and `count`: each non-null value of a column, or of a field of a struct, in any order.
+
+    reader: Reads that column alone.
 
     Raises:
         ConfigError: the column holds other values than text, bytes, integers or lists of these.
@@ -82,7 +84,7 @@ def count_values(inventory: "Inventory", reader: "Reader") -> "pa.Table":
     merged, pending, pending_rows = None, [], 0
 
     def count(group: int) -> pa.Table:
-        return _counts(reader.read(inventory.task(group)))
+        return _counts(reader.read(inventory.task(group)), name)
 
     for counts in map_groups(count, inventory.num_groups, "counting"):
         pending.append(counts)
@@ -102,18 +104,18 @@ def chosen(counts: "pa.Table", min_count: int, most: int | None) -> "pa.Table":
     return kept if most is None else kept.slice(0, most)
 
 
-def _counts(rows: "pa.RecordBatch") -> "pa.Table":
+def _counts(rows: "pa.RecordBatch", name: str) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from torch_dataloader_utils._arrow.schema import is_list
+    from torch_dataloader_utils._arrow.schema import is_list, nested_path, values_at
     from torch_dataloader_utils.shape.encode import vocabulary_values
     from torch_dataloader_utils.shape.raw_numbers import plain
 
-    array = plain(rows.column(0))
+    array = plain(values_at(rows, nested_path(rows.schema, name)))
     while is_list(array.type):
         array = plain(array.flatten())
-    counted = pc.value_counts(vocabulary_values(array.drop_null(), f"Column {rows.schema.names[0]!r}"))
+    counted = pc.value_counts(vocabulary_values(array.drop_null(), f"Column {name!r}"))
     return pa.table({"value": counted.field("values"), "count": counted.field("counts")})
 
 

@@ -118,13 +118,15 @@ def _learn(
         raise _nothing_good(scans, files.source)
     path, file_schema = good[0]
     odd = _odd_columns(good)
+    if request.missing == "null":
+        plain = [(of, without_columns(schema, odd)) for of, schema in good]
+        file_schema, differing = unified_schema(plain, request.columns)
+        odd |= differing
     left_out: tuple[str, ...] = ()
     if odd:
         left_out = (f"columns are left out: {'; '.join(odd.values())}",)
         if request.columns is None:
             _log.warning("%s", left_out[0])
-    if request.missing == "null":
-        file_schema = unified_schema([(of, without_columns(schema, odd)) for of, schema in good])
     partitions: tuple[PartitionColumn, ...] = ()
     fields: tuple[pa.Field, ...] = ()
     if partitioning is not None:

@@ -32,7 +32,7 @@ from torch_dataloader_utils.errors import (
     of_type,
 )
 from torch_dataloader_utils.formats.file_format import Format
-from torch_dataloader_utils.formats.registry import REMOTE_THREADS, format_begun, named_format
+from torch_dataloader_utils.formats.registry import REMOTE_THREADS, all_formats, format_begun, named_format
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +185,8 @@ def find_format(store: Store, files: DataFiles) -> Format:
     if (found := format_begun(bytes(begin))) is None:
         raise ConfigError(
             f"{redact(first.path)} does not show its format, neither by the ending of its name nor by its first bytes. "
-            'Pass format=, such as format="csv".'
+            f'If it is one of {", ".join(map(str, all_formats()))}, pass format=, such as format="csv"; other kinds of '
+            "files have to be written as one of these."
         )
     return found
 

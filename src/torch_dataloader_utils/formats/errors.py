@@ -57,6 +57,9 @@ _LIMIT = re.compile(
 # Texts of pyarrow's CSV and JSON readers for a value that is not of the column's type.
 _MISFITS = ("In CSV column #", "Failed to convert JSON", "is not a valid decimal", "changed from")
 
+# Text of pyarrow's CSV reader for bytes in a column of text.
+_NOT_UTF8 = "CSV conversion error to string: invalid UTF8 data"
+
 # Text of pyarrow's ORC reader, from 25 on, for times that nanoseconds do not hold.
 _FAR_TIME = "is out of range for nanosecond resolution"
 
@@ -175,6 +178,11 @@ def _translated(error: BaseException, task: RowGroupTask, refused_columns: Calla
         return SchemaError(
             f"{task.where} does not fit the data set's schema ({text}). Correct the file, or name types that hold "
             "its values: inventory=scan_files(..., schema=). Without a schema, types are guessed from the first file."
+        )
+    if _NOT_UTF8 in text:
+        return CorruptFileError(
+            f"{task.where} has text that is not UTF-8 ({text}). Write the file again as UTF-8, as by iconv -f LATIN1 "
+            "-t UTF-8, or name the column as pyarrow.binary() in a schema: inventory=scan_files(..., schema=)."
         )
     if any(part in text for part in _WIDE_DELTAS):
         return UnsupportedFeatureError(

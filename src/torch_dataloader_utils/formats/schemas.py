@@ -52,15 +52,20 @@ def _differences(wanted: pa.Schema, seen: pa.Schema) -> Iterator[tuple[str, str,
             yield name, f"has a column {name!r}", "does not"
 
 
-def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+def unified_schema(
+    schemas: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None = None
+) -> tuple[pa.Schema, dict[str, str]]:
     """Return the columns of all files in order of first appearance, each in its widest type.
 
+    With it return columns that are left out, since no type holds their other types: each with the difference in words.
+
     schemas: Path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
+    columns: Projection, of which no column is left out; None for all columns.
 
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
 
     Raises:
-        SchemaError: no type of a column holds all its other types.
+        SchemaError: no type of a column of the projection holds all its other types.
     """
     found: dict[str, dict[pa.DataType, tuple[str, pa.Field]]] = {}
     known: pa.Schema | None = None
@@ -72,7 +77,19 @@ def unified_schema(schemas: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
             plain = with_change(field, _plain)
             found.setdefault(field.name, {}).setdefault(plain.type, (path, plain))
     _log_case({name: next(iter(of_types.values()))[0] for name, of_types in found.items()}, schemas)
-    return pa.schema([_widest(name, of_types) for name, of_types in found.items()])
+    fields, differing = [], {}
+    for name, of_types in found.items():
+        widest = _widest(of_types)
+        if widest is not None:
+            fields.append(widest)
+            continue
+        differing[name] = _difference(name, of_types)
+        if columns is None or any(each == name or each.startswith(f"{name}.") for each in columns):
+            raise SchemaError(
+                f"{differing[name]}. Write one of the files again, scan them as two data sets, or leave the column out "
+                "by columns= with the names of the others."
+            )
+    return pa.schema(fields), differing
 
 
 def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]) -> None:
@@ -96,16 +113,20 @@ def _log_case(first: Mapping[str, str], schemas: Sequence[tuple[str, pa.Schema]]
                 )
 
 
-def _widest(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> pa.Field:
+def _widest(of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> pa.Field | None:
     for data_type, (_, field) in of_types.items():
         if all(holds(data_type, other) for other in of_types):
             return field
+    return None
+
+
+def _difference(name: str, of_types: Mapping[pa.DataType, tuple[str, pa.Field]]) -> str:
     one, other = next(
         pair for pair in combinations(of_types, 2) if not holds(*pair) and not holds(*reversed(pair))
     )  # if of any two types one held the other, one type would hold all
-    raise SchemaError(
+    return (
         f"{redact(of_types[other][0])} has column {name!r} as {other}; {redact(of_types[one][0])} as {one}. Neither "
-        "holds all values of the other. Write one of the files again, or scan them as two data sets."
+        "holds all values of the other"
     )
 
 
@@ -273,6 +294,6 @@ def without_columns(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> SchemaError:
     return SchemaError(
         f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
-        'one of them again, scan them as two data sets, leave the column out of columns=, or pass missing="null" to '
-        "read columns that a file lacks as nulls, and narrower types as wider ones."
+        'one of them again, scan them as two data sets, leave the column out of columns=, or pass missing="null" '
+        "(--missing null in the shell) to read columns that a file lacks as nulls, and narrower types as wider ones."
     )

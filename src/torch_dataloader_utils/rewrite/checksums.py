@@ -63,10 +63,15 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
     if is_list(array.type):
         items, lengths = array.flatten(), pc.list_value_length(array).fill_null(0)
         counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-        if is_number(items.type) and not items.null_count:
+        if is_number(items.type):
+            # How a row is summed depends on this row alone: other parts divide the rows in another way.
+            is_whole = _have_no_nulls(items, counts)
             width = items.type.byte_width
             spans = ByteSpans(_bytes(items), (np.cumsum(counts) - counts) * width, counts * width)
-            return total + _sum_spans(spans, weights)
+            total += _sum_spans(spans, np.where(is_whole, weights, np.uint64(0)))
+            if is_whole.all():
+                return total
+            weights = np.where(is_whole, np.uint64(0), weights)
         of_items, _ = _spread(weights, counts)
         return total + _dot(weights, counts) * _LENGTH + _sum(items, of_items, (*place, 0), nulls)
     if is_text(kind):
@@ -86,6 +91,16 @@ def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
     digests = [blake2b(view[start : start + length], digest_size=8).digest() for start, length in places]
     hashed[is_long] = np.frombuffer(b"".join(digests), "<u8")
     return _dot(weights, hashed)
+
+
+def _have_no_nulls(items: pa.Array, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return for each row, whether none of its items is null."""
+    if not items.null_count:
+        return np.ones(len(counts), np.bool_)
+    before, ends = np.zeros(len(items) + 1, np.int64), np.cumsum(counts)
+    np.cumsum(items.is_null().to_numpy(zero_copy_only=False), out=before[1:])
+    is_whole: npt.NDArray[np.bool_] = before[ends] == before[ends - counts]
+    return is_whole
 
 
 def _spread(weights: Weights, counts: npt.NDArray[np.int64]) -> tuple[Weights, Weights]:

@@ -176,12 +176,14 @@ def _misfit(name: str, array: pa.Array, values: Numbers, target: NumberTarget) -
     elif is_decimal and not pt.is_floating(target.data_type):
         why = " as an unscaled integer"
     wide = "float64" if is_decimal or pt.is_floating(array.type) else "int64"
-    key = target.stack or name
+    if pt.is_uint64(array.type):
+        wide = "uint64"
+    key, others = target.stack or name, f'"*": "{target.name}", ' if target.loss == "exact" else ""
     try:
         seen = array[first].as_py()
     except (OverflowError, ValueError):  # a time that Python does not hold
         seen = values[first]
     return SchemaError(
         f"column {name!r} ({array.type}) has {seen!s}, which {target.name} does not hold{why}. Pass "
-        f'dtypes={{{key!r}: "{wide}"}}, or dtypes={{{key!r}: ("clip", "{target.name}")}} to take the nearest number.'
+        f'dtypes={{{others}{key!r}: "{wide}"}}, or {key!r}: ("clip", "{target.name}") to take the nearest number.'
     )

@@ -167,7 +167,7 @@ def _convert_numbers(spec: ColumnSpec, kind: NumberType, array: pa.Array) -> tup
 def _convert_lists(spec: ColumnSpec, item: NumberType, array: pa.Array) -> tuple[Column, ...]:
     lists = raw_lists(array)
     if lists.valid is not None and not isinstance(spec.nulls, Fill | Mask):
-        raise _null_error(spec, lists.valid, "null lists")
+        raise _null_error(spec, lists.valid, "null list")
     values = from_dlpack(_filled(spec, _null_items_become(spec), lists.items))
     column = Lists(_shaped(_logical(values, spec), item, int(lists.offsets[-1])), torch.from_numpy(lists.offsets))
     return (column, Rows(_mask(lists.valid, len(array)))) if isinstance(spec.nulls, Mask) else (column,)
@@ -178,7 +178,7 @@ def _convert_objects(spec: ColumnSpec, array: pa.Array) -> tuple[Column, ...]:
     check_text(spec.name, array)
     valid = validity(array)
     if valid is not None and isinstance(spec.nulls, Refuse):
-        raise _null_error(spec, valid, "nulls")
+        raise _null_error(spec, valid, "null")
     column = Objects(pa.chunked_array([array]), spec.nulls.value if isinstance(spec.nulls, Fill) else None)
     return (column, Rows(_mask(valid, len(array)))) if isinstance(spec.nulls, Mask) else (column,)
 
@@ -263,7 +263,7 @@ def _filled(spec: ColumnSpec, replacement: float | None, numbers: RawNumbers) ->
     if numbers.valid is None:
         return numbers.values
     if replacement is None:
-        raise _null_error(spec, numbers.valid, "nulls in lists" if isinstance(spec.kind, ListType) else "nulls")
+        raise _null_error(spec, numbers.valid, "null", " in lists" if isinstance(spec.kind, ListType) else "")
     return numbers.filled(replacement)
 
 
@@ -282,10 +282,10 @@ def _mask(valid: Bools | None, count: int) -> Tensor:
     return torch.from_numpy(np.ones(count, np.bool_) if valid is None else valid)
 
 
-def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
+def _null_error(spec: ColumnSpec, valid: Bools, unit: str, place: str = "") -> NullValueError:
     nulls, total = int(valid.size - np.count_nonzero(valid)), valid.size
     # A mask is one bool a row and cannot mark the items of a list.
-    or_mask = "" if what == "nulls in lists" else ', or "mask" for a bool tensor beside it'
+    or_mask = "" if place else ', or "mask" for a bool tensor beside it'
     if isinstance(spec.nulls, Refuse):
         advice = f'nulls= says "error" for it. Use nulls={{"{spec.name}": ("fill", value)}}{or_mask}'
     elif isinstance(spec.nulls, Mask):
@@ -294,6 +294,7 @@ def _null_error(spec: ColumnSpec, valid: Bools, what: str) -> NullValueError:
             f'"{spec.name}": ("fill", value)'
         )
     else:
-        emptied = ", which makes null lists empty" if what == "null lists" else ""
-        advice = f'Say nulls={{"{spec.name}": ("fill", value)}}{emptied}{or_mask}'
-    return NullValueError(f"column {spec.name!r} ({spec.data_type}) has {nulls} {what} in {total} values. {advice}.")
+        emptied = ", which makes null lists empty" if unit == "null list" else ""
+        advice = f'Pass nulls={{"{spec.name}": ("fill", value)}}{emptied}{or_mask}'
+    seen = f"{plural(nulls, unit)}{place} in {plural(total, 'value')}"
+    return NullValueError(f"column {spec.name!r} ({spec.data_type}) has {seen}. {advice}.")

@@ -208,6 +208,11 @@ def encoded_schema(delivered: pa.Schema, encode: Mapping[str, Encoder] | None) -
     return delivered
 
 
+def is_hashed(data_type: pa.DataType) -> bool:
+    """Return whether `Hash` takes columns of this type."""
+    return _with_items(data_type, Hash(buckets=1)) is not None
+
+
 def _encoded_type(column: pa.Field, encoder: Encoder) -> pa.DataType:
     data_type = decoded_type(column.type)
     if isinstance(encoder, Bytes):

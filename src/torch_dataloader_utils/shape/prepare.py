@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from torch_dataloader_utils._arrow.number_batch import NumberBatch
-from torch_dataloader_utils._arrow.schema import FieldPath, is_text, nested_path
+from torch_dataloader_utils._arrow.schema import FieldPath, nested_path
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._runtime.recent import Recent
@@ -25,7 +25,7 @@ from torch_dataloader_utils._runtime.reused_memory import RecycledMemory
 from torch_dataloader_utils.shape.arrow_types import Numbers, ObjectType, classify
 from torch_dataloader_utils.shape.casting import Room, converted
 from torch_dataloader_utils.shape.dtypes import NumberTarget, find_targets, number_element, target_of, with_number_type
-from torch_dataloader_utils.shape.encode import Bytes, Encoder, encoded, encoded_schema
+from torch_dataloader_utils.shape.encode import Bytes, Encoder, encoded, encoded_schema, is_hashed
 from torch_dataloader_utils.shape.reused_memory import new_tensor
 from torch_dataloader_utils.shape.shapers import OutputFormat, make_shaper
 from torch_dataloader_utils.shape.specs import stack_members
@@ -153,10 +153,10 @@ def objects_note(selected: pa.Schema, prepared: pa.Schema) -> str:
     tensors = [name for name in prepared.names if name not in without_tensors]
     # Lists of structs are chosen as a whole.
     others = dict.fromkeys(name if nested_path(selected, name) else paths[name][0] for name in tensors)
-    encoders = ", ".join(f'"{column.name}": Hash(buckets=1_000_000)' for column in objects if is_text(column.type))
+    encoders = ", ".join(f'"{column.name}": Hash(buckets=1_000_000)' for column in objects if is_hashed(column.type))
     shown = ", ".join(f"{column.name!r} ({column.type})" for column in objects)
     # Objects of JSON may have thousands of keys: nobody pastes so many names.
-    without = f"Without these columns: columns={list(others)}. " if len(others) <= _MOST_NAMES else ""
+    without = f"Without these columns: columns={list(others)}. " if 0 < len(others) <= _MOST_NAMES else ""
     return (
         f"Batches hold lists of Python objects, not tensors, for {shown}. "
         + (f"For tensors of text pass encode={{{encoders}}}, or Vocabulary or Bytes. " if encoders else "")

@@ -8,7 +8,7 @@ from torch_dataloader_utils.formats.file_format import Format
 ARROW = Format(
     number=FileFormat.ARROW,
     names=("arrow",),
-    endings=("feather",),
+    endings=("feather", "arrows", "ipc"),
     first_bytes=b"ARROW1",  # of files; streams have none
     scan=scan_arrow,
     decode=decode_arrow,

@@ -37,6 +37,7 @@ _MOST_CSV_PARSE_BYTES = 1 << 30
 # A line end to pyarrow's CSV parser, as in files of old Macs.
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _JSON_BLANKS = b" \t\r"
 _CSV_BLANKS = b"\r"
 # A line end between two quotes ends no row.
@@ -44,6 +45,9 @@ _CSV_ROW = rb'[^"\r\n]*(?:"[^"]*"[^"\r\n]*)*[\r\n]'
 _LINE = re.compile(rb"[^\r\n]+[\r\n]")
 _CSV_HEADER_AND_ROW = re.compile(_CSV_ROW + rb"[\r\n]*(?=[^\r\n])" + _CSV_ROW)
 
+
+# Separator of columns, and names of a file's columns.
+_Columns = tuple[str, Sequence[str]]
 
 SEPARATED = {",": "csv", "\t": "tsv", ";": "csv-semicolon", "|": "csv-pipe"}
 """Name of the format for each separator of columns."""
@@ -71,21 +75,35 @@ def _scan_text(store: Store, item: ScanItem, request: ScanRequest, delimiter: st
     Raises:
         SchemaError: the names of a CSV header differ from the schema's names (the order may differ, and with
             missing="null" names may be missing), or columns of JSON lines have no common type or are not in the schema.
-        UnsupportedFeatureError: a JSON array. ConfigError: see `_check_header`.
+        UnsupportedFeatureError: text in UTF-16, or JSON that is no JSON lines. ConfigError: see `_check_header`.
     """
     entry = item.entry
     with decoding(entry.path, "text"):
         head, is_cut = _head(store, entry, delimiter is not None)
         if not head:
             return _blank(entry, request)
+        _check_start(entry.path, head, is_json=delimiter is None)
         if delimiter is None and request.count_rows:
             schema, groups = _json_lines(store, entry, request)
         else:
             schema = _schema(entry.path, head, request, delimiter, is_cut=is_cut)
             groups = _whole(entry, UNKNOWN)
             if delimiter is not None and request.count_rows:
-                groups = _csv_groups(store, entry, head, (delimiter, schema.names[0]), request)
+                groups = _csv_groups(store, entry, head, (delimiter, schema.names), request)
     return FileScan(groups=groups, size=entry.stat.size, identity=entry.stat.identity, schema=schema)
+
+
+def _check_start(path: str, head: bytes, *, is_json: bool) -> None:
+    if head.startswith(_UTF16_MARKS):
+        raise UnsupportedFeatureError(
+            f"{redact(path)} begins as UTF-16, and text is read as UTF-8. Write it again, as by iconv -f UTF-16 -t "
+            "UTF-8."
+        )
+    if is_json and _after_blanks(head, _JSON_BLANKS).split(b"\n", 1)[0].strip() == b"{":
+        raise UnsupportedFeatureError(
+            f"{redact(path)} begins with a JSON object over several lines. JSON lines are needed: one object a line. "
+            "Write it again in that form, as by jq -c, or leave it out."
+        )
 
 
 def _blank(entry: FileEntry, request: ScanRequest) -> FileScan:
@@ -136,23 +154,23 @@ def _json_groups(store: Store, entry: FileEntry, request: ScanRequest, learned: 
     return _counted_groups(entry, counter)
 
 
-def _csv_groups(store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest) -> Int64s:
-    """Return the blocks of a file. The host keeps them for a large file. column: Separator, and a column's name."""
+def _csv_groups(store: Store, entry: FileEntry, head: bytes, columns: _Columns, request: ScanRequest) -> Int64s:
+    """Return the blocks of a file. The host keeps them for a large file."""
 
     def read() -> bytes:
-        return np.ascontiguousarray(_counted_csv(store, entry, head, column, request)).tobytes()
+        return np.ascontiguousarray(_counted_csv(store, entry, head, columns, request)).tobytes()
 
-    kept = kept_results(store, entry.path, entry.stat).once(f"CSV{column[0]} {request.text}", read)
+    kept = kept_results(store, entry.path, entry.stat).once(f"CSV{columns[0]} {request.text}", read)
     return np.frombuffer(kept, dtype=np.int64).reshape(-1, 4)
 
 
-def _counted_csv(store: Store, entry: FileEntry, head: bytes, column: tuple[str, str], request: ScanRequest) -> Int64s:
+def _counted_csv(store: Store, entry: FileEntry, head: bytes, columns: _Columns, request: ScanRequest) -> Int64s:
     header = _header(head)
     counter = _counted(store, entry, request, start=len(header), blank=_CSV_BLANKS)
     may_hold_line_ends = counter.has_quotes or not _closes(header)
     has_lone_returns = counter.has_lone_returns or _LONE_RETURN.search(header) is not None
     if has_lone_returns or (may_hold_line_ends and not request.text.csv_has_no_quoted_newlines):
-        return _whole(entry, _parsed_csv_rows(store, entry, column))
+        return _whole(entry, _parsed_csv_rows(store, entry, columns))
     return _counted_groups(entry, counter)
 
 
@@ -190,31 +208,41 @@ def _whole(entry: FileEntry, rows: int) -> Int64s:
     return np.array([[rows, entry.stat.size, 0, entry.stat.size]], dtype=np.int64)
 
 
-def _parsed_csv_rows(store: Store, entry: FileEntry, column: tuple[str, str]) -> int:
+def _parsed_csv_rows(store: Store, entry: FileEntry, columns: _Columns) -> int:
     # Where a quoted value may hold line ends, or lines do not end in a newline, only the parser can find rows. Its
     # blocks must be as long as a row. It reads many blocks ahead, so only files that need large blocks get them.
     parse_bytes = _CSV_PARSE_BYTES
     while True:
         try:
-            return _rows_in_blocks(_stream(store, entry), column, parse_bytes)
+            return _rows_in_blocks(store, entry, columns, parse_bytes)
         except pa.ArrowInvalid as error:
             if "straddles two block boundaries" not in str(error) or parse_bytes >= _MOST_CSV_PARSE_BYTES:
                 raise
         parse_bytes *= 8
 
 
-def _rows_in_blocks(stream: pa.NativeFile, column: tuple[str, str], parse_bytes: int) -> int:
-    delimiter, name = column
+def _rows_in_blocks(store: Store, entry: FileEntry, columns: _Columns, parse_bytes: int) -> int:
+    delimiter, names = columns
+    # A row after the last one, with more columns than the file has. Inside an open quote the parser does not find it.
+    end, ends = delimiter.join(["end of file"] * (len(names) + 1)), []
+
+    def judge(row: pa_csv.InvalidRow) -> str:
+        ends.append(row.text == end)
+        return "skip" if ends[-1] else "error"
+
     # One column as bytes is cheap, and no inferred type can fail.
     reader = pa_csv.open_csv(
-        stream,
+        pa.PythonFile(_LongerFile(_stream(store, entry), f"\n{end}\n".encode()), mode="r"),
         read_options=pa_csv.ReadOptions(block_size=parse_bytes),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=judge),
         convert_options=pa_csv.ConvertOptions(
-            include_columns=[name], column_types={name: pa.binary()}, include_missing_columns=True
+            include_columns=names[:1], column_types={names[0]: pa.binary()}, include_missing_columns=True
         ),
     )
-    return sum(batch.num_rows for batch in reader)
+    rows: int = sum(batch.num_rows for batch in reader)
+    if not any(ends):
+        raise corrupt(entry.path, f"a quote that begins in row {rows:,} never ends, and takes the rest of the text")
+    return rows
 
 
 def _schema(path: str, head: bytes, request: ScanRequest, delimiter: str | None, *, is_cut: bool) -> pa.Schema:
@@ -275,7 +303,9 @@ def _check_header(path: str, head: bytes, delimiter: str) -> None:
     """
     text = re.split(rb"[\r\n]", _after_blanks(head, _CSV_BLANKS), maxsplit=1)[0].decode("utf-8", "replace")
     names = next(csv.reader([text], delimiter=delimiter), [])
-    others = [SEPARATED[each] for each in SEPARATED if each in names[0]] if len(names) == 1 else []
+    others = (
+        [SEPARATED[each] for each in SEPARATED if each != delimiter and each in names[0]] if len(names) == 1 else []
+    )
     if others:
         formats = " or ".join(f'format="{each}" (--format {each} in the shell)' for each in others)
         raise ConfigError(
@@ -341,6 +371,24 @@ def _stream(store: Store, entry: FileEntry, content: ContentDigest | None = None
     file = pa.PythonFile(_SequentialFile(store, entry, content), mode="r")
     codec = codec_of(entry.path)
     return file if codec is None else pa.CompressedInputStream(file, codec)
+
+
+class _LongerFile:
+    """Text with more text after its end."""
+
+    def __init__(self, text: pa.NativeFile, more: bytes) -> None:
+        self._text = text
+        self._more = io.BytesIO(more)
+        self.closed = False
+
+    def read(self, length: int) -> bytes:
+        """Return the next bytes, empty at the end."""
+        return self._text.read(length) or self._more.read(length)
+
+    def close(self) -> None:
+        """Close the text."""
+        self._text.close()
+        self.closed = True
 
 
 class _SequentialFile:
