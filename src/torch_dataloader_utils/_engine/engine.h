@@ -65,7 +65,6 @@ typedef enum {
     CHECKSUM,   /* the page's bytes are not those that were written */
     TOO_LARGE,  /* a page of more bytes than the plan allows */
     NO_MEMORY,
-    NOT_READ,   /* the file did not give the bytes of the pages */
     MISFIT,     /* a value that the wanted type does not hold */
 } Reason;
 

@@ -1,6 +1,7 @@
 """Small row groups decoded by one call, and footers read by one pass, say what pyarrow says of each alone."""
 
 import io
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
+from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, footer_numbers
 from torch_dataloader_utils.tables.reader import Reader, make_reader
@@ -311,9 +313,47 @@ def test_a_file_that_does_not_give_all_bytes_is_not_decoded(tmp_path: Path) -> N
     path = tmp_path / "short"
     path.write_bytes(bytes(15))
     columns, chunks, rows = (np.array(GOOD[key], np.int64) for key in ("columns", "chunks", "rows"))
+    arguments = (bytearray(16), bytearray(128), columns, chunks, rows, bytearray(16), 1 << 20, True)
     with path.open("rb") as file:
-        arguments = (bytearray(16), bytearray(128), columns, chunks, rows, bytearray(16), 1 << 20, True)
-        assert _engine.decode(*arguments, file.fileno()) == ["not read"]
+        assert _engine.decode(*arguments, file.fileno()) is None
         path.write_bytes(bytes(16))
         assert _engine.decode(*arguments, file.fileno()) == ["damaged"]
-    assert _engine.decode(*arguments, 1 << 20) == ["not read"]
+    assert _engine.decode(*arguments, 1 << 20) is None
+
+
+def test_only_the_planned_file_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"not utf-8 \xff")
+    path.write_bytes(bytes(16))
+    columns, chunks, rows = (np.array(GOOD[key], np.int64) for key in ("columns", "chunks", "rows"))
+    arguments = (
+        bytearray(16),
+        bytearray(128),
+        columns,
+        chunks,
+        rows,
+        bytearray(16),
+        1 << 20,
+        True,
+        -1,
+        None,
+        str(path),
+    )
+    for modified_ns in (-1, -1_000_000_001, 0, 1_700_000_000_123_456_789):
+        os.utime(path, ns=(0, modified_ns))
+        stat = LocalStore().stat(str(path))
+        for planned in (stat.identity, stat.pin):
+            assert _engine.decode(*arguments, planned) == ["damaged"]
+            for other in ("", planned[1:], planned[:-1], f"{planned}0", f"{planned}@", f"{stat.pin}@{stat.changed_ns}"):
+                assert _engine.decode(*arguments, other) is None
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+    path.write_bytes(bytes(15))
+    assert _engine.decode(*arguments, LocalStore().stat(str(path)).identity) is None
+    path.unlink()
+    assert _engine.decode(*arguments, "16-0") is None
+    os.mkfifo(path)
+    assert _engine.decode(*arguments, LocalStore().stat(str(path)).identity) is None
+    with Path(__file__).open("rb") as file:
+        assert file.fileno() == descriptor  # none was left open
+    with pytest.raises(ValueError, match="null"):
+        _engine.decode(*arguments[:-1], "a\0b", "16-0")

@@ -7,9 +7,8 @@ column. Rows, errors and verdicts do not depend on the decoder.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -144,58 +143,64 @@ def read_numbers(
     if not count:
         return []
     places, wanted = Places.of_rows(taken.table, taken.values, num_rows), np.array([start, num_rows], np.int64)
-    decoded = None if source.store.is_local else _decoded_from_cache(source, taken, places, wanted)
+    decoded = _decoded_from_file(source, taken, places, wanted) if _is_bounded(taken, places.num_bytes) else None
     if decoded is None:
-        with _pages(source, taken, places.num_bytes) as pages:
-            if pages is None:
-                count_chunks("damaged", count)
-                return []
-            decoded = _decoded(source, pages, places, wanted)
+        pages, placed = _read_pages(source, taken)
+        if _lacks_values(pages, placed):
+            count_chunks("damaged", count)
+            return []
+        decoded = _decoded(source, pages, placed, places, wanted)
     memory, results, refused = decoded
     reasons = places.checked(memory, results, refused)
-    if "not read" in reasons:
-        _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
     for reason, number in Counter(reasons).items():
         count_chunks(reason or "compiled", number)
+    count_chunks("compiled", 0 if reasons else count)
     return list(places.batches(memory, results, reasons))
 
 
-class _Pages(NamedTuple):
-    """Pages of chunks, in `buffer`, or in `file`, which is read one chunk after the other.
-
-    chunks: `_Chunks.numbers` with offsets in `buffer` or `file`. seal: Checksum of the file, see `_engine.decode`.
-    """
-
-    buffer: Buffer
-    chunks: Int64s
-    file: int = -1
-    seal: Int64s | None = None
-
-
 class _Decoded(NamedTuple):
-    """Memory and results of the decoder, and for each column why it was refused, or ""."""
+    """Memory and results of the decoder, and why it refused columns: see `_engine.decode`."""
 
     memory: Bytes
     results: Int64s
     refused: Sequence[str]
 
 
-def _decoded(source: TaskSource, pages: _Pages, places: Places, rows: Int64s) -> _Decoded:
-    """Return decoded columns; rows: First row, and number of rows."""
-    memory, results = RECYCLED.take(places.num_bytes), np.empty((len(pages.chunks), 2), np.int64)
+def _decoded(
+    source: TaskSource, pages: Buffer, chunks: Int64s, places: Places, rows: Int64s, *file: Any
+) -> _Decoded | None:
+    """Return decoded columns; None if the file does not have the bytes, or is not the planned file.
+
+    pages: Pages of the chunks, or room for the pages of one chunk of `file`. chunks: `_Chunks.numbers` with offsets in
+    `pages` or `file`. rows: First row, and number of rows. file: The last arguments of `_engine.decode`.
+    """
+    memory, results = RECYCLED.take(places.num_bytes), np.empty((len(chunks), 2), np.int64)
     refused = _engine.decode(
-        pages.buffer,
+        pages,
         memory,
         places.numbers,
-        pages.chunks,
+        chunks,
         rows,
         results,
         source.max_row_group_bytes,
         source.page_checksums,
-        pages.file,
-        pages.seal,
+        *file,
     )
-    return _Decoded(memory, results, refused)
+    return None if refused is None else _Decoded(memory, results, refused)
+
+
+def _decoded_from_file(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
+    """Return columns decoded from a local file or from a cache entry, chunk by chunk, while a core's cache holds them.
+
+    None if the bytes are to be read first: this finds out why the file does not have them, or is another file.
+    """
+    if not source.store.is_local:
+        return _decoded_from_cache(source, chunks, places, rows)
+    path = source.local_path
+    if path is None:
+        return None
+    buffer = PAGES.take(int(chunks.lengths.max())).data
+    return _decoded(source, buffer, chunks.numbers, places, rows, -1, None, path, source.task.identity)
 
 
 def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
@@ -205,7 +210,7 @@ def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, row
     """
     order = np.argsort(chunks.starts, kind="stable")
     starts, lengths = chunks.starts[order], chunks.lengths[order]
-    if not _is_bounded(chunks, places.num_bytes) or (starts[1:] != starts[:-1] + lengths[:-1]).any():
+    if (starts[1:] != starts[:-1] + lengths[:-1]).any():
         return None
     span = int(starts[0]), int(lengths.sum())
     with source.kept_range(span) as entry:
@@ -215,7 +220,7 @@ def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, row
         placed[:, 1] += entry.start - span[0]
         seal = np.concatenate([[entry.before], order])
         buffer = PAGES.take(int(lengths.max())).data
-        decoded = _decoded(source, _Pages(buffer, placed, entry.descriptor, seal), places, rows)
+        decoded = _decoded(source, buffer, placed, places, rows, entry.descriptor, seal)
         return decoded if entry.check(int(seal[0])) else None
 
 
@@ -224,31 +229,22 @@ def _is_bounded(chunks: _Chunks, num_bytes: int) -> bool:
     return num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
 
 
-@contextmanager
-def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pages | None]:
-    """Yield the pages of these chunks; None if they have fewer values than the footer claims.
+def _lacks_values(pages: Buffer, chunks: Int64s) -> bool:
+    """Return whether pages have fewer values than the footer claims; memory is taken for values that are there."""
+    view = memoryview(pages)
+    return any(
+        _engine.count_values(view[start : start + length]) < values for _, start, length, values in chunks.tolist()
+    )
 
-    num_bytes: Memory that will be taken. A large amount is taken only for values that the pages say they have, so the
-    pages are read first. Otherwise pages of a local file are read as they are decoded, while a core's cache holds them.
+
+def _read_pages(source: TaskSource, chunks: _Chunks) -> tuple[Buffer, Int64s]:
+    """Return the pages of chunks, in memory that is used again, and `_Chunks.numbers` with offsets in them.
+
+    Neighbours come by one read.
     """
-    with source.local_file() if _is_bounded(chunks, num_bytes) else nullcontext() as file:
-        if file is not None:
-            yield _Pages(PAGES.take(int(chunks.lengths.max())).data, chunks.numbers, file)
-            return
-        pages = _read_pages(source, chunks)
-        view = memoryview(pages.buffer)
-        lacks_values = any(
-            _engine.count_values(view[start : start + length]) < values
-            for _, start, length, values in pages.chunks.tolist()
-        )
-        yield None if lacks_values else pages
-
-
-def _read_pages(source: TaskSource, chunks: _Chunks) -> _Pages:
-    """Return the pages of chunks, in memory that is used again. Neighbours come by one read."""
     whole = source.whole()
     if whole is not None:
-        return _Pages(whole, chunks.numbers)
+        return whole, chunks.numbers
     merged: list[tuple[int, int]] = []
     for start, length in sorted(zip(chunks.starts.tolist(), chunks.lengths.tolist(), strict=True)):
         if merged and start <= sum(merged[-1]):
@@ -263,4 +259,4 @@ def _read_pages(source: TaskSource, chunks: _Chunks) -> _Pages:
     read = np.searchsorted(firsts, chunks.starts, side="right") - 1
     placed = chunks.numbers.copy()
     placed[:, 1] += places[read] - firsts[read]
-    return _Pages(buffer, placed)
+    return buffer, placed
