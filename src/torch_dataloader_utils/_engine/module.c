@@ -12,7 +12,7 @@
 
 #include "engine.h"
 
-static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "type"};
+static const char *const reasons[] = {"", "damaged", "codec", "encoding", "checksum", "too large", "memory", "not read", "type"};
 static const char *const faults[] = {
     "",
     "it does not parse",
@@ -94,7 +94,6 @@ static bool check(Request *request) {
     if (num_columns == 0 || num_groups == 0 || (size_t)request->results.len / size / RESULT_NUMBERS < num_columns ||
         num_groups > (size_t)request->chunks.len / size / PART_NUMBERS / num_columns)
         return false;
-    if (request->is_read && request->pages.readonly) return false;
     request->num_columns = num_columns;
     request->num_groups = num_groups;
     request->num_rows = 0;
@@ -106,9 +105,8 @@ static bool check(Request *request) {
             if (part[NUM_VALUES] < 0 || part[NUM_VALUES] > most_values || rows[FIRST_ROW] > part[NUM_VALUES] ||
                 rows[NUM_ROWS] > part[NUM_VALUES] - rows[FIRST_ROW] || part[LENGTH] < 0)
                 return false;
-            if (request->is_read && part[START] > INT64_MAX - part[LENGTH]) return false;
-            if (part[START] < 0 || !fits(request->is_read ? 0 : part[START], (uint64_t)part[LENGTH], request->pages.len))
-                return false;
+            if (part[START] < 0 || part[START] > INT64_MAX - part[LENGTH]) return false;
+            if (!request->is_read && !fits(part[START], (uint64_t)part[LENGTH], request->pages.len)) return false;
         }
     }
     for (size_t i = 0; i < num_columns; i++, columns += COLUMN_NUMBERS) {
@@ -153,9 +151,9 @@ static bool is_planned(int file, const char *planned) {
 }
 
 /* A chunk whose rows begin at row `begin` of all. */
-static Chunk chunk_of(const Request *request, const int64_t *column, const int64_t *rows, const int64_t *part, int64_t begin) {
+static Chunk chunk_of(const Request *request, const uint8_t *pages, const int64_t *column, const int64_t *rows,
+                      const int64_t *part, int64_t begin) {
     uint8_t *memory = request->memory.buf;
-    const uint8_t *pages = (const uint8_t *)request->pages.buf + (request->is_read ? 0 : part[START]);
     bool is_list = column[OFFSETS] >= 0;
     Chunk chunk = {.pages = {pages, pages + part[LENGTH]},
                    .codec = part[CODEC_OF] < 0 || part[CODEC_OF] > INT16_MAX ? -1 : (int)part[CODEC_OF],
@@ -186,27 +184,32 @@ static bool check_seal(const Request *request, size_t size) {
     return true;
 }
 
-/* Of several row groups, ends at the first chunk that is refused. False: the file did not give all bytes. */
-static bool decode_all(const Request *request, size_t most_page_bytes, bool checks_pages, Reason *reasons) {
+/* Of several row groups, ends at the first chunk that is refused. */
+static void decode_all(const Request *request, size_t most_page_bytes, bool checks_pages, Reason *reasons) {
     const int64_t *rows = request->rows.buf, *parts = request->chunks.buf;
     int64_t begin = 0, *results = request->results.buf;
     Work work;
     memset(&work, 0, sizeof work);
     memset(results, 0, request->num_columns * RESULT_NUMBERS * sizeof *results);
-    bool goes_on = true, is_there = true;
+    bool goes_on = true;
     for (size_t group = 0; group < request->num_groups && goes_on; group++, rows += ROW_NUMBERS, parts += request->num_columns * PART_NUMBERS) {
         for (size_t number = 0; number < request->num_columns && goes_on; number++) {
             size_t i = request->seal == NULL ? number : (size_t)request->seal[number + 1];
             const int64_t *column = (const int64_t *)request->columns.buf + i * COLUMN_NUMBERS;
             const int64_t *part = parts + i * PART_NUMBERS;
-            Chunk chunk = chunk_of(request, column, rows, part, begin);
+            uint8_t *pages = request->is_read ? scratch_of(&work.chunk, (size_t)part[LENGTH])
+                                              : (uint8_t *)request->pages.buf + part[START];
+            if (request->is_read && (pages == NULL || !read_pages(request->file, part[START], part[LENGTH], pages))) {
+                reasons[i] = NOT_READ;
+                goes_on = false;
+                break;
+            }
+            Chunk chunk = chunk_of(request, pages, column, rows, part, begin);
             chunk.most_page_bytes = most_page_bytes;
             chunk.checks_pages = checks_pages;
-            is_there = !request->is_read || read_pages(request->file, part[START], part[LENGTH], request->pages.buf);
-            if (request->seal != NULL && is_there)
-                request->seal[0] = crc32_of(chunk.pages, (uint32_t)request->seal[0]);
-            reasons[i] = is_there ? decode_chunk(&chunk, &work) : DAMAGED;
-            goes_on = is_there && (reasons[i] == DECODED || request->num_groups == 1);
+            if (request->seal != NULL) request->seal[0] = crc32_of(chunk.pages, (uint32_t)request->seal[0]);
+            reasons[i] = decode_chunk(&chunk, &work);
+            goes_on = reasons[i] == DECODED || request->num_groups == 1;
             if (chunk.is_optional && chunk.nulls == 0 && request->num_groups > 1)
                 set_bits(chunk.validity, begin, NULL, chunk.count);
             results[i * RESULT_NUMBERS + NULLS] += chunk.nulls;
@@ -215,17 +218,19 @@ static bool decode_all(const Request *request, size_t most_page_bytes, bool chec
         begin += rows[NUM_ROWS];
     }
     free_work(&work);
-    return is_there;
 }
 
-/* As `decode_all`, from the file that is found at a path. False too if it is not the planned file once all is read. */
-static bool decode_file(Request *request, const char *path, const char *planned, size_t most_page_bytes, bool checks_pages,
+/* From the file at a path, which must be the planned file once all is read. */
+static void decode_file(Request *request, const char *path, const char *planned, size_t most_page_bytes, bool checks_pages,
                         Reason *reasons) {
+    bool is_as_planned = false;
     request->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait for the writer of a pipe */
-    if (request->file < 0) return false;
-    bool is_there = decode_all(request, most_page_bytes, checks_pages, reasons) && is_planned(request->file, planned);
-    close(request->file);
-    return is_there;
+    if (request->file >= 0) {
+        decode_all(request, most_page_bytes, checks_pages, reasons);
+        is_as_planned = is_planned(request->file, planned);
+        close(request->file);
+    }
+    if (!is_as_planned) reasons[0] = NOT_READ;
 }
 
 static PyObject *names_of(const Reason *found, size_t count) {
@@ -242,21 +247,20 @@ static PyObject *names_of(const Reason *found, size_t count) {
 
 PyDoc_STRVAR(decode_doc,
              "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1, seal=None,\n"
-             "       path=None, planned='') -> reasons, or None\n\n"
+             "       path=None, planned='') -> reasons\n\n"
              "Decodes columns of one row group, or the same columns of several, one after the other, without the interpreter's\n"
              "lock.\n\n"
              "columns: int64 [columns, 10]: stored, width, is_integer, levels, list_is_optional, and where in `memory` values,\n"
              "validity, offsets (negative: no lists, which come from one row group only) and validity of lists begin.\n"
              "rows: int64 [row groups, 2]: the first wanted row, and how many. chunks: int64 [row groups, columns, 4]: codec,\n"
              "start and length in `pages`, and values by the footer. file: a descriptor that each chunk is read from, from its\n"
-             "start there, just before it is decoded; all of them to the front of `pages`, which a core's cache then holds.\n"
-             "path, planned: instead of a descriptor, a file to open, and its identity. None: the file is not there, or is another,\n"
-             "or does not give all bytes.\n"
+             "start there, just before it is decoded: a core's cache then holds its pages. path, planned: instead of a descriptor,\n"
+             "a file to open, and the identity that it must have in the end.\n"
              "seal: for one row group of a file, int64 [1 + columns]: the CRC-32 of what comes before the chunks, which becomes\n"
              "the CRC with the bytes of all chunks, and the columns in the order in which they are read.\n"
              "results: gets nulls and null lists, int64 [columns, 2]. reasons: of each column '', or why it was refused, and what\n"
-             "its places hold then is not defined; where there are several row groups, nothing else is decoded then. Empty: no\n"
-             "column was refused.");
+             "its places hold then is not defined; where there are several row groups, nothing else is decoded then, nor where\n"
+             "a column is 'not read'. Empty: no column was refused.");
 
 static PyObject *decode(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -279,15 +283,16 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
         PyErr_SetString(PyExc_ValueError, "row groups, columns and buffers do not fit each other");
     if (!PyErr_Occurred()) {
         Reason *found = calloc(request.num_columns, sizeof *found);
-        bool is_there = true;
         if (found != NULL) {
             const char *name = path == NULL ? NULL : PyBytes_AsString(path);
             Py_BEGIN_ALLOW_THREADS
-            is_there = name == NULL ? decode_all(&request, (size_t)most_page_bytes, checks_pages, found)
-                                    : decode_file(&request, name, planned, (size_t)most_page_bytes, checks_pages, found);
+            if (name == NULL)
+                decode_all(&request, (size_t)most_page_bytes, checks_pages, found);
+            else
+                decode_file(&request, name, planned, (size_t)most_page_bytes, checks_pages, found);
             Py_END_ALLOW_THREADS
         }
-        names = found == NULL ? PyErr_NoMemory() : is_there ? names_of(found, request.num_columns) : Py_NewRef(Py_None);
+        names = found == NULL ? PyErr_NoMemory() : names_of(found, request.num_columns);
         free(found);
     }
     Py_buffer *buffers[] = {&request.pages, &request.memory, &request.columns, &request.chunks, &request.rows, &request.results};

@@ -147,6 +147,9 @@ class Places(NamedTuple):
         results: Nulls and null lists, int64 [columns, 2]. reasons: Reason why each column was refused; "" for a decoded
         column; empty if all columns were decoded.
         """
+        if not reasons and self.table.have_dtypes.all() and not results.any():
+            yield NumberBatch(self.table.schema, self.num_rows, self.runs, memory)
+            return
         are_decoded = np.array([not reason for reason in reasons] or True)
         chosen = self.table.have_dtypes & (results[:, 0] == 0) & are_decoded
         if chosen.any():

@@ -70,8 +70,8 @@ class FileChunks(NamedTuple):
 
     numbers: See `_Chunks`. fit: Whether the chunk lies in the file and may have the rows of its row group. are_known:
     Whether the codec is known. num_bytes: Bytes of the decoded values. have_nulls: Whether the chunk has fixed-size
-    lists with nulls, which are left to pyarrow. are_usual: Whether the decoder may read all chunks of a row group,
-    bool [row groups].
+    lists with nulls, which are left to pyarrow. usual_bytes: Sums of `num_bytes`, for each row group; for a row group
+    with chunks that the decoder may not read, a number larger than any.
     """
 
     table: NumberTable
@@ -80,7 +80,7 @@ class FileChunks(NamedTuple):
     are_known: npt.NDArray[np.bool_]
     num_bytes: Int64s
     have_nulls: npt.NDArray[np.bool_]
-    are_usual: npt.NDArray[np.bool_]
+    usual_bytes: Sequence[int]
 
     @classmethod
     def of(cls, table: NumberTable, footer: FooterNumbers, file_size: int) -> Self:
@@ -94,14 +94,16 @@ class FileChunks(NamedTuple):
         have_nulls = np.zeros(fit.shape, np.bool_)
         fixed = list(table.fixed_sizes)
         have_nulls[:, fixed] = chunks[:, fixed, OfChunk.NULLS] > 0
+        num_bytes = np.minimum(values, _MOST_COUNTED) * table.layouts[:, -1] // 8
+        are_usual = np.logical_and.reduce(fit & are_known & ~have_nulls, axis=1)
         return cls(
             table=table,
             numbers=np.ascontiguousarray(np.stack([codecs, starts, lengths, values], axis=-1)),
             fit=fit,
             are_known=are_known,
-            num_bytes=np.minimum(values, _MOST_COUNTED) * table.layouts[:, -1] // 8,
+            num_bytes=num_bytes,
             have_nulls=have_nulls,
-            are_usual=np.logical_and.reduce(fit & are_known & ~have_nulls, axis=1),
+            usual_bytes=np.where(are_usual, num_bytes.sum(axis=1), np.iinfo(np.int64).max).tolist(),
         )
 
     def of_group(self, ordinal: int, room_bytes: int) -> _Chunks:
@@ -109,7 +111,7 @@ class FileChunks(NamedTuple):
 
         room_bytes: Limit of the decoded bytes. Larger lists are left to pyarrow, which takes memory as it goes.
         """
-        if self.are_usual[ordinal] and int(self.num_bytes[ordinal].sum()) <= room_bytes:
+        if self.usual_bytes[ordinal] <= room_bytes:
             return _Chunks(self.table, self.numbers[ordinal])
         kept = []
         facts = (each[ordinal].tolist() for each in (self.fit, self.are_known, self.have_nulls, self.num_bytes))
@@ -144,17 +146,16 @@ def read_numbers(
         return []
     places, wanted = Places.of_rows(taken.table, taken.values, num_rows), np.array([start, num_rows], np.int64)
     decoded = _decoded_from_file(source, taken, places, wanted) if _is_bounded(taken, places.num_bytes) else None
-    if decoded is None:
-        pages, placed = _read_pages(source, taken)
+    if decoded is None or "not read" in decoded.refused:
+        pages, placed = _read_pages(source, taken)  # raises why a file is not read: gone, replaced or shorter
         if _lacks_values(pages, placed):
             count_chunks("damaged", count)
             return []
         decoded = _decoded(source, pages, placed, places, wanted)
     memory, results, refused = decoded
     reasons = places.checked(memory, results, refused)
-    for reason, number in Counter(reasons).items():
+    for reason, number in Counter(reasons).items() if reasons else (("", count),):
         count_chunks(reason or "compiled", number)
-    count_chunks("compiled", 0 if reasons else count)
     return list(places.batches(memory, results, reasons))
 
 
@@ -166,13 +167,11 @@ class _Decoded(NamedTuple):
     refused: Sequence[str]
 
 
-def _decoded(
-    source: TaskSource, pages: Buffer, chunks: Int64s, places: Places, rows: Int64s, *file: Any
-) -> _Decoded | None:
-    """Return decoded columns; None if the file does not have the bytes, or is not the planned file.
+def _decoded(source: TaskSource, pages: Buffer, chunks: Int64s, places: Places, rows: Int64s, *file: Any) -> _Decoded:
+    """Return decoded columns.
 
-    pages: Pages of the chunks, or room for the pages of one chunk of `file`. chunks: `_Chunks.numbers` with offsets in
-    `pages` or `file`. rows: First row, and number of rows. file: The last arguments of `_engine.decode`.
+    chunks: `_Chunks.numbers` with offsets in `pages`, or in a file. rows: First row, and number of rows. file: The last
+    arguments of `_engine.decode`.
     """
     memory, results = RECYCLED.take(places.num_bytes), np.empty((len(chunks), 2), np.int64)
     refused = _engine.decode(
@@ -186,21 +185,17 @@ def _decoded(
         source.page_checksums,
         *file,
     )
-    return None if refused is None else _Decoded(memory, results, refused)
+    return _Decoded(memory, results, refused)
 
 
 def _decoded_from_file(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
-    """Return columns decoded from a local file or from a cache entry, chunk by chunk, while a core's cache holds them.
-
-    None if the bytes are to be read first: this finds out why the file does not have them, or is another file.
-    """
+    """Return columns decoded from a local file, or from a cache entry, chunk by chunk; None if neither is there."""
     if not source.store.is_local:
         return _decoded_from_cache(source, chunks, places, rows)
     path = source.local_path
     if path is None:
         return None
-    buffer = PAGES.take(int(chunks.lengths.max())).data
-    return _decoded(source, buffer, chunks.numbers, places, rows, -1, None, path, source.task.identity)
+    return _decoded(source, b"", chunks.numbers, places, rows, -1, None, path, source.task.identity)
 
 
 def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
@@ -219,14 +214,13 @@ def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, row
         placed = chunks.numbers.copy()
         placed[:, 1] += entry.start - span[0]
         seal = np.concatenate([[entry.before], order])
-        buffer = PAGES.take(int(lengths.max())).data
-        decoded = _decoded(source, buffer, placed, places, rows, entry.descriptor, seal)
+        decoded = _decoded(source, b"", placed, places, rows, entry.descriptor, seal)
         return decoded if entry.check(int(seal[0])) else None
 
 
 def _is_bounded(chunks: _Chunks, num_bytes: int) -> bool:
     """Return whether this is no more memory than may be taken before pages are looked at."""
-    return num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
+    return num_bytes <= _UNSEEN_BYTES or num_bytes <= _UNSEEN_RATIO * int(chunks.lengths.sum())
 
 
 def _lacks_values(pages: Buffer, chunks: Int64s) -> bool:
