@@ -1,10 +1,10 @@
 """The compiled decoder: Parquet column chunks of numbers, decimals and lists of both, in the memory of the caller.
 
-In: the pages of column chunks, and addresses for their values. Out: values and bitmaps of nulls, or the reason for
-which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and verdicts. `gather` writes rows
-of decoded columns in another order, `permute` makes random orders. `check_footer` refuses footers that contradict
-themselves. `crc32` is zlib's, by the processor's instruction. `find_news` finds lines of JSON with keys that no earlier
-line had. `engine.h` lists the C files.
+In: the pages of column chunks, or the path of their file, and addresses for their values. Out: values and bitmaps of
+nulls, or the reason for which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and
+verdicts. `gather` writes rows of decoded columns in another order, `permute` makes random orders. `check_footer`
+refuses footers that contradict themselves. `crc32` is zlib's, by the processor's instruction. `find_news` finds lines
+of JSON with keys that no earlier line had. `engine.h` lists the C files.
 
 The decoder is built where a compiler exists; otherwise `IS_BUILT` is false and pyarrow decodes all chunks.
 """

@@ -26,6 +26,7 @@ uint8_t *scratch_of(Scratch *scratch, size_t size) {
 }
 
 void free_work(Work *work) {
+    free(work->chunk.bytes);
     free(work->page.bytes);
     free(work->dictionary_page.bytes);
     free(work->dictionary.bytes);

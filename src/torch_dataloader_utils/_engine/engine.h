@@ -65,7 +65,7 @@ typedef enum {
     CHECKSUM,   /* the page's bytes are not those that were written */
     TOO_LARGE,  /* a page of more bytes than the plan allows */
     NO_MEMORY,
-    NOT_READ,   /* the file did not give the bytes of the pages */
+    NOT_READ,   /* the file is not the planned file, or did not give the bytes of the pages */
     MISFIT,     /* a value that the wanted type does not hold */
 } Reason;
 
@@ -207,7 +207,7 @@ typedef struct {
 } Chunk;
 
 typedef struct {
-    Scratch page, dictionary_page, dictionary, stored, values, present, expanded, definitions, repetitions;
+    Scratch chunk, page, dictionary_page, dictionary, stored, values, present, expanded, definitions, repetitions;
     Codecs codecs;
 } Work;
 

@@ -3,8 +3,11 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -43,7 +46,8 @@ static const int64_t most_values = INT64_MAX / 128;
 
 typedef struct {
     Py_buffer pages, memory, columns, chunks, rows, results;
-    int file;       /* negative: the pages are there */
+    bool is_read;   /* chunk by chunk, from the file; else the pages are there */
+    int file;
     int64_t *seal;  /* NULL: no checksum is wanted */
     size_t num_columns, num_groups;
     int64_t num_rows;
@@ -90,7 +94,6 @@ static bool check(Request *request) {
     if (num_columns == 0 || num_groups == 0 || (size_t)request->results.len / size / RESULT_NUMBERS < num_columns ||
         num_groups > (size_t)request->chunks.len / size / PART_NUMBERS / num_columns)
         return false;
-    if (request->file >= 0 && request->pages.readonly) return false;
     request->num_columns = num_columns;
     request->num_groups = num_groups;
     request->num_rows = 0;
@@ -102,10 +105,8 @@ static bool check(Request *request) {
             if (part[NUM_VALUES] < 0 || part[NUM_VALUES] > most_values || rows[FIRST_ROW] > part[NUM_VALUES] ||
                 rows[NUM_ROWS] > part[NUM_VALUES] - rows[FIRST_ROW] || part[LENGTH] < 0)
                 return false;
-            bool is_read = request->file >= 0;
-            if (is_read && part[START] > INT64_MAX - part[LENGTH]) return false;
-            if (part[START] < 0 || !fits(is_read ? 0 : part[START], (uint64_t)part[LENGTH], request->pages.len))
-                return false;
+            if (part[START] < 0 || part[START] > INT64_MAX - part[LENGTH]) return false;
+            if (!request->is_read && !fits(part[START], (uint64_t)part[LENGTH], request->pages.len)) return false;
         }
     }
     for (size_t i = 0; i < num_columns; i++, columns += COLUMN_NUMBERS) {
@@ -131,10 +132,28 @@ static bool read_pages(int file, int64_t start, int64_t length, uint8_t *pages) 
     return true;
 }
 
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#define st_ctim st_ctimespec
+#endif
+
+static long long nanoseconds_of(struct timespec time) { return time.tv_sec * 1000000000LL + time.tv_nsec; }
+
+/* Whether an open file has the identity or the pin `planned`, as `FileStat` in _store/interface.py has them. */
+static bool is_planned(int file, const char *planned) {
+    struct stat now;
+    char pin[96];
+    if (fstat(file, &now) != 0) return false;
+    int length = snprintf(pin, sizeof pin, "%lld-%lld", (long long)now.st_size, nanoseconds_of(now.st_mtim));
+    if (strcmp(planned, pin) == 0) return true;
+    snprintf(pin + length, sizeof pin - (size_t)length, "@%lld", nanoseconds_of(now.st_ctim));
+    return strcmp(planned, pin) == 0;
+}
+
 /* A chunk whose rows begin at row `begin` of all. */
-static Chunk chunk_of(const Request *request, const int64_t *column, const int64_t *rows, const int64_t *part, int64_t begin) {
+static Chunk chunk_of(const Request *request, const uint8_t *pages, const int64_t *column, const int64_t *rows,
+                      const int64_t *part, int64_t begin) {
     uint8_t *memory = request->memory.buf;
-    const uint8_t *pages = (const uint8_t *)request->pages.buf + (request->file < 0 ? part[START] : 0);
     bool is_list = column[OFFSETS] >= 0;
     Chunk chunk = {.pages = {pages, pages + part[LENGTH]},
                    .codec = part[CODEC_OF] < 0 || part[CODEC_OF] > INT16_MAX ? -1 : (int)part[CODEC_OF],
@@ -157,7 +176,7 @@ static Chunk chunk_of(const Request *request, const int64_t *column, const int64
 
 /* Whether there is one row group of a file, and the seal has a checksum and numbers of its columns. */
 static bool check_seal(const Request *request, size_t size) {
-    if ((uintptr_t)request->seal % sizeof(int64_t) || request->file < 0 || request->num_groups != 1 ||
+    if ((uintptr_t)request->seal % sizeof(int64_t) || !request->is_read || request->num_groups != 1 ||
         size / sizeof(int64_t) != request->num_columns + 1 || request->seal[0] < 0 || request->seal[0] > UINT32_MAX)
         return false;
     for (size_t i = 0; i < request->num_columns; i++)
@@ -178,13 +197,18 @@ static void decode_all(const Request *request, size_t most_page_bytes, bool chec
             size_t i = request->seal == NULL ? number : (size_t)request->seal[number + 1];
             const int64_t *column = (const int64_t *)request->columns.buf + i * COLUMN_NUMBERS;
             const int64_t *part = parts + i * PART_NUMBERS;
-            Chunk chunk = chunk_of(request, column, rows, part, begin);
+            uint8_t *pages = request->is_read ? scratch_of(&work.chunk, (size_t)part[LENGTH])
+                                              : (uint8_t *)request->pages.buf + part[START];
+            if (request->is_read && (pages == NULL || !read_pages(request->file, part[START], part[LENGTH], pages))) {
+                reasons[i] = NOT_READ;
+                goes_on = false;
+                break;
+            }
+            Chunk chunk = chunk_of(request, pages, column, rows, part, begin);
             chunk.most_page_bytes = most_page_bytes;
             chunk.checks_pages = checks_pages;
-            bool is_there = request->file < 0 || read_pages(request->file, part[START], part[LENGTH], request->pages.buf);
-            if (request->seal != NULL && is_there)
-                request->seal[0] = crc32_of(chunk.pages, (uint32_t)request->seal[0]);
-            reasons[i] = is_there ? decode_chunk(&chunk, &work) : NOT_READ;
+            if (request->seal != NULL) request->seal[0] = crc32_of(chunk.pages, (uint32_t)request->seal[0]);
+            reasons[i] = decode_chunk(&chunk, &work);
             goes_on = reasons[i] == DECODED || request->num_groups == 1;
             if (chunk.is_optional && chunk.nulls == 0 && request->num_groups > 1)
                 set_bits(chunk.validity, begin, NULL, chunk.count);
@@ -196,7 +220,23 @@ static void decode_all(const Request *request, size_t most_page_bytes, bool chec
     free_work(&work);
 }
 
+/* From the file at a path, which must be the planned file once all is read. */
+static void decode_file(Request *request, const char *path, const char *planned, size_t most_page_bytes, bool checks_pages,
+                        Reason *reasons) {
+    bool is_as_planned = false;
+    request->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* does not wait for the writer of a pipe */
+    if (request->file >= 0) {
+        decode_all(request, most_page_bytes, checks_pages, reasons);
+        is_as_planned = is_planned(request->file, planned);
+        close(request->file);
+    }
+    if (!is_as_planned) reasons[0] = NOT_READ;
+}
+
 static PyObject *names_of(const Reason *found, size_t count) {
+    bool is_one_refused = false;
+    for (size_t i = 0; i < count; i++) is_one_refused |= found[i] != DECODED;
+    if (!is_one_refused) count = 0;
     PyObject *names = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; names != NULL && i < count; i++) {
         PyObject *name = PyUnicode_FromString(reasons[found[i]]);
@@ -206,30 +246,34 @@ static PyObject *names_of(const Reason *found, size_t count) {
 }
 
 PyDoc_STRVAR(decode_doc,
-             "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1, seal=None)\n"
-             "    -> reasons\n\n"
+             "decode(pages, memory, columns, chunks, rows, results, most_page_bytes, checks_pages, file=-1, seal=None,\n"
+             "       path=None, planned='') -> reasons\n\n"
              "Decodes columns of one row group, or the same columns of several, one after the other, without the interpreter's\n"
              "lock.\n\n"
              "columns: int64 [columns, 10]: stored, width, is_integer, levels, list_is_optional, and where in `memory` values,\n"
              "validity, offsets (negative: no lists, which come from one row group only) and validity of lists begin.\n"
              "rows: int64 [row groups, 2]: the first wanted row, and how many. chunks: int64 [row groups, columns, 4]: codec,\n"
              "start and length in `pages`, and values by the footer. file: a descriptor that each chunk is read from, from its\n"
-             "start there, just before it is decoded; all of them to the front of `pages`, which a core's cache then holds.\n"
+             "start there, just before it is decoded: a core's cache then holds its pages. path, planned: instead of a descriptor,\n"
+             "a file to open, and the identity that it must have in the end.\n"
              "seal: for one row group of a file, int64 [1 + columns]: the CRC-32 of what comes before the chunks, which becomes\n"
              "the CRC with the bytes of all chunks, and the columns in the order in which they are read.\n"
              "results: gets nulls and null lists, int64 [columns, 2]. reasons: of each column '', or why it was refused, and what\n"
-             "its places hold then is not defined; where there are several row groups, nothing else is decoded then.");
+             "its places hold then is not defined; where there are several row groups, nothing else is decoded then, nor where\n"
+             "a column is 'not read'. Empty: no column was refused.");
 
 static PyObject *decode(PyObject *module, PyObject *arguments) {
     (void)module;
     Request request = {.file = -1};
     Py_ssize_t most_page_bytes;
     int checks_pages;
-    PyObject *sealed = Py_None;
-    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np|iO", &request.pages, &request.memory, &request.columns,
+    PyObject *sealed = Py_None, *path = NULL;
+    const char *planned = "";
+    if (!PyArg_ParseTuple(arguments, "y*w*y*y*y*w*np|iOO&s", &request.pages, &request.memory, &request.columns,
                           &request.chunks, &request.rows, &request.results, &most_page_bytes, &checks_pages,
-                          &request.file, &sealed))
+                          &request.file, &sealed, PyUnicode_FSConverter, &path, &planned))
         return NULL;
+    request.is_read = path != NULL || request.file >= 0;
     PyObject *names = NULL;
     Py_buffer seal = {.buf = NULL};
     bool has_seal = sealed != Py_None && PyObject_GetBuffer(sealed, &seal, PyBUF_WRITABLE) == 0;
@@ -240,8 +284,12 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     if (!PyErr_Occurred()) {
         Reason *found = calloc(request.num_columns, sizeof *found);
         if (found != NULL) {
+            const char *name = path == NULL ? NULL : PyBytes_AsString(path);
             Py_BEGIN_ALLOW_THREADS
-            decode_all(&request, (size_t)most_page_bytes, checks_pages, found);
+            if (name == NULL)
+                decode_all(&request, (size_t)most_page_bytes, checks_pages, found);
+            else
+                decode_file(&request, name, planned, (size_t)most_page_bytes, checks_pages, found);
             Py_END_ALLOW_THREADS
         }
         names = found == NULL ? PyErr_NoMemory() : names_of(found, request.num_columns);
@@ -250,6 +298,7 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
     Py_buffer *buffers[] = {&request.pages, &request.memory, &request.columns, &request.chunks, &request.rows, &request.results};
     for (size_t i = 0; i < 6; i++) PyBuffer_Release(buffers[i]);
     if (has_seal) PyBuffer_Release(&seal);
+    Py_XDECREF(path);
     return names;
 }
 

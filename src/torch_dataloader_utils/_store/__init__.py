@@ -30,7 +30,7 @@ from torch_dataloader_utils._store.interface import (
     Store,
     Tail,
 )
-from torch_dataloader_utils._store.local import MOST_READ_BYTES, LocalStore, file_stat, open_to_read, planned_file
+from torch_dataloader_utils._store.local import MOST_READ_BYTES, LocalStore, file_stat, open_to_read
 from torch_dataloader_utils._store.remote import FsspecStore
 from torch_dataloader_utils._store.retry import RetryPolicy
 from torch_dataloader_utils._store.sparse_file import SparseFile
@@ -70,7 +70,6 @@ __all__ = [
     "is_refusal",
     "open_store",
     "open_to_read",
-    "planned_file",
     "redact",
     "request_threads",
 ]

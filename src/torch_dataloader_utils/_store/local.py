@@ -214,8 +214,12 @@ class LocalStore:
         row_group: int | None = None,  # noqa: ARG002  # see Store
     ) -> None:
         """Read the bytes of each span into its buffer: allocating memory is most of the time of a small read."""
-        with planned_file(path, self.local_path(path), identity) as file, _reading(path, identity):
+        with _opened(path, self.local_path(path), identity) as file, _reading(path, identity):
             lengths = [_pread_into(file, buffer, span[0]) for span, buffer in zip(spans, buffers, strict=True)]
+            status = os.fstat(file)
+        if S_ISFIFO(status.st_mode):
+            raise is_pipe(path)
+        check_identity(path, identity, file_stat(status))
         for span, length in zip(spans, lengths, strict=True):
             if length != span[1]:
                 raise short_read(path, f"bytes {span[0]} to {sum(span)} gave {length} of {span[1]} bytes")
@@ -281,18 +285,6 @@ def _stat_unless_dead(path: str, look_up: Callable[[], os.stat_result]) -> FileS
         if error.errno in NOTHING_THERE and Path(path).is_symlink():
             return None
         raise
-
-
-@contextmanager
-def planned_file(path: str, local_path: str, identity: str | None) -> Iterator[int]:
-    """Open a local file and yield its descriptor; at the end, the file must have this identity (None: any)."""
-    with _opened(path, local_path, identity) as file:
-        yield file
-        with translated(path, "read", identity):
-            status = os.fstat(file)
-    if S_ISFIFO(status.st_mode):
-        raise is_pipe(path)
-    check_identity(path, identity, file_stat(status))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils._arrow.schema import FieldPath
 from torch_dataloader_utils._core.row_group_task import RowGroupTask
-from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store, planned_file
+from torch_dataloader_utils._store import TAIL_BYTES, Buffer, Span, SparseFile, Store
 from torch_dataloader_utils._store.identity import check_identity, is_pipe, is_planned
 from torch_dataloader_utils.cache.entries import OpenEntry
 from torch_dataloader_utils.errors import LoaderError, NoDataError
@@ -126,18 +126,11 @@ class TaskSource:
         for span, buffer in zip(spans, buffers, strict=True):
             buffer[:] = content[span[0] : sum(span)]
 
-    @contextmanager
-    def local_file(self) -> Iterator[int | None]:
-        """Yield a descriptor of the planned file, for positioned reads; None for a remote or small file (see `whole`).
-
-        Raises:
-            FileChangedError: the file that was read has another identity.
-        """
-        if not self.store.is_local or self._fetched or self._comes_whole:
-            yield None
-            return
-        with planned_file(self.task.path, self.store.local_path(self.task.path), self.task.identity) as file:
-            yield file
+    @property
+    def local_path(self) -> str | None:
+        """Path of the file on this machine; None for a remote or small file (see `whole`)."""
+        is_elsewhere = not self.store.is_local or self._fetched or self._comes_whole
+        return None if is_elsewhere else self.store.local_path(self.task.path)
 
     def kept_range(self, span: Span) -> AbstractContextManager[OpenEntry | None]:
         """Return a context of the entry of this host's cache with a span of the planned file; None without one."""

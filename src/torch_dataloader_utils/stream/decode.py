@@ -188,4 +188,4 @@ class DecodeScheduler:
 
     def _projected_bytes(self, groups: Sequence[int]) -> int:
         """Return the bytes that row groups count against the budget: their projected bytes."""
-        return int(self._bytes[np.asarray(groups)].sum())
+        return sum(int(self._bytes[group]) for group in groups)

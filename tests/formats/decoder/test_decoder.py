@@ -23,6 +23,7 @@ from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
+from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import CorruptFileError, DataError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.parquet import decode
 from torch_dataloader_utils.formats.task_source import TaskSource
@@ -327,6 +328,16 @@ def test_an_error_of_decoding_is_not_the_storages(
         expected = UnsupportedFeatureError if error is MemoryError else ValueError
         with pytest.raises(expected, match=r"memory|of decoding"):
             read([task], pa.schema([("a", pa.int64())]))
+
+
+def test_a_large_file_is_opened_by_the_decoder_alone(tmp_path: Path) -> None:
+    (task,) = write_parquet(tmp_path / "a.parquet", pa.table({"a": np.arange(10)}))
+    for known in (task.identity, LocalStore().stat(task.path).pin):
+        planned, schema = replace(task, identity=known), pa.schema([("a", pa.int64())])
+        read([planned], schema)  # the footer is known, so that nothing else opens the file
+        with as_large_files, patch.object(LocalStore, "read_into", side_effect=AssertionError("opened")):
+            (batch,) = read([planned], schema)
+        assert batch.to_pydict() == {"a": list(range(10))}
 
 
 def test_rows_that_no_memory_could_hold_are_not_taken_from_a_footer(tmp_path: Path) -> None:

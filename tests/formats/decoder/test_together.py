@@ -1,6 +1,7 @@
 """Small row groups decoded by one call, and footers read by one pass, say what pyarrow says of each alone."""
 
 import io
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch_dataloader_utils._arrow.batches import side_by_side
 from torch_dataloader_utils._core.block import JoinedRows
 from torch_dataloader_utils._core.row_group_task import RowGroupTask
 from torch_dataloader_utils._observe.counters import Counts, count_thread_in
+from torch_dataloader_utils._store import LocalStore
 from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.parquet.footer_numbers import OfChunk, footer_numbers
 from torch_dataloader_utils.tables.reader import Reader, make_reader
@@ -259,9 +261,8 @@ OF_LISTS = (4, 4, 1, 1, 1, 0, 32, 64, 96, 0)
         {"chunks": [(0, 0, 16, -1)]},
         {"chunks": [(0, 0, 16, 1 << 62)], "rows": [(0, 1 << 62)]},
         {"chunks": []},
-        {"chunks": [(0, 0, 17, 4)], "file": 0},
         {"chunks": [(0, -1, 16, 4)], "file": 0},
-        {"pages": bytes(16), "file": 0},
+        {"chunks": [(0, (1 << 63) - 16, 16, 4)], "file": 0},
         {"seal": [0, 0]},
         {"seal": [0], "file": 0},
         {"seal": [0, 0, 0], "file": 0},
@@ -311,9 +312,47 @@ def test_a_file_that_does_not_give_all_bytes_is_not_decoded(tmp_path: Path) -> N
     path = tmp_path / "short"
     path.write_bytes(bytes(15))
     columns, chunks, rows = (np.array(GOOD[key], np.int64) for key in ("columns", "chunks", "rows"))
+    arguments = (bytearray(16), bytearray(128), columns, chunks, rows, bytearray(16), 1 << 20, True)
     with path.open("rb") as file:
-        arguments = (bytearray(16), bytearray(128), columns, chunks, rows, bytearray(16), 1 << 20, True)
         assert _engine.decode(*arguments, file.fileno()) == ["not read"]
         path.write_bytes(bytes(16))
         assert _engine.decode(*arguments, file.fileno()) == ["damaged"]
     assert _engine.decode(*arguments, 1 << 20) == ["not read"]
+
+
+def test_only_the_planned_file_is_decoded(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"not utf-8 \xff")
+    path.write_bytes(bytes(16))
+    columns, chunks, rows = (np.array(GOOD[key], np.int64) for key in ("columns", "chunks", "rows"))
+    arguments = (
+        bytearray(16),
+        bytearray(128),
+        columns,
+        chunks,
+        rows,
+        bytearray(16),
+        1 << 20,
+        True,
+        -1,
+        None,
+        str(path),
+    )
+    for modified_ns in (-1, -1_000_000_001, 0, 1_700_000_000_123_456_789):
+        os.utime(path, ns=(0, modified_ns))
+        stat = LocalStore().stat(str(path))
+        for planned in (stat.identity, stat.pin):
+            assert _engine.decode(*arguments, planned) == ["damaged"]
+            for other in ("", planned[1:], planned[:-1], f"{planned}0", f"{planned}@", f"{stat.pin}@{stat.changed_ns}"):
+                assert _engine.decode(*arguments, other) == ["not read"]
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+    path.write_bytes(bytes(15))
+    assert _engine.decode(*arguments, LocalStore().stat(str(path)).identity) == ["not read"]
+    path.unlink()
+    assert _engine.decode(*arguments, "16-0") == ["not read"]
+    os.mkfifo(path)
+    assert _engine.decode(*arguments, LocalStore().stat(str(path)).identity) == ["not read"]
+    with Path(__file__).open("rb") as file:
+        assert file.fileno() == descriptor  # none was left open
+    with pytest.raises(ValueError, match="null"):
+        _engine.decode(*arguments[:-1], "a\0b", "16-0")

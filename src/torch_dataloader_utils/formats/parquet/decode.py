@@ -109,7 +109,7 @@ def _columns(source: TaskSource, schema: pa.Schema, needed: GroupRows, changes: 
     of_file, columns = wanted.columns, wanted.names
     check_unique(task, of_file.repeated, columns)
     start, stop = needed.of(group.num_rows)
-    _check_budget(source, footer, wanted, stop - start)
+    _check_budget(source, group, wanted, stop - start)
     num_rows = None
     numbers = wanted.numbers if source.is_compiled else of_file.number_table((), {})
     _count_others(source, footer, wanted.num_leaves, len(numbers.columns))
@@ -138,7 +138,8 @@ def _columns(source: TaskSource, schema: pa.Schema, needed: GroupRows, changes: 
 def _count_others(source: TaskSource, footer: Footer, num_leaves: int, num_numbers: int) -> None:
     """Count the chunks that the compiled decoder is not asked for. The decoder counts chunks of numbers itself."""
     foreign = "type" if _engine.IS_BUILT else "not_built"
-    count_chunks(foreign if source.is_compiled else "turned_off", num_leaves - num_numbers)
+    if num_leaves > num_numbers:
+        count_chunks(foreign if source.is_compiled else "turned_off", num_leaves - num_numbers)
     if num_numbers and footer.numbers is None:
         count_chunks("damaged", num_numbers)
 
@@ -302,8 +303,8 @@ def _check_indices(array: pa.Array) -> None:
         _check_indices(array.values)
 
 
-def _check_budget(source: TaskSource, footer: Footer, wanted: WantedColumns, rows: int) -> None:
-    group, budget = footer.metadata.row_group(source.task.ordinal), source.max_row_group_bytes
+def _check_budget(source: TaskSource, group: pq.RowGroupMetaData, wanted: WantedColumns, rows: int) -> None:
+    budget = source.max_row_group_bytes
     if group.num_rows < 0:
         raise CorruptFileError(f"{source.task.where}: the footer says {group.num_rows} rows. Write the file again.")
     # Encoded pages may decode to more (a dictionary), so that fixed-width columns count by their rows too.

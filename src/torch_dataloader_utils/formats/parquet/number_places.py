@@ -26,7 +26,7 @@ class NumberTable(NamedTuple):
     schema: Fields of the columns. leaves: Numbers of the leaf columns, int64 [columns]. layouts: See
     `NumberColumn.layout`, int64 [columns, 7]. are_lists: bool [columns]. fixed_sizes: Length of fixed-size lists, by
     column. dtypes: Type of the values of each column; None for lists, bits and decimals, which have no place in a
-    NumberBatch.
+    NumberBatch. have_dtypes: Whether the column has a type there, bool [columns].
     flat_places: Places by number of rows, see `Places.flat`. schemas: Schemas of some of the columns, see `some`.
     """
 
@@ -37,6 +37,7 @@ class NumberTable(NamedTuple):
     are_lists: npt.NDArray[np.bool_]
     fixed_sizes: dict[int, int]
     dtypes: Sequence[np.dtype[Any] | None]
+    have_dtypes: npt.NDArray[np.bool_]
     flat_places: "Recent[int, Places]"
     schemas: Recent[bytes, pa.Schema]
 
@@ -44,6 +45,7 @@ class NumberTable(NamedTuple):
     def of(cls, columns: Iterable[NumberColumn]) -> Self:
         """Return the table of these columns, in any order."""
         columns = sorted(columns, key=NumberColumn.kind)
+        dtypes = list(map(_dtype, columns))
         return cls(
             columns=columns,
             schema=pa.schema([column.field for column in columns]),
@@ -51,7 +53,8 @@ class NumberTable(NamedTuple):
             layouts=np.array([column.layout for column in columns], np.int64).reshape(len(columns), 7),
             are_lists=np.array([column.is_list for column in columns], np.bool_),
             fixed_sizes={index: column.fixed_size for index, column in enumerate(columns) if column.fixed_size},
-            dtypes=list(map(_dtype, columns)),
+            dtypes=dtypes,
+            have_dtypes=np.array([each is not None for each in dtypes], np.bool_),
             flat_places=Recent(_MOST_PLACES),
             schemas=Recent(_MOST_PLACES),
         )
@@ -120,7 +123,7 @@ class Places(NamedTuple):
         others = starts[len(room) :].reshape(-1, 3)
         others[~are_lists, 1] = -1
         numbers = np.column_stack([layouts[:, :5], starts[: len(room)], others, conversions])
-        runs = _runs(table, np.array([each is not None for each in table.dtypes], np.bool_), starts, aligned[:, 0])
+        runs = _runs(table, table.have_dtypes, starts, aligned[:, 0])
         return cls(table, numbers, lengths, num_rows, int(sizes.sum()), runs)
 
     def checked(self, memory: Bytes, results: Int64s, reasons: Sequence[str]) -> Sequence[str]:
@@ -130,11 +133,11 @@ class Places(NamedTuple):
         """
         if not self.table.fixed_sizes:
             return reasons
-        checked = list(reasons)
+        checked = list(reasons) or [""] * len(results)
         for index, size in self.table.fixed_sizes.items():
             start = self.numbers[index, 7]
             ends = memory[start : start + self.lengths[index, 2]].view(np.int32)
-            if not reasons[index] and (results[index, 1] or (np.diff(ends) != size).any()):
+            if not checked[index] and (results[index, 1] or (np.diff(ends) != size).any()):
                 checked[index] = "type"
         return checked
 
@@ -142,14 +145,16 @@ class Places(NamedTuple):
         """Yield the decoded columns, over the memory that the decoder wrote: plain numbers without nulls, then others.
 
         results: Nulls and null lists, int64 [columns, 2]. reasons: Reason why each column was refused; "" for a decoded
-        column.
+        column; empty if all columns were decoded.
         """
-        facts = zip(self.table.dtypes, results[:, 0].tolist(), reasons, strict=True)
-        are_plain = [dtype is not None and not nulls and not reason for dtype, nulls, reason in facts]
-        chosen = np.array(are_plain, np.bool_)
+        if not reasons and self.table.have_dtypes.all() and not results.any():
+            yield NumberBatch(self.table.schema, self.num_rows, self.runs, memory)
+            return
+        are_decoded = np.array([not reason for reason in reasons] or True)
+        chosen = self.table.have_dtypes & (results[:, 0] == 0) & are_decoded
         if chosen.any():
-            are_all = len(self.runs) and chosen.sum() == sum(run.num_columns for run in self.runs)
             pitches = -(-self.lengths[:, 0] // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            are_all = (chosen == self.table.have_dtypes).all()
             runs = self.runs if are_all else _runs(self.table, chosen, self.numbers[:, 5], pitches)
             yield NumberBatch(self.table.some(chosen), self.num_rows, runs, memory)
         if chosen.all():
@@ -160,12 +165,11 @@ class Places(NamedTuple):
             self.numbers[:, 5:].tolist(),
             self.lengths.tolist(),
             results.tolist(),
-            reasons,
-            are_plain,
+            (are_decoded & ~chosen).tolist(),
             strict=True,
         )
-        for column, starts, lengths, nulls, reason, is_plain in rows:
-            if not reason and not is_plain:
+        for column, starts, lengths, nulls, is_other in rows:
+            if is_other:
                 count = len(starts) if column.is_list else 2
                 content = list(map(buffer.slice, starts[:count], lengths))
                 arrays.append(_array(column, content, self.num_rows, *nulls))

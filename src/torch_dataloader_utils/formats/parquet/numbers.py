@@ -7,9 +7,8 @@ column. Rows, errors and verdicts do not depend on the decoder.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -71,8 +70,8 @@ class FileChunks(NamedTuple):
 
     numbers: See `_Chunks`. fit: Whether the chunk lies in the file and may have the rows of its row group. are_known:
     Whether the codec is known. num_bytes: Bytes of the decoded values. have_nulls: Whether the chunk has fixed-size
-    lists with nulls, which are left to pyarrow. are_usual: Whether the decoder may read all chunks of a row group,
-    bool [row groups].
+    lists with nulls, which are left to pyarrow. usual_bytes: Sums of `num_bytes`, for each row group; for a row group
+    with chunks that the decoder may not read, a number larger than any.
     """
 
     table: NumberTable
@@ -81,7 +80,7 @@ class FileChunks(NamedTuple):
     are_known: npt.NDArray[np.bool_]
     num_bytes: Int64s
     have_nulls: npt.NDArray[np.bool_]
-    are_usual: npt.NDArray[np.bool_]
+    usual_bytes: Sequence[int]
 
     @classmethod
     def of(cls, table: NumberTable, footer: FooterNumbers, file_size: int) -> Self:
@@ -95,14 +94,16 @@ class FileChunks(NamedTuple):
         have_nulls = np.zeros(fit.shape, np.bool_)
         fixed = list(table.fixed_sizes)
         have_nulls[:, fixed] = chunks[:, fixed, OfChunk.NULLS] > 0
+        num_bytes = np.minimum(values, _MOST_COUNTED) * table.layouts[:, -1] // 8
+        are_usual = np.logical_and.reduce(fit & are_known & ~have_nulls, axis=1)
         return cls(
             table=table,
             numbers=np.ascontiguousarray(np.stack([codecs, starts, lengths, values], axis=-1)),
             fit=fit,
             are_known=are_known,
-            num_bytes=np.minimum(values, _MOST_COUNTED) * table.layouts[:, -1] // 8,
+            num_bytes=num_bytes,
             have_nulls=have_nulls,
-            are_usual=np.logical_and.reduce(fit & are_known & ~have_nulls, axis=1),
+            usual_bytes=np.where(are_usual, num_bytes.sum(axis=1), np.iinfo(np.int64).max).tolist(),
         )
 
     def of_group(self, ordinal: int, room_bytes: int) -> _Chunks:
@@ -110,7 +111,7 @@ class FileChunks(NamedTuple):
 
         room_bytes: Limit of the decoded bytes. Larger lists are left to pyarrow, which takes memory as it goes.
         """
-        if self.are_usual[ordinal] and int(self.num_bytes[ordinal].sum()) <= room_bytes:
+        if self.usual_bytes[ordinal] <= room_bytes:
             return _Chunks(self.table, self.numbers[ordinal])
         kept = []
         facts = (each[ordinal].tolist() for each in (self.fit, self.are_known, self.have_nulls, self.num_bytes))
@@ -144,58 +145,57 @@ def read_numbers(
     if not count:
         return []
     places, wanted = Places.of_rows(taken.table, taken.values, num_rows), np.array([start, num_rows], np.int64)
-    decoded = None if source.store.is_local else _decoded_from_cache(source, taken, places, wanted)
-    if decoded is None:
-        with _pages(source, taken, places.num_bytes) as pages:
-            if pages is None:
-                count_chunks("damaged", count)
-                return []
-            decoded = _decoded(source, pages, places, wanted)
+    decoded = _decoded_from_file(source, taken, places, wanted) if _is_bounded(taken, places.num_bytes) else None
+    if decoded is None or "not read" in decoded.refused:
+        pages, placed = _read_pages(source, taken)  # raises why a file is not read: gone, replaced or shorter
+        if _lacks_values(pages, placed):
+            count_chunks("damaged", count)
+            return []
+        decoded = _decoded(source, pages, placed, places, wanted)
     memory, results, refused = decoded
     reasons = places.checked(memory, results, refused)
-    if "not read" in reasons:
-        _read_pages(source, taken)  # raises the reason; without an error, pyarrow reads them
-    for reason, number in Counter(reasons).items():
+    for reason, number in Counter(reasons).items() if reasons else (("", count),):
         count_chunks(reason or "compiled", number)
     return list(places.batches(memory, results, reasons))
 
 
-class _Pages(NamedTuple):
-    """Pages of chunks, in `buffer`, or in `file`, which is read one chunk after the other.
-
-    chunks: `_Chunks.numbers` with offsets in `buffer` or `file`. seal: Checksum of the file, see `_engine.decode`.
-    """
-
-    buffer: Buffer
-    chunks: Int64s
-    file: int = -1
-    seal: Int64s | None = None
-
-
 class _Decoded(NamedTuple):
-    """Memory and results of the decoder, and for each column why it was refused, or ""."""
+    """Memory and results of the decoder, and why it refused columns: see `_engine.decode`."""
 
     memory: Bytes
     results: Int64s
     refused: Sequence[str]
 
 
-def _decoded(source: TaskSource, pages: _Pages, places: Places, rows: Int64s) -> _Decoded:
-    """Return decoded columns; rows: First row, and number of rows."""
-    memory, results = RECYCLED.take(places.num_bytes), np.empty((len(pages.chunks), 2), np.int64)
+def _decoded(source: TaskSource, pages: Buffer, chunks: Int64s, places: Places, rows: Int64s, *file: Any) -> _Decoded:
+    """Return decoded columns.
+
+    chunks: `_Chunks.numbers` with offsets in `pages`, or in a file. rows: First row, and number of rows. file: The last
+    arguments of `_engine.decode`.
+    """
+    memory, results = RECYCLED.take(places.num_bytes), np.empty((len(chunks), 2), np.int64)
     refused = _engine.decode(
-        pages.buffer,
+        pages,
         memory,
         places.numbers,
-        pages.chunks,
+        chunks,
         rows,
         results,
         source.max_row_group_bytes,
         source.page_checksums,
-        pages.file,
-        pages.seal,
+        *file,
     )
     return _Decoded(memory, results, refused)
+
+
+def _decoded_from_file(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
+    """Return columns decoded from a local file, or from a cache entry, chunk by chunk; None if neither is there."""
+    if not source.store.is_local:
+        return _decoded_from_cache(source, chunks, places, rows)
+    path = source.local_path
+    if path is None:
+        return None
+    return _decoded(source, b"", chunks.numbers, places, rows, -1, None, path, source.task.identity)
 
 
 def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, rows: Int64s) -> _Decoded | None:
@@ -205,7 +205,7 @@ def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, row
     """
     order = np.argsort(chunks.starts, kind="stable")
     starts, lengths = chunks.starts[order], chunks.lengths[order]
-    if not _is_bounded(chunks, places.num_bytes) or (starts[1:] != starts[:-1] + lengths[:-1]).any():
+    if (starts[1:] != starts[:-1] + lengths[:-1]).any():
         return None
     span = int(starts[0]), int(lengths.sum())
     with source.kept_range(span) as entry:
@@ -214,41 +214,31 @@ def _decoded_from_cache(source: TaskSource, chunks: _Chunks, places: Places, row
         placed = chunks.numbers.copy()
         placed[:, 1] += entry.start - span[0]
         seal = np.concatenate([[entry.before], order])
-        buffer = PAGES.take(int(lengths.max())).data
-        decoded = _decoded(source, _Pages(buffer, placed, entry.descriptor, seal), places, rows)
+        decoded = _decoded(source, b"", placed, places, rows, entry.descriptor, seal)
         return decoded if entry.check(int(seal[0])) else None
 
 
 def _is_bounded(chunks: _Chunks, num_bytes: int) -> bool:
     """Return whether this is no more memory than may be taken before pages are looked at."""
-    return num_bytes <= max(_UNSEEN_BYTES, _UNSEEN_RATIO * int(chunks.lengths.sum()))
+    return num_bytes <= _UNSEEN_BYTES or num_bytes <= _UNSEEN_RATIO * int(chunks.lengths.sum())
 
 
-@contextmanager
-def _pages(source: TaskSource, chunks: _Chunks, num_bytes: int) -> Iterator[_Pages | None]:
-    """Yield the pages of these chunks; None if they have fewer values than the footer claims.
+def _lacks_values(pages: Buffer, chunks: Int64s) -> bool:
+    """Return whether pages have fewer values than the footer claims; memory is taken for values that are there."""
+    view = memoryview(pages)
+    return any(
+        _engine.count_values(view[start : start + length]) < values for _, start, length, values in chunks.tolist()
+    )
 
-    num_bytes: Memory that will be taken. A large amount is taken only for values that the pages say they have, so the
-    pages are read first. Otherwise pages of a local file are read as they are decoded, while a core's cache holds them.
+
+def _read_pages(source: TaskSource, chunks: _Chunks) -> tuple[Buffer, Int64s]:
+    """Return the pages of chunks, in memory that is used again, and `_Chunks.numbers` with offsets in them.
+
+    Neighbours come by one read.
     """
-    with source.local_file() if _is_bounded(chunks, num_bytes) else nullcontext() as file:
-        if file is not None:
-            yield _Pages(PAGES.take(int(chunks.lengths.max())).data, chunks.numbers, file)
-            return
-        pages = _read_pages(source, chunks)
-        view = memoryview(pages.buffer)
-        lacks_values = any(
-            _engine.count_values(view[start : start + length]) < values
-            for _, start, length, values in pages.chunks.tolist()
-        )
-        yield None if lacks_values else pages
-
-
-def _read_pages(source: TaskSource, chunks: _Chunks) -> _Pages:
-    """Return the pages of chunks, in memory that is used again. Neighbours come by one read."""
     whole = source.whole()
     if whole is not None:
-        return _Pages(whole, chunks.numbers)
+        return whole, chunks.numbers
     merged: list[tuple[int, int]] = []
     for start, length in sorted(zip(chunks.starts.tolist(), chunks.lengths.tolist(), strict=True)):
         if merged and start <= sum(merged[-1]):
@@ -263,4 +253,4 @@ def _read_pages(source: TaskSource, chunks: _Chunks) -> _Pages:
     read = np.searchsorted(firsts, chunks.starts, side="right") - 1
     placed = chunks.numbers.copy()
     placed[:, 1] += places[read] - firsts[read]
-    return _Pages(buffer, placed)
+    return buffer, placed
