@@ -81,6 +81,7 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["scan", "{table}", "--snapshot", "7"], "--snapshot 7"),
         (["scan", "db.t", "--format", "iceberg", "--partitioning", "hive"], "--partitioning hive"),
         (["plan", "--inventory", "a.parquet", "--partitioning", "hive"], "--partitioning hive"),
+        (["plan", "--inventory", "{table}"], "is a directory. Pass the path of a file inside"),
         (["verify", "--inventory", "a.parquet", "--catalog", "prod"], "--inventory a.parquet is of files"),
         (
             ["scan", "db.t", "--format", "orc", "--catalog", "prod"],
