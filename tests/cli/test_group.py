@@ -65,7 +65,7 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["plan", "{table}", "--lanes", "5", "--ranks", "2"], "lanes=Lanes(5"),
         (["plan", "{table}", "--lane-rows", "5"], "--lane-rows 5"),
         (["head", "{table}", "--columns", "id,nothing"], "nothing"),
-        (["head", "{table}", "--rank", "7"], "rank=7"),
+        (["head", "{table}", "--rank", "7"], "--rank 7"),
         (["scan", "{table}", "--filter", "id >"], "--filter"),
         (["scan", "{table}", "--filter", "__import__('os').system('true')"], "is no column"),
         (["scan", "{table}", "--filter", "nothing > 3"], "nothing"),
