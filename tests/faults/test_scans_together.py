@@ -17,7 +17,7 @@ from torch_dataloader_utils._store import TAIL_BYTES, RemoteOptions, StoreAccess
 from torch_dataloader_utils.cache.host_cache import HostCache, OpenCache
 from torch_dataloader_utils.cache.kept_values import KeptValues, once_each
 from torch_dataloader_utils.discover.paths import find_files
-from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, StoreError
+from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.formats import registry
 
 BACKENDS = ["fsspec", "obstore"] if importlib.util.find_spec("obstore") else ["fsspec"]
@@ -33,6 +33,17 @@ def reading(request: pytest.FixtureRequest, server: S3Server) -> StoreAccess:
 
 def footers_asked(server: S3Server) -> list[str]:
     return sorted(request.key for request in server.of("GET") if request.key)
+
+
+def test_a_scan_lists_each_directory_once(server: S3Server, reading: StoreAccess) -> None:
+    for day in range(3):
+        server.put(f"trips/day={day}/0.parquet", parquet_bytes(table(0, 10)))
+    assert scan_files("s3://bucket/trips", storage_options=reading).num_rows == 30
+    listings = [request for request in server.requests if not request.key]
+    directories = 4 if reading.remote.backend == "obstore" else 2  # s3fs lists all at once, after a look for one object
+    assert len(listings) == directories
+    with pytest.raises(NoDataError, match="does not exist"):
+        scan_files("s3://bucket/trip", storage_options=reading)
 
 
 def test_what_fails_is_asked_for_again_and_nothing_else(server: S3Server, reading: StoreAccess) -> None:

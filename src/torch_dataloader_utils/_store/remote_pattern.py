@@ -14,8 +14,9 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._store.cancellation import ask
-from torch_dataloader_utils._store.client import has_buckets
+from torch_dataloader_utils._store.cancellation import ask, run_on_loop
+from torch_dataloader_utils._store.client import has_buckets, is_obstore
+from torch_dataloader_utils._store.obstore import find_object
 from torch_dataloader_utils._store.store_errors import dead_link
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
 from torch_dataloader_utils.errors import InternalError
@@ -58,13 +59,27 @@ def files_at(filesystem: Any, key: str) -> Infos:
     is_bucket = has_buckets(filesystem) and "/" not in key  # to obstore it is an object without a name
     if is_bucket or (is_web(key) and key.endswith("/")):
         return _tree(filesystem, key.rstrip("/"))
-    return _files_below(filesystem, key, ask(filesystem, "info", key))
+    found = _files_below(filesystem, key, _look_up(filesystem, key))
+    if not found and is_obstore(filesystem):
+        raise FileNotFoundError(key)
+    return found
 
 
 def directories_in(filesystem: Any, directory: str) -> set[str]:
     """Return the names of the directories in a directory; no names if it does not exist."""
     entries = _entries(filesystem, directory)
     return {name.rpartition("/")[2] for name, info in entries if info["type"] == "directory"}
+
+
+def _look_up(filesystem: Any, key: str) -> Info:
+    """Return the entry of a file or a directory. With obstore, a name without an object counts as a directory.
+
+    To know that a directory is there, obstore lists all of it, and its files are listed next in any case.
+    """
+    if not is_obstore(filesystem):
+        found: Info = ask(filesystem, "info", key)
+        return found
+    return run_on_loop(filesystem.loop, find_object(filesystem, key)) or {"name": key, "type": "directory"}
 
 
 def _files_below(filesystem: Any, key: str, info: Info) -> Infos:
@@ -131,7 +146,7 @@ def _path_below(name: str, directory: str) -> str:
 
 def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Info]]:
     try:
-        yield key, ask(filesystem, "info", key)
+        yield key, _look_up(filesystem, key)
     except FileNotFoundError:
         return
 
