@@ -135,7 +135,7 @@ class _TrialStart:
 def _as_if_starting() -> Iterator[None]:
     """Let values pickle that do so only while a process starts: Value, Array, Lock, Event, Queue of multiprocessing."""
     before = get_spawning_popen()
-    set_spawning_popen(_TrialStart())
+    set_spawning_popen(_TrialStart())  # type: ignore[arg-type]  # it has what picklers ask for
     try:
         yield
     finally:
