@@ -5,7 +5,7 @@ empty.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,8 +15,10 @@ from fsspec.utils import glob_translate
 
 from torch_dataloader_utils._core.paths import redact
 from torch_dataloader_utils._store.cancellation import ask, run_on_loop
-from torch_dataloader_utils._store.client import has_buckets, is_obstore
+from torch_dataloader_utils._store.client import has_buckets, is_hub, is_obstore
+from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.obstore import find_object
+from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.store_errors import dead_link
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
 from torch_dataloader_utils.errors import InternalError
@@ -28,6 +30,28 @@ Infos = dict[str, Info]
 """Entries by key."""
 
 _ANY_DEPTH, _EMPTY = "**", ""
+
+
+def find_files(url: RemoteUrl, parse: Callable[[str], RemoteUrl], filesystem: Any, key: str) -> tuple[str, Infos]:
+    """Return the key of a URL, and the files at, below or matching it, past the listing cache.
+
+    On the Hugging Face Hub the key gets the commit of its revision. parse: Returns the URL of a text.
+
+    Raises:
+        Any error of the client, FileNotFoundError included.
+    """
+    filesystem.invalidate_cache()
+    if is_hub(filesystem):
+        key = key_at_commit(filesystem, key)
+    if is_pattern(key):
+        found = matching_files(filesystem, key, directories_only=url.own.endswith("/"))
+    else:
+        found = files_at(filesystem, key)
+    for name, info in found.items():
+        # A name that the user wrote means what the client takes it for, and an empty object may mark a directory.
+        if name != key and info.get("size") != 0:
+            url.check_key(filesystem, name, parse)
+    return key, found
 
 
 def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = False) -> Infos:
