@@ -84,11 +84,11 @@ class FsspecStore:
     def begin_tails(self, files: Sequence[FileEntry], lengths: Sequence[int]) -> list[BegunTail]:
         """Make one attempt at the tail of each file, all at once if their client is open.
 
-        The first tail that is ended and is missing lets all missing tails be completed at once, each by own attempts.
+        When the first missing tail is wanted, all missing tails are completed at once, each with its own attempts.
         """
         reads = [self._begin_tail(file.stat, length) for file, length in zip(files, lengths, strict=True)]
         self._fetch_ahead([(file.path, each) for file, each in zip(files, reads, strict=True) if each.are_missing])
-        missing = {place: file for place, file in enumerate(files) if reads[place].are_missing}
+        missing = [place for place, each in enumerate(reads) if each.are_missing]
 
         def failure(place: int) -> LoaderError | None:
             try:
@@ -99,7 +99,7 @@ class FsspecStore:
 
         @cache
         def failures() -> dict[int, LoaderError | None]:
-            found = map_watched(failure, list(missing), threads=_LOOK_UP_THREADS, name="tdu-tails")
+            found = map_watched(failure, missing, threads=_LOOK_UP_THREADS, name="tdu-tails")
             return dict(zip(missing, found, strict=True))
 
         def end(place: int) -> Tail:
