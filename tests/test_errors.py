@@ -41,3 +41,18 @@ def test_without_an_address_errors_have_no_notes(monkeypatch: pytest.MonkeyPatch
     assert not hasattr(made, "__notes__")
     made.add_note("where")
     assert made.__notes__ == ["where"]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("PRISE", "did you mean 'price'?"),
+        ("tax", "the columns are 'price', 'zip', 'user', 'user.age', 'user.home', 'user.home.city'."),
+        ("user.zip", "the fields of 'user' are 'user.age', 'user.home', 'user.home.city'."),
+        ("user.agee", "did you mean 'user.age'?"),
+        ("user.home.zzz", "the fields of 'user.home' are 'user.home.city'."),
+        ("usr.age", "did you mean 'user.age', 'user.home'?"),
+    ],
+)
+def test_a_wrong_name_is_compared_with_the_fields_of_its_struct(name, advice):
+    assert errors.which_column(name, ["price", "zip", "user", "user.age", "user.home", "user.home.city"]) == advice

@@ -143,21 +143,27 @@ def plural(number: int, unit: str) -> str:
 def which_column(name: object, known: "Iterable[str]") -> str:
     """Return text about the columns that a wrong name may mean, for messages.
 
-    The text has the fields of a struct, or names that are near, or else all names.
+    The text has the fields of a struct, or names that are near, or else all names. A name inside a struct is compared
+    with the fields of the struct.
 
         prise or PRICE, columns price, rows      did you mean 'price'?
         tax, columns price, rows                 the columns are 'price', 'rows'.
         user, columns user.age, rows             it has the fields 'user.age'.
+        user.zip, columns user.age, rows         the fields of 'user' are 'user.age'.
     """
-    names = list(known)
-    fields = [each for each in names if each.startswith(f"{name}.")]
-    if fields:
+    text, names = str(name), list(known)
+    if fields := [each for each in names if each.startswith(f"{text}.")]:
         return f"it has the fields {_first_names(fields)}."
-    by_case = {each.casefold(): each for each in names}
-    near = get_close_matches(str(name).casefold(), by_case, n=3, cutoff=0.6)
+    places = (place for place in range(len(text) - 1, 0, -1) if text[place] == ".")
+    struct = next((text[:place] for place in places if any(each.startswith(text[: place + 1]) for each in names)), "")
+    above = f"{struct}." if struct else ""
+    names = [each for each in names if each.startswith(above)]
+    by_case = {each.removeprefix(above).casefold(): each for each in names}
+    near = get_close_matches(text.removeprefix(above).casefold(), by_case, n=3, cutoff=0.6)
     if near:
         return f"did you mean {', '.join(repr(by_case[each]) for each in near)}?"
-    return f"the columns are {_first_names(names)}."
+    what = f"fields of {struct!r}" if struct else "columns"
+    return f"the {what} are {_first_names(names)}."
 
 
 def _first_names(names: list[str]) -> str:

@@ -41,3 +41,16 @@ def test_rows_without_a_record_are_named_by_file_row_group_and_rows(audits, tabl
 
 def test_a_folder_without_records_is_an_error(tmp_path):
     assert "has no records" in one_line(tdu("audit", tmp_path, code=2))
+
+
+def test_records_without_their_row_groups_say_what_the_folder_lacks(audits):
+    (rows,) = audits.glob("rows-*.npz")
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[: len(whole) // 2])
+    assert f"{rows} is damaged" in one_line(tdu("audit", audits, code=1))
+    rows.write_bytes(b"")
+    assert f"{rows} is damaged" in one_line(tdu("audit", audits, code=1))
+    rows.unlink()
+    line = one_line(tdu("audit", audits, code=2))
+    assert f"{audits} has records and no {rows.name}" in line
+    assert "Copy the whole folder of audit=" in line

@@ -110,7 +110,7 @@ def test_an_option_of_another_kind_of_table_is_refused_as_its_loader_would(tmp_p
     pq.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "a.parquet")
     assert pasted(tdu_json("doctor", tmp_path, "--format", "parquet")) == 6
     message = one_line(tdu("doctor", tmp_path, "--format", "parquet", "--catalog", "prod", code=2))
-    assert "catalog_config= is an option of IcebergDataset" in message
+    assert "--catalog is an option of IcebergDataset" in message
 
 
 def test_no_row_is_read(tmp_path):
@@ -150,7 +150,9 @@ def test_nulls_inside_structs_and_lists_are_in_the_call(tmp_path):
 
 def test_a_wrong_path_is_one_line(tmp_path):
     assert "does not exist" in one_line(tdu("doctor", tmp_path / "nothing", code=2))
-    assert "catalog_config=" in one_line(tdu("doctor", "db.events", code=2))
+    assert "--catalog-option type=rest --catalog-option uri=http://host too" in one_line(
+        tdu("doctor", "db.events", code=2)
+    )
     (tmp_path / "empty").mkdir()
     assert "is empty" in one_line(tdu("doctor", tmp_path / "empty", code=2))
 
@@ -163,7 +165,7 @@ def test_a_first_line_that_may_be_a_row_is_said(tmp_path):
     (tmp_path / "t.csv").write_text("id,city,e1,n.2,truth\n2,Rome,1,2,3\n")
     assert "header" not in kinds(tdu_json("doctor", tmp_path))
     (tmp_path / "t.csv").write_text("id;city\n2;Rome\n")
-    assert 'pass format="csv-semicolon" (--format csv-semicolon' in one_line(tdu("doctor", tmp_path, code=2))
+    assert "pass --format csv-semicolon. " in one_line(tdu("doctor", tmp_path, code=2))
     report = tdu_json("doctor", tmp_path, "--format", "csv-semicolon")
     assert "csv-semicolon files" in report["facts"]["table"]
     assert pasted(report) == 2

@@ -65,7 +65,7 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["plan", "{table}", "--lanes", "5", "--ranks", "2"], "lanes=Lanes(5"),
         (["plan", "{table}", "--lane-rows", "5"], "--lane-rows 5"),
         (["head", "{table}", "--columns", "id,nothing"], "nothing"),
-        (["head", "{table}", "--rank", "7"], "rank=7"),
+        (["head", "{table}", "--rank", "7"], "--rank 7"),
         (["scan", "{table}", "--filter", "id >"], "--filter"),
         (["scan", "{table}", "--filter", "__import__('os').system('true')"], "is no column"),
         (["scan", "{table}", "--filter", "nothing > 3"], "nothing"),
@@ -81,6 +81,7 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["scan", "{table}", "--snapshot", "7"], "--snapshot 7"),
         (["scan", "db.t", "--format", "iceberg", "--partitioning", "hive"], "--partitioning hive"),
         (["plan", "--inventory", "a.parquet", "--partitioning", "hive"], "--partitioning hive"),
+        (["plan", "--inventory", "{table}"], "is a directory. Pass the path of a file inside"),
         (["verify", "--inventory", "a.parquet", "--catalog", "prod"], "--inventory a.parquet is of files"),
         (
             ["scan", "db.t", "--format", "orc", "--catalog", "prod"],

@@ -1,6 +1,7 @@
 """Types of partition columns that the caller chooses, and the advice to choose them."""
 
 import datetime
+import re
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,6 +54,21 @@ def test_codes_stay_text_and_other_columns_are_inferred(codes: Path) -> None:
     assert values(codes, hive, "id", columns=["id"], filters=one & (pc.field("id") >= 0)) == [0]
     rows = RowDataset(codes, partitioning=hive, output_format="dict")
     assert [rows[row]["code"] for row in range(3)] == ["01001", "01002", "1001"]
+
+
+def test_directories_win_over_a_column_of_the_files_and_the_scan_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "year=2024", year=[1999])
+    write(tmp_path, "year=2025", year=[2025])
+    note = "has 'year' in its directories and as columns: .* with partitioning=None the values of the columns"
+    with caplog.at_level("WARNING"):
+        assert any(re.search(note, each) for each in scan_files(tmp_path, partitioning="hive").notes)
+    assert len(caplog.messages) == 1
+    assert re.search(note, caplog.text)
+    assert values(tmp_path, "hive", "year") == [2024, 2025]
+    assert values(tmp_path, None, "year") == [1999, 2025]
+    assert scan_files(tmp_path).notes == ()
 
 
 def test_a_column_that_is_a_directory_above_the_path_says_so(codes: Path) -> None:

@@ -11,8 +11,8 @@ from tests.faults.tables import assert_rows, upload
 from tests.faults.test_retries import LATER, loader_of, patience
 from torch_dataloader_utils._store import RetryPolicy, StoreAccess, open_store
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind
-from torch_dataloader_utils._store.remote import RetryLog
 from torch_dataloader_utils._store.retry import Attempts
+from torch_dataloader_utils._store.retry_log import RetryLog
 from torch_dataloader_utils.errors import StoreError
 
 

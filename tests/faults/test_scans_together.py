@@ -17,7 +17,7 @@ from torch_dataloader_utils._store import TAIL_BYTES, RemoteOptions, StoreAccess
 from torch_dataloader_utils.cache.host_cache import HostCache, OpenCache
 from torch_dataloader_utils.cache.kept_values import KeptValues, once_each
 from torch_dataloader_utils.discover.paths import find_files
-from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, StoreError
+from torch_dataloader_utils.errors import CorruptFileError, FileChangedError, NoDataError, StoreError
 from torch_dataloader_utils.formats import registry
 
 BACKENDS = ["fsspec", "obstore"] if importlib.util.find_spec("obstore") else ["fsspec"]
@@ -35,6 +35,17 @@ def footers_asked(server: S3Server) -> list[str]:
     return sorted(request.key for request in server.of("GET") if request.key)
 
 
+def test_a_scan_lists_each_directory_once(server: S3Server, reading: StoreAccess) -> None:
+    for day in range(3):
+        server.put(f"trips/day={day}/0.parquet", parquet_bytes(table(0, 10)))
+    assert scan_files("s3://bucket/trips", storage_options=reading).num_rows == 30
+    listings = [request for request in server.requests if not request.key]
+    directories = 4 if reading.remote.backend == "obstore" else 2  # s3fs lists all at once, after a look for one object
+    assert len(listings) == directories
+    with pytest.raises(NoDataError, match="does not exist"):
+        scan_files("s3://bucket/trip", storage_options=reading)
+
+
 def test_what_fails_is_asked_for_again_and_nothing_else(server: S3Server, reading: StoreAccess) -> None:
     total = upload(server, FILES, rows=10)
     server.rules += [
@@ -46,6 +57,23 @@ def test_what_fails_is_asked_for_again_and_nothing_else(server: S3Server, readin
     assert inventory.num_rows == total
     again = ["data/3.parquet"] * 2 + ["data/5.parquet", "data/11.parquet"]
     assert footers_asked(server) == sorted([*server.objects, *again])
+
+
+def test_throttled_files_are_asked_for_again_at_once(server: S3Server, reading: StoreAccess) -> None:
+    total = upload(server, FILES, rows=10)
+    asked: list[str] = []
+    others = Barrier(FILES - 1)
+
+    def throttle_once(server: S3Server, request: Any, reply: Any) -> None:
+        asked.append(request.key)
+        if asked.count(request.key) == 1:
+            error(503, "SlowDown")(server, request, reply)
+        else:
+            others.wait(20)
+
+    server.rules.append(Rule(throttle_once, key="data/(?!0)", count=None))  # the first file is scanned alone
+    assert scan_files(URL, storage_options=reading).num_rows == total
+    assert sorted(asked) == sorted([key for key in server.objects if key != "data/0.parquet"] * 2)
 
 
 def test_a_refusal_is_told_after_one_request_by_the_name_of_its_file(server: S3Server, reading: StoreAccess) -> None:

@@ -17,9 +17,10 @@ from torch_dataloader_utils.discover.scan import scan_files
 from torch_dataloader_utils.errors import CorruptFileError, UnsupportedFeatureError
 from torch_dataloader_utils.formats.checks import check_places
 from torch_dataloader_utils.formats.file_scan import ScanRequest
+from torch_dataloader_utils.formats.parquet import group_counts
 from torch_dataloader_utils.formats.parquet import scan as parquet_scan
 from torch_dataloader_utils.formats.parquet.format import PARQUET
-from torch_dataloader_utils.formats.parquet.scan import check_total
+from torch_dataloader_utils.formats.parquet.group_counts import CountedColumns, check_total
 
 GOOD = np.array([[3, 30, 4, 20], [UNKNOWN, 20, 24, 10]], dtype=np.int64)
 
@@ -115,7 +116,7 @@ def test_files_that_are_alike_have_the_numbers_that_pyarrow_gives(
         schema, groups, counted = parquet_scan._counted_footer(tail, "a", ScanRequest(format=PARQUET, columns=chosen))
         file = pq.ParquetFile(pa.BufferReader(data))
         assert schema.equals(file.schema_arrow, check_metadata=True)
-        known = parquet_scan._Columns.of(file.metadata, schema, chosen)
-        assert np.array_equal(groups, parquet_scan._rows_by_pyarrow(file.metadata, known.leaves))
-        nulls_by_pyarrow = known.nulls(parquet_scan._nulls_by_pyarrow(file.metadata, known.counted))
+        known = CountedColumns.of(file.metadata, schema, chosen)
+        assert np.array_equal(groups, group_counts._rows_by_pyarrow(file.metadata, known.leaves))
+        nulls_by_pyarrow = known.nulls(group_counts._nulls_by_pyarrow(file.metadata, known.counted))
         assert np.array_equal(counted, nulls_by_pyarrow)

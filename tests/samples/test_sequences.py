@@ -25,6 +25,7 @@ from tests.tables.delta.tables import HandTable, add, column
 from torch_dataloader_utils import (
     Decoding,
     DeltaDataset,
+    Hash,
     Holdout,
     Interval,
     Ragged,
@@ -609,6 +610,9 @@ REFUSED_OPTIONS = {
     "no counts": (FORECAST, {"count_rows": False}, "neighbours"),
     "packs": (FORECAST, {"pack": pack_tokens("wind", 8)}, "both make samples"),
     "token batches": (FORECAST, {"token_batches": TokenBatches("wind"), "shuffle": True}, "both make samples"),
+    "unknown nulls": (FORECAST, {"nulls": {"sight": "mask"}}, "did you mean 'site'"),
+    "an unknown type": (FORECAST, {"dtypes": {"lode": "float32"}}, "did you mean 'load'"),
+    "an unknown encoder": (FORECAST, {"encode": {"sight": Hash(buckets=9)}}, "did you mean 'site'"),
     "no value": ("sequences", {}, "pass Sequences"),
 }
 

@@ -18,6 +18,7 @@ from tests.simulation.transports import PROCESSES, RAY, THREADS, Transport
 from tests.simulation.world import World
 from tests.stream.tables import TABLE, TOTAL, write_table
 from torch_dataloader_utils import Decoding, StructuredDataset
+from torch_dataloader_utils._arrow.process_memory import RECYCLED
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils.errors import WorkerDiedError
 
@@ -25,6 +26,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 EPOCHS = 2
 JOBS = 300 if TIER == "full" else 2
+
+
+@pytest.fixture(autouse=True)
+def private_memory():
+    """Simulated workers leave this process with memory that is shared with a trainer; later tests have their own."""
+    yield
+    RECYCLED.begin_anew()
 
 
 def unchanged(batch):

@@ -45,9 +45,14 @@ def with_lambdas(batch):
 
 
 class Scale:
-    """A transform that pickles, and returns things that travel."""
+    """A transform that pickles, and returns things that travel. shared: a Value of all workers, which counts rows."""
+
+    def __init__(self, shared):
+        self.shared = shared
 
     def __call__(self, batch):
+        with self.shared:
+            self.shared.value += batch.num_rows
         batch["extra"] = [{"half": row / 2, "set": {row}} for row in batch["row"].tolist()]
         return batch
 
@@ -157,10 +162,26 @@ def test_what_a_transform_gives_to_the_collate_function_does_not_travel(table):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_travels_arrives(table, method):
     rows = []
-    for batch in load(table, transform=Scale(), multiprocessing_context=method):
+    transform = Scale(multiprocessing.get_context(method).Value("q", 0))
+    for batch in load(table, transform=transform, multiprocessing_context=method):
         assert [extra["half"] * 2 for extra in batch["extra"]] == batch["row"].tolist()
         rows += check_batch(batch)
     assert sorted(rows) == list(range(60))
+    assert transform.shared.value == 60
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("kind", ["Lock", "Event", "Queue"])
+def test_what_pickles_only_while_a_process_starts_may_be_part_of_a_function(table, kind, method):
+    transform = Scale(getattr(multiprocessing.get_context(method), kind)())
+    assert len(load(table, transform=transform, multiprocessing_context=method)) == 8
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_lock_for_forked_processes_is_refused(table, method):
+    transform = Scale(multiprocessing.get_context("fork").Lock())
+    with pytest.raises(ConfigError, match=rf"cannot be sent .*come from multiprocessing.get_context\({method!r}\)"):
+        load(table, transform=transform, multiprocessing_context=method)
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])

@@ -166,6 +166,16 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
         await reply.receive(PieceStream(aiter(pieces)), policy)
 
 
+async def find_object(filesystem: Any, key: str) -> dict[str, Any] | None:
+    """Return the entry of an object, as `info`; None if there is none. `info` would list a directory of this name."""
+    bucket, name = filesystem._split_path(key)
+    try:
+        found = await filesystem._construct_store(bucket).head_async(name)
+    except FileNotFoundError:
+        return None
+    return {**found, "name": f"{bucket}/{found['path']}", "type": "file"}
+
+
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
     found = {**options, **(options.get("client_kwargs") or {})}
     found.pop("client_kwargs", None)

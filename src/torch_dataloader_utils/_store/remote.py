@@ -1,13 +1,12 @@
 """All remote stores, through fsspec: the one place that sends requests and retries them."""
 
-import logging
 import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -23,79 +22,27 @@ from torch_dataloader_utils._store.client import (
     clients,
     exclusive_use,
     has_buckets,
-    is_hub,
     is_obstore,
     open_client,
 )
 from torch_dataloader_utils._store.coalesce import coalesce
 from torch_dataloader_utils._store.default_client import has_s3fs, is_for_s3fs, log_fallback, names_more_than_a_key
 from torch_dataloader_utils._store.diagnosis import Diagnosis, Kind, OverdueError, diagnose
-from torch_dataloader_utils._store.hub import key_at_commit
 from torch_dataloader_utils._store.identity import check_identity, names_no_version, stat_of
 from torch_dataloader_utils._store.interface import BegunTail, FileEntry, FileStat, Listing, Tail
 from torch_dataloader_utils._store.obstore import PanicError, no_panic
 from torch_dataloader_utils._store.pending_reads import PendingReads, can_fetch_ahead, fetch_ahead
-from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, files_at, matching_files
+from torch_dataloader_utils._store.remote_pattern import Infos, directories_in, find_files
 from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.retry import Attempts
-from torch_dataloader_utils._store.store_errors import failure_text, store_error
+from torch_dataloader_utils._store.retry_log import RetryLog
+from torch_dataloader_utils._store.store_errors import store_error
 from torch_dataloader_utils._store.wildcards import before_wildcard, check_pattern, is_pattern
 from torch_dataloader_utils._store.write import Read, delete_object, make_directory, write_object
 from torch_dataloader_utils.cache.entries import GroupKey, OpenEntry
 from torch_dataloader_utils.cache.host_cache import OpenCache, opened
 from torch_dataloader_utils.cache.kept_values import KeptValues, user_cache
 from torch_dataloader_utils.errors import ConfigError, LoaderError, NoDataError, StoreError
-
-_log = logging.getLogger("torch_dataloader_utils.retries")
-
-_FIRST_INTERVAL_SECONDS = 5.0
-
-
-class RetryLog:
-    """Log lines of one request: a warning at its first retry, then 5, 10, 20, 40, ... seconds after it began.
-
-    Structured handlers find event="storage_retry", bucket, key, action, attempt, status, code, request_id,
-    elapsed_seconds and wait_seconds on the record. A renewal of credentials is routine, and has level INFO.
-    """
-
-    def __init__(self, path: str, action: str) -> None:
-        self._path = path
-        self._action = action
-        self._due_seconds = 0.0
-
-    def failed(self, error: BaseException, diagnosis: Diagnosis, attempts: Attempts, wait_seconds: float) -> None:
-        """Log that attempt number `attempts.count` failed, and that the next begins after `wait_seconds`."""
-        elapsed = attempts.elapsed_seconds
-        renews = diagnosis.kind in (Kind.EXPIRED, Kind.MAYBE_EXPIRED)
-        if elapsed < self._due_seconds and not renews:
-            return
-        while self._due_seconds <= elapsed and not renews:
-            self._due_seconds = max(_FIRST_INTERVAL_SECONDS, 2 * self._due_seconds)
-        path = redact(self._path)
-        bucket, _, key = path.partition("://")[2].partition("/")
-        _log.log(
-            logging.INFO if renews else logging.WARNING,
-            "%s: cannot %s yet (%s); %s",
-            path,
-            self._action,
-            failure_text(error, self._path, diagnosis, attempts),
-            "asking for new credentials"
-            if renews
-            else f"trying again in {wait_seconds:.1f} s, given up after {attempts.most_seconds:g} s",
-            extra={
-                "event": "storage_retry",
-                "bucket": bucket,
-                "key": key,
-                "action": self._action,
-                "attempt": attempts.count,
-                "status": diagnosis.status,
-                "code": diagnosis.code,
-                "request_id": diagnosis.request_id,
-                "elapsed_seconds": round(elapsed, 3),
-                "wait_seconds": round(wait_seconds, 3),
-            },
-        )
-
 
 T = TypeVar("T")
 
@@ -135,15 +82,34 @@ class FsspecStore:
         return self._end_tail(path, now, self._begin_tail(now, length))
 
     def begin_tails(self, files: Sequence[FileEntry], lengths: Sequence[int]) -> list[BegunTail]:
-        """Make one attempt at the tail of each file, all at once if their client is open."""
+        """Make one attempt at the tail of each file, all at once if their client is open.
+
+        When the first missing tail is wanted, all missing tails are completed at once, each with its own attempts.
+        """
         reads = [self._begin_tail(file.stat, length) for file, length in zip(files, lengths, strict=True)]
         self._fetch_ahead([(file.path, each) for file, each in zip(files, reads, strict=True) if each.are_missing])
+        missing = [place for place, each in enumerate(reads) if each.are_missing]
+
+        def failure(place: int) -> LoaderError | None:
+            try:
+                self._complete(files[place].path, files[place].stat.identity, reads[place])
+            except LoaderError as error:
+                return error
+            return None
+
+        @cache
+        def failures() -> dict[int, LoaderError | None]:
+            found = map_watched(failure, missing, threads=_LOOK_UP_THREADS, name="tdu-tails")
+            return dict(zip(missing, found, strict=True))
+
+        def end(place: int) -> Tail:
+            if place in missing and (error := failures()[place]) is not None:
+                raise error
+            return self._end_tail(files[place].path, files[place].stat, reads[place])
+
         return [
-            BegunTail(
-                data=None if each.are_missing else each.data[0],
-                end=partial(self._end_tail, file.path, file.stat, each),
-            )
-            for file, each in zip(files, reads, strict=True)
+            BegunTail(data=None if place in missing else each.data[0], end=partial(end, place))
+            for place, each in enumerate(reads)
         ]
 
     def _begin_tail(self, stat: FileStat, length: int) -> PendingReads:
@@ -247,7 +213,7 @@ class FsspecStore:
         url = self._url(path)
         if is_pattern(url.own):
             check_pattern(url.own)
-        key, found = self._request(path, "list", None, partial(_find, url, self._url))
+        key, found = self._request(path, "list", None, partial(find_files, url, self._url))
         if not found:
             raise NoDataError(f"{redact(path)} does not exist, or matches no file. Check the path and the pattern.")
         stats = self._stats({url.of_key(name): info for name, info in found.items()})
@@ -436,18 +402,3 @@ def _sized(path: str, info: Mapping[str, Any]) -> FileStat:
             "Serve it with Content-Length, or copy it."
         )
     return stat_of(info)
-
-
-def _find(url: RemoteUrl, parse: Callable[[str], RemoteUrl], filesystem: Any, key: str) -> tuple[str, Infos]:
-    filesystem.invalidate_cache()
-    if is_hub(filesystem):
-        key = key_at_commit(filesystem, key)
-    if is_pattern(key):
-        found = matching_files(filesystem, key, directories_only=url.own.endswith("/"))
-    else:
-        found = files_at(filesystem, key)
-    for name, info in found.items():
-        # A name that the user wrote means what the client takes it for, and an empty object may mark a directory.
-        if name != key and info.get("size") != 0:
-            url.check_key(filesystem, name, parse)
-    return key, found

@@ -5,7 +5,7 @@ empty.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,8 +14,11 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils._store.cancellation import ask
-from torch_dataloader_utils._store.client import has_buckets
+from torch_dataloader_utils._store.cancellation import ask, run_on_loop
+from torch_dataloader_utils._store.client import has_buckets, is_hub, is_obstore
+from torch_dataloader_utils._store.hub import key_at_commit
+from torch_dataloader_utils._store.obstore import find_object
+from torch_dataloader_utils._store.remote_url import RemoteUrl
 from torch_dataloader_utils._store.store_errors import dead_link
 from torch_dataloader_utils._store.wildcards import before_wildcard, is_pattern, is_web
 from torch_dataloader_utils.errors import InternalError
@@ -27,6 +30,28 @@ Infos = dict[str, Info]
 """Entries by key."""
 
 _ANY_DEPTH, _EMPTY = "**", ""
+
+
+def find_files(url: RemoteUrl, parse: Callable[[str], RemoteUrl], filesystem: Any, key: str) -> tuple[str, Infos]:
+    """Return the key of a URL, and the files at, below or matching it, past the listing cache.
+
+    On the Hugging Face Hub the key gets the commit of its revision. parse: Returns the URL of a text.
+
+    Raises:
+        Any error of the client, FileNotFoundError included.
+    """
+    filesystem.invalidate_cache()
+    if is_hub(filesystem):
+        key = key_at_commit(filesystem, key)
+    if is_pattern(key):
+        found = matching_files(filesystem, key, directories_only=url.own.endswith("/"))
+    else:
+        found = files_at(filesystem, key)
+    for name, info in found.items():
+        # A name that the user wrote means what the client takes it for, and an empty object may mark a directory.
+        if name != key and info.get("size") != 0:
+            url.check_key(filesystem, name, parse)
+    return key, found
 
 
 def matching_files(filesystem: Any, pattern: str, *, directories_only: bool = False) -> Infos:
@@ -58,13 +83,27 @@ def files_at(filesystem: Any, key: str) -> Infos:
     is_bucket = has_buckets(filesystem) and "/" not in key  # to obstore it is an object without a name
     if is_bucket or (is_web(key) and key.endswith("/")):
         return _tree(filesystem, key.rstrip("/"))
-    return _files_below(filesystem, key, ask(filesystem, "info", key))
+    found = _files_below(filesystem, key, _look_up(filesystem, key))
+    if not found and is_obstore(filesystem):
+        raise FileNotFoundError(key)
+    return found
 
 
 def directories_in(filesystem: Any, directory: str) -> set[str]:
     """Return the names of the directories in a directory; no names if it does not exist."""
     entries = _entries(filesystem, directory)
     return {name.rpartition("/")[2] for name, info in entries if info["type"] == "directory"}
+
+
+def _look_up(filesystem: Any, key: str) -> Info:
+    """Return the entry of a file or a directory. With obstore, a name without an object counts as a directory.
+
+    To know that a directory is there, obstore lists all of it, and its files are listed next in any case.
+    """
+    if not is_obstore(filesystem):
+        found: Info = ask(filesystem, "info", key)
+        return found
+    return run_on_loop(filesystem.loop, find_object(filesystem, key)) or {"name": key, "type": "directory"}
 
 
 def _files_below(filesystem: Any, key: str, info: Info) -> Infos:
@@ -131,7 +170,7 @@ def _path_below(name: str, directory: str) -> str:
 
 def _named(filesystem: Any, key: str) -> Iterator[tuple[str, Info]]:
     try:
-        yield key, ask(filesystem, "info", key)
+        yield key, _look_up(filesystem, key)
     except FileNotFoundError:
         return
 

@@ -99,6 +99,8 @@ def store_error(
                 f"{redact(path)}: cannot {action}, the server does not support range requests ({cause}). Serve the "
                 "file from a server that does, such as an object store or nginx, or copy it to this machine."
             )
+        case IsADirectoryError() if identity is None:
+            return ConfigError(f"{redact(path)} is a directory. Pass the path of a file inside the directory.")
         case FileNotFoundError() | NotADirectoryError() if _says_gone(diagnosis):
             return _missing(path, was_planned=identity is not None)
         case _ if diagnosis is not None and diagnosis.status in (404, 410):  # obstore, while it lists

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ import click
 
 from torch_dataloader_utils._core.paths import printable
 from torch_dataloader_utils.cli.output import paint
+from torch_dataloader_utils.cli.shell_names import in_shell_names
 from torch_dataloader_utils.errors import ConfigError, LoaderError
 
 DATA_PROBLEM = 1
@@ -167,8 +168,16 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; errors of the library become a Failure, its warnings a line on stderr."""
-        with warnings.catch_warnings(), _shown_log(), sigterm_as_interrupt():
-            warnings.showwarning = _show_warning
+
+        def in_shell(text: str) -> str:
+            return in_shell_names(text, self.get_command(ctx, ctx.invoked_subcommand or ""))
+
+        def show(message: Warning | str, *_: Any, **__: Any) -> None:
+            text = in_shell(" ".join(str(message).split()))
+            click.echo(f"{paint('warning:', 'yellow')} {printable(text)}", err=True)
+
+        with warnings.catch_warnings(), _shown_log(show), sigterm_as_interrupt():
+            warnings.showwarning = show
             try:
                 return super().invoke(ctx)
             except click.exceptions.NoArgsIsHelpError:
@@ -178,7 +187,8 @@ class CommandGroup(click.Group):
                 raise Failure(f"{error.format_message()} See {path} --help", USAGE) from error
             except LoaderError as error:
                 exit_code = USAGE if isinstance(error, ConfigError) else DATA_PROBLEM
-                raise Failure(" ".join([str(error), *getattr(error, "__notes__", ())]), exit_code) from error
+                text = " ".join([str(error), *getattr(error, "__notes__", ())])
+                raise Failure(in_shell(text), exit_code) from error
             except BrokenPipeError as error:
                 raise Unread from error
             except OSError as error:
@@ -188,20 +198,16 @@ class CommandGroup(click.Group):
 
 
 @contextmanager
-def _shown_log() -> Iterator[None]:
+def _shown_log(show: Callable[[str], None]) -> Iterator[None]:
     """Show warnings in the library's log, such as repeated requests, as lines on stderr."""
     log = logging.getLogger("torch_dataloader_utils")
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: _show_warning(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    click.echo(f"{paint('warning:', 'yellow')} {printable(' '.join(str(message).split()))}", err=True)
 
 
 _VERSION_HELP = "Show the version, the compiled decoder and the installed store clients."

@@ -7,12 +7,14 @@ state that was loaded is from before them. What is left is one list of segments,
 has rows.
 """
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from json import dumps
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from torch_dataloader_utils._core.units import RowSpace
 from torch_dataloader_utils._observe.audit_file import PassFound, group_checksum, read_audit
 from torch_dataloader_utils.cli.given_rows import Given, Windows, given_spans
 from torch_dataloader_utils.cli.step_audit import make_planner
-from torch_dataloader_utils.errors import NoDataError, plural
+from torch_dataloader_utils.errors import CorruptFileError, NoDataError, plural
 
 _NAMED = 1000
 
@@ -90,10 +92,24 @@ class Groups:
 
     @classmethod
     def load(cls, path: Path) -> "Groups":
-        """Return the row groups that `write_groups` wrote."""
-        with np.load(path, allow_pickle=False) as arrays:
-            paths = StringColumn(data=arrays["paths"], offsets=arrays["path_ends"])
-            groups = GroupTable(**{name: arrays[f"group_{name}"] for name in GroupTable.__slots__})
+        """Return the row groups that `write_groups` wrote.
+
+        Raises:
+            NoDataError: there is no such file. CorruptFileError: the file was damaged.
+        """
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                paths = StringColumn(data=arrays["paths"], offsets=arrays["path_ends"])
+                groups = GroupTable(**{name: arrays[f"group_{name}"] for name in GroupTable.__slots__})
+        except FileNotFoundError as error:
+            raise NoDataError(
+                f"{path.parent} has records and no {path.name}, the row groups that the records count from. The first "
+                "loader with this audit= wrote the file beside its records. Copy the whole folder of audit=."
+            ) from error
+        except (BadZipFile, KeyError, ValueError, EOFError, zlib.error) as error:
+            raise CorruptFileError(
+                f"{path} is damaged ({error}). Copy the folder of audit= again, or run an epoch with another folder."
+            ) from error
         nothing = np.zeros(len(paths), np.int64)
         files = FileTable(
             paths=paths, sizes=nothing, identities=StringColumn.of([""] * len(paths)), formats=nothing.astype(np.uint8)
@@ -285,7 +301,8 @@ def audit_job(folder: Path) -> JobAudit:
     """Compare all records in a folder with the data.
 
     Raises:
-        NoDataError: the folder has no records. CorruptFileError: a record changed since it was written.
+        NoDataError: the folder has no records, or lacks the row groups of their data. CorruptFileError: a file of the
+            folder changed since it was written.
     """
     files = sorted(folder.glob("*.audit"))
     if not files:

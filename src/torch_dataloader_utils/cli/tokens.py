@@ -1,8 +1,8 @@
 """`tdu tokens`: builds, merges and counts token corpora."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torch_dataloader_utils._core.paths import redact
-from torch_dataloader_utils.cli.app import DATA_PROBLEM, USAGE, Failure
 from torch_dataloader_utils.cli.options import (
     catalog_option,
     catalog_properties_option,
@@ -21,7 +20,7 @@ from torch_dataloader_utils.cli.options import (
 from torch_dataloader_utils.cli.output import emit_json, print_facts
 from torch_dataloader_utils.cli.process_pool import continued_later, process_pool
 from torch_dataloader_utils.cli.source import TABLE_FORMATS, DataSource, catalog_properties, find_source, parse_pairs
-from torch_dataloader_utils.errors import ConfigError, MissingDependencyError, NullValueError
+from torch_dataloader_utils.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.megatron.corpora import CorpusReport
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
 _SOURCE_OPTIONS = ("file_format", "filter_text", "catalog", "catalog_options", "snapshot_id", "storage")
 
 _GOES_ON = "Finished parts stay; the same command continues with them."
-
-# Arguments of the library and the matching options of the shell, for messages.
-_SHELL_NAMES = {
-    "overwrite=True": "--overwrite",
-    "dtype=np.": "--dtype ",
-    "Pass skip_nulls=True": "Pass --skip-nulls",
-    "pass file_format=": "pass --format ",
-    "file_format='parquet' or 'orc'": "--format parquet or orc",
-}
 
 _EXAMPLES = """\b
 Examples:
@@ -103,7 +93,7 @@ def build(
 
     file_format = options["file_format"]
     source = _source(sources, {name: options.pop(name) for name in _SOURCE_OPTIONS})
-    with _with_shell_names(), continued_later(_GOES_ON), ExitStack() as stack:
+    with continued_later(_GOES_ON), ExitStack() as stack:
         report = build_corpus(
             source.dataset() if source.is_table else list(sources),
             output_prefix,
@@ -261,18 +251,6 @@ def sequences(prefixes: tuple[str, ...], output: str, storage: tuple[str, ...], 
         emit_json({"path": output, "num_corpora": count})
     else:
         print_facts([("wrote", output), ("corpora", f"{count:,}")])
-
-
-@contextmanager
-def _with_shell_names() -> Iterator[None]:
-    """Rewrite errors of a build: they name options of the shell."""
-    try:
-        yield
-    except (ConfigError, NullValueError) as error:
-        text = str(error)
-        for name, option in _SHELL_NAMES.items():
-            text = text.replace(name, option)
-        raise Failure(text, USAGE if isinstance(error, ConfigError) else DATA_PROBLEM) from error
 
 
 def _progress() -> Callable[[int, int, int], None] | None:

@@ -53,7 +53,8 @@ class FileSource(Checked):
     partitioning: Literal["hive", "auto"] | Hive | None = option(
         None,
         '"hive" reads columns from directory names such as year=2024: integers if all values of a column are, else '
-        'text. Hive(types={"code": "string"}) sets types. "auto": "hive" if there are such directories.',
+        'text. Hive(types={"code": "string"}) sets types. "auto": "hive" if there are such directories. '
+        "Where files have a column of this name too, batches have the values of the directories.",
         check_partitioning,
     )
     remote: RemoteOptions | None = option(None, REMOTE_TEXT)

@@ -74,5 +74,5 @@ def _named_table(name: str) -> dict[str, str | dict[str, str]]:
     raise NoDataError(
         f"{name} is no file or directory here, and {catalog} is no catalog of pyiceberg's configuration "
         f"({', '.join(known) or 'which has none'}). For files, check the path. For a table of an Iceberg catalog, pass "
-        '"catalog.db.table", or catalog_config= too, such as {"type": "rest", "uri": "http://host"}.'
+        '"catalog.db.table", or catalog_config={"type": "rest", "uri": "http://host"} too.'
     )

@@ -169,6 +169,7 @@ def _shaper(selected: pa.Schema, options: TableOptions) -> tuple[pa.Schema, Shap
     if options.columns is None and options.output_format in ("torch", "numpy") and options.rank == 0:
         log_objects(selected, prepared)
     if options.sequences is not None:
+        # The shapers of its roles see some columns each; the shaper above has checked the options by all columns.
         shaper = sequence_shaper(options.output_format, selected, options.sequences, **choices)
     return prepared, shaper
 

@@ -15,6 +15,7 @@ from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Store, redact
 from torch_dataloader_utils.discover.hive import (
     Hive,
+    hidden_columns,
     hive_hint,
     inside_hint,
     parse_partitions,
@@ -47,7 +48,7 @@ class FirstScan:
     scans: Scans made so far, by number of the file: of the files up to the first good file, or of all files if the
         directory has a sidecar or with missing="null". They count no lines and judge no filter.
     hint: Returns advice about a name that is not a column.
-    left_out: Note about the columns that no batch can have.
+    left_out: Note about the columns that no batch can have. hidden: Note about columns that files and directories have.
     """
 
     path: str
@@ -58,6 +59,7 @@ class FirstScan:
     scans: Mapping[int, FileScan | BadFile]
     hint: Callable[[str], str]
     left_out: tuple[str, ...]
+    hidden: tuple[str, ...]
 
     @property
     def bad(self) -> dict[int, FileScan | BadFile]:
@@ -132,6 +134,9 @@ def _learn(
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
         partitions, fields = type_partitions(texts, file_schema, partitioning, path)
+    hidden = hidden_columns(path, fields, file_schema)
+    for note in hidden:
+        _log.warning("%s", note)
     schema = dataset_schema(without_columns(file_schema, odd), fields, keeps_required=request.schema is not None)
     of_paths = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
     hint = partial(_hint, odd, of_paths, files.root)
@@ -148,6 +153,7 @@ def _learn(
         scans=dict(enumerate(scans)),
         hint=hint,
         left_out=left_out,
+        hidden=hidden,
     )
 
 

@@ -159,6 +159,17 @@ def unread_directories(path: str, root: str, columns: Sequence[str]) -> tuple[st
     return (f"directories {', '.join(unread)} are {advice}",) if unread else ()
 
 
+def hidden_columns(path: str, fields: Sequence[pa.Field], file_schema: pa.Schema) -> tuple[str, ...]:
+    """Return a note if the file has columns of the names of its directories, whose values are delivered instead."""
+    names = [field.name for field in fields if file_schema.get_field_index(field.name) >= 0]
+    if not names:
+        return ()
+    return (
+        f"{redact(path)} has {', '.join(map(repr, names))} in its directories and as columns: batches have the values "
+        "of the directories, and with partitioning=None the values of the columns",
+    )
+
+
 def type_hint(columns: Sequence[PartitionColumn], fields: Sequence[pa.Field], filter_text: str) -> str:
     """Return advice if a filter compares a partition column of integers with text; else "".
 
@@ -180,8 +191,8 @@ def type_partitions(
 ) -> tuple[tuple[PartitionColumn, ...], tuple[pa.Field, ...]]:
     """Return the typed columns and their Arrow fields.
 
-    The value in the path is delivered, also if the files hold the column too. Types are inferred as by pyarrow.dataset,
-    which makes int32 of integers. See `Hive`.
+    The value in the path is delivered, also if the files hold the column too, as by DuckDB and polars. Types are
+    inferred as by pyarrow.dataset, which makes int32 of integers. See `Hive`.
 
     Raises:
         SchemaError: a path's value does not have the type of the files' own column of that name, or the type of `hive`.

@@ -163,6 +163,5 @@ def _refused(root: str, kind: str) -> UnsupportedFeatureError:
     path = f"{redact(root)}/data" if kind == _ICEBERG else "it"
     return UnsupportedFeatureError(
         f"{redact(root)} is the directory of {_ADVICE[kind]}. Its files ({kind} is beside them) also hold rows that "
-        f"were removed or replaced. To read them all the same, pass {path} with allow_bare_files=True "
-        "(--allow-bare-files in the shell)."
+        f"were removed or replaced. To read them all the same, pass {path} with allow_bare_files=True."
     )

@@ -16,7 +16,8 @@ from torch_dataloader_utils.errors import DataError
 from torch_dataloader_utils.formats.checks import checked
 from torch_dataloader_utils.formats.errors import corrupt
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanRequest, kept_nulls
-from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, with_uuids
+from torch_dataloader_utils.formats.parquet.group_counts import group_rows
+from torch_dataloader_utils.formats.parquet.scan import read_footer, with_uuids
 from torch_dataloader_utils.formats.parquet.trailer import check_footer
 
 _log = logging.getLogger(__name__)

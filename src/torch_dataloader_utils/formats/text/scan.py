@@ -307,7 +307,7 @@ def _check_header(path: str, head: bytes, delimiter: str) -> None:
         [SEPARATED[each] for each in SEPARATED if each != delimiter and each in names[0]] if len(names) == 1 else []
     )
     if others:
-        formats = " or ".join(f'format="{each}" (--format {each} in the shell)' for each in others)
+        formats = " or ".join(f'format="{each}"' for each in others)
         raise ConfigError(
             f"{redact(path)}: read as {SEPARATED[delimiter]}, the header has one column, {names[0]!r}. If there are "
             f"several, pass {formats}. If this is one name, pass it in a schema: inventory=scan_files(path, "

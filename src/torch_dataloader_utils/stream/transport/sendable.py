@@ -9,7 +9,9 @@ import multiprocessing
 import pickle
 import pickletools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -103,12 +105,14 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
     trial = _without_tensors(ForkingPickler)
     for function in functions if (method := _start_method(context)) != "fork" else ():
         try:
-            trial(pickled := io.BytesIO()).dump(function)
+            with _as_if_starting():
+                trial(pickled := io.BytesIO()).dump(function)
         except Exception as error:  # pickling runs the object's own code: any error
             raise ConfigError(
                 f"{function_name(function)} cannot be sent to worker processes that are started with {method!r} "
                 f"({error}). Define the function at the top level of a module (no lambda, no inner function), and let "
-                "it make locks, files and clients at its first call, in the worker; or read with num_workers=0."
+                "it make locks, files and clients at its first call, in the worker. Values and locks that all workers "
+                f"share come from multiprocessing.get_context({method!r}). Or read with num_workers=0."
             ) from error
         if not _main_is_imported() and any(text == "__main__" for _, text, _ in pickletools.genops(pickled.getvalue())):
             raise ConfigError(
@@ -116,6 +120,26 @@ def check_functions(functions: Sequence[Callable[..., Any]], context: object) ->
                 f"that are started with {method!r} cannot import it from there. Write it into a .py file and import "
                 'it, or read with num_workers=0, or with multiprocessing_context="fork" where the system has it.'
             )
+
+
+class _TrialStart:
+    """Start of a process that does not happen, see `_as_if_starting`."""
+
+    DupFd = int
+
+    def duplicate_for_child(self, handle: int) -> int:
+        return handle
+
+
+@contextmanager
+def _as_if_starting() -> Iterator[None]:
+    """Let values pickle that do so only while a process starts: Value, Array, Lock, Event, Queue of multiprocessing."""
+    before = get_spawning_popen()
+    set_spawning_popen(_TrialStart())  # type: ignore[arg-type]  # it has what picklers ask for
+    try:
+        yield
+    finally:
+        set_spawning_popen(before)
 
 
 def _main_is_imported() -> bool:

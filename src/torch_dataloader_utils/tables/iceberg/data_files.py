@@ -27,7 +27,8 @@ from torch_dataloader_utils.formats.checks import checked
 from torch_dataloader_utils.formats.errors import corrupt, decoding
 from torch_dataloader_utils.formats.file_scan import FileScan, ScanItem, ScanRequest, Verdict, kept_nulls
 from torch_dataloader_utils.formats.orc import ORC, scan_orc
-from torch_dataloader_utils.formats.parquet.scan import group_rows, read_footer, scan_of_footer
+from torch_dataloader_utils.formats.parquet.group_counts import group_rows
+from torch_dataloader_utils.formats.parquet.scan import read_footer, scan_of_footer
 from torch_dataloader_utils.formats.parquet.statistics import judge_groups
 from torch_dataloader_utils.formats.parquet.trailer import check_metadata
 from torch_dataloader_utils.formats.statistics import guarantee
