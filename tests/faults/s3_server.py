@@ -135,7 +135,7 @@ class S3Server:
         self.most_in_flight = 0
         self.outlasted = 0
         self.done = threading.Event()
-        self._in_flight = 0
+        self._in_flight = self._round = 0
         self._lock = threading.Condition()
         self._httpd = _Httpd(("127.0.0.1", 0), _Handler)
         self._httpd.s3 = self
@@ -166,6 +166,9 @@ class S3Server:
         """As new, and whatever stalls goes on."""
         self.done.set()
         self.done = threading.Event()
+        with self._lock:  # requests that clients have given up may be under way for a moment longer
+            self._in_flight = 0
+            self._round += 1
         self.objects.clear()
         self.rules.clear()
         self.latency_seconds, self.page_keys, self.accepted_tokens = 0.0, 1000, None
@@ -182,6 +185,7 @@ class S3Server:
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         with self._lock:
+            present = self._round
             self._in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self._in_flight)
             self._lock.notify_all()
@@ -189,7 +193,7 @@ class S3Server:
             yield
         finally:
             with self._lock:
-                self._in_flight -= 1
+                self._in_flight -= present == self._round
 
     def wait_for_requests(self, least: int) -> None:
         """Until so many were under way at once since the last `forget`; not for longer than a client waits."""
