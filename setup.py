@@ -44,7 +44,7 @@ else:
                 [
                     f"src/torch_dataloader_utils/_engine/{name}.c"
                     for name in (
-                        *("module", "chunk", "lists", "values", "convert", "codecs", "gather", "permute"),
+                        *("module", "chunk", "lists", "values", "convert", "codecs", "gather", "permute", "picks"),
                         *("footer", "check", "thrift", "json"),
                     )
                 ],

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.arguments import check_integer
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 
@@ -105,6 +106,20 @@ class BlendRule:
             step += 1
         return BlendIndex(dataset_index=picks, dataset_sample_index=numbers)
 
+    def run(self, step: int, counts: Counts, step_count: int) -> BlendIndex:
+        """Run `counts` [K] for `step_count` steps from `step`, as `advance` runs a row, by compiled code.
+
+        `counts` is changed in place.
+        """
+        picks, numbers = np.empty(step_count, dtype=np.int16), np.empty(step_count, dtype=np.int64)
+        rule = np.zeros((4, len(counts)))
+        rule[3] = np.inf
+        for row, array in zip(rule, (self.shares, self.half_slopes, self.base, self.limits), strict=True):
+            if array is not None:
+                row[:] = array
+        _engine.pick(rule, counts, float(step - self.start), self.least - self.start, picks, numbers)
+        return BlendIndex(dataset_index=picks, dataset_sample_index=numbers)
+
     def _repeated(self, count: int) -> "BlendRule":
         """Return the rule with arrays [count, K]."""
         arrays: dict[str, Any] = {
@@ -146,6 +161,8 @@ def continue_blend(rule: BlendRule, counts: Counts, count: int, *, segment_limit
     A rule with limits must have `count` samples left. segment_limit: Number of segments that run side by side.
     """
     first, dataset_count = int(counts.sum()), len(counts)
+    if _engine.IS_BUILT:
+        return rule.run(first, counts.copy(), count)
     segments = max(1, min(segment_limit, _STEP_CELLS // dataset_count, count))
     length = -(-count // segments)
     starts = np.arange(first, first + count, length, dtype=np.float64)

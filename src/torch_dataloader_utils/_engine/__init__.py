@@ -2,9 +2,9 @@
 
 In: the pages of column chunks, or the path of their file, and addresses for their values. Out: values and bitmaps of
 nulls, or the reason for which a chunk was refused; pyarrow then decodes the chunk, with the same rows, errors and
-verdicts. `gather` writes rows of decoded columns in another order, `permute` makes random orders. `check_footer`
-refuses footers that contradict themselves. `crc32` is zlib's, by the processor's instruction. `find_news` finds lines
-of JSON with keys that no earlier line had. `engine.h` lists the C files.
+verdicts. `gather` writes rows of decoded columns in another order, `permute` makes random orders, `pick` the order of
+blends. `check_footer` refuses footers that contradict themselves. `crc32` is zlib's, by the processor's instruction.
+`find_news` finds lines of JSON with keys that no earlier line had. `engine.h` lists the C files.
 
 The decoder is built where a compiler exists; otherwise `IS_BUILT` is false and pyarrow decodes all chunks.
 """
@@ -19,6 +19,7 @@ try:
         gather,
         has_codec,
         permute,
+        pick,
         read_footer,
     )
 except ImportError:
@@ -38,5 +39,6 @@ __all__ = [
     "gather",
     "has_codec",
     "permute",
+    "pick",
     "read_footer",
 ]

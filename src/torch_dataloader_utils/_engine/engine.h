@@ -7,6 +7,7 @@
  *     codecs.c   compression, checksums
  *     gather.c   rows of decoded columns in another order
  *     permute.c  random orders of rows
+ *     picks.c    the source of each item of a blend
  *     footer.c   the numbers of a footer: rows, where chunks lie, and how they are compressed
  *     check.c    whether a footer fits itself
  *     json.c     lines of JSON with keys that no earlier line had
@@ -277,6 +278,16 @@ void gather_columns(const Columns *columns, const uint32_t *order, size_t count,
 
 /* The rows of all parts, one part after the other. */
 void join_columns(const Columns *columns);
+
+/* picks.c: `BlendRule` of `_core/blend_index.py`, arrays of one number for each source. */
+typedef struct {
+    const double *shares, *half_slopes, *base, *limits;
+    size_t sources;
+    double least;
+} BlendRule;
+
+/* Picks `count` items from `place` on, which is relative to the rule's start, as `least` is. */
+void pick_sources(const BlendRule *rule, double place, size_t count, double *counts, int16_t *picks, int64_t *numbers);
 
 /* permute.c: the key of a permutation, as `_core/permute.py` has it. */
 typedef struct {

@@ -507,11 +507,43 @@ static PyObject *find_new_lines(PyObject *module, PyObject *arguments) {
     return result;
 }
 
+PyDoc_STRVAR(pick_doc,
+             "pick(rule, counts, place, least, picks, numbers)\n\n"
+             "Writes the source of each item of a blend to `picks`, int16 [items], and how many items the source gave before to\n"
+             "`numbers`, int64 [items], without the interpreter's lock. rule: float64 [4, sources]: shares, half slopes, base and\n"
+             "limits of `BlendRule`. counts: float64 [sources], changed in place. place, least: relative to the rule's start.");
+
+static PyObject *pick_items(PyObject *module, PyObject *arguments) {
+    (void)module;
+    Py_buffer rule, counts, picks, numbers;
+    double place, least;
+    if (!PyArg_ParseTuple(arguments, "y*w*ddw*w*", &rule, &counts, &place, &least, &picks, &numbers)) return NULL;
+    size_t sources = (size_t)counts.len / sizeof(double), count = (size_t)picks.len / sizeof(int16_t);
+    bool fits = sources > 0 && sources <= INT16_MAX + 1 && (size_t)rule.len == 4 * sources * sizeof(double) &&
+                (size_t)numbers.len == count * sizeof(int64_t) && (uintptr_t)picks.buf % sizeof(int16_t) == 0;
+    const Py_buffer *wide[] = {&rule, &counts, &numbers};
+    for (size_t i = 0; i < 3; i++) fits = fits && (uintptr_t)wide[i]->buf % sizeof(double) == 0;
+    if (fits) {
+        const double *shares = rule.buf;
+        BlendRule given = {shares, shares + sources, shares + 2 * sources, shares + 3 * sources, sources, least};
+        Py_BEGIN_ALLOW_THREADS
+        pick_sources(&given, place, count, counts.buf, picks.buf, numbers.buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&rule);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&picks);
+    PyBuffer_Release(&numbers);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "rule, counts and picks do not fit each other");
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"find_news", find_new_lines, METH_VARARGS, find_news_doc},
     {"decode", decode, METH_VARARGS, decode_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
     {"permute", permute_rows, METH_VARARGS, permute_doc},
+    {"pick", pick_items, METH_VARARGS, pick_doc},
     {"read_footer", footer_numbers, METH_VARARGS, read_footer_doc},
     {"check_footer", footer_fault, METH_VARARGS, check_footer_doc},
     {"count_values", count_page_values, METH_VARARGS, count_values_doc},

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NoReturn
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._core.weight_schedule import WeightSchedule
 from torch_dataloader_utils._observe.metrics import Metrics
+from torch_dataloader_utils.blending.block_slices import joint_shaper
 from torch_dataloader_utils.blending.mixing import (
     RowStream,
     endless_batches,
@@ -227,22 +229,25 @@ class BlendedLoader(Generic[BatchT]):
                 yield batch
 
     def _batches(self) -> Generator[BatchT]:
-        position = begin = self.progress.begin()
-        start = self._start(position)
+        begin = self.progress.begin()
+        start = self._start(begin)
         schedule = blend_steps(self.options, start)
-        give = whole_batches if self.options.per == "batch" else mixed_batches
+        shaper = None if self.options.per == "batch" else joint_shaper([source.loader for source in self.sources])
+        give = whole_batches if self.options.per == "batch" else partial(mixed_batches, shaper=shaper)
         with ExitStack() as stack:
             streams = [
-                RowStream(stack.enter_context(closing(endless_batches(source, mark))))
-                for source, mark in zip(self.sources, position.marks, strict=True)
+                RowStream(stack.enter_context(closing(endless_batches(source, mark, shaper))))
+                for source, mark in zip(self.sources, begin.marks, strict=True)
             ]
+            number, given = 0, np.zeros(len(streams), dtype=np.int64)
             for step, batch in give(streams, steps_with_last(schedule)):
-                position = position.after(step.amounts, start.capped)
+                number, given = number + 1, given + step.amounts
+                position = partial(begin.after, number, given, start.capped)
                 self.progress.reach(begin, position, is_last=step.is_last and not start.errors)
                 yield self._given(batch, step.amounts)
         start.raise_errors()
-        if position is begin:  # there was nothing to give
-            self.progress.reach(begin, position, is_last=True)
+        if number == 0:  # there was nothing to give
+            self.progress.reach(begin, lambda: begin, is_last=True)
 
     def _given(self, batch: Any, amounts: Int64s) -> Any:
         """Count the rows of a batch and return it, with the source column if asked for. amounts: Items per source."""

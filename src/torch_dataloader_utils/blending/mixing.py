@@ -12,13 +12,16 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.state import encode_state
+from torch_dataloader_utils.blending.block_slices import SliceShaper, join_slices
 from torch_dataloader_utils.blending.sources import BlendSource, Mark, Passes, blend_epoch, pass_start
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch, rows_of
+from torch_dataloader_utils.stream.batch_groups import BlockSlice
 from torch_dataloader_utils.stream.dataset import BatchT
 
 
@@ -29,7 +32,7 @@ def num_rows(batch: Any) -> int:
         ConfigTypeError: the batch is not in an output format of this package.
     """
     match batch:
-        case TensorBatch() | pa.RecordBatch():
+        case TensorBatch() | pa.RecordBatch() | BlockSlice():
             return int(batch.num_rows)
         case dict() if batch:
             return rows_of(batch)
@@ -226,8 +229,12 @@ def _like(batch: Any, columns: dict[str, Any], rows: int) -> Any:
     return TensorBatch(columns, num_rows=rows) if isinstance(batch, TensorBatch) else columns
 
 
-def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[int, BatchT]]:
+def endless_batches(
+    source: BlendSource[BatchT], mark: Mark, shaper: Shaper | None = None
+) -> Generator[tuple[int, Any]]:
     """Yield (rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip.
+
+    shaper: Shaper of the blocks of which slices are given; None: batches are given.
 
     Raises:
         ConfigError: items are rows, and a batch has another number of rows than planned.
@@ -241,7 +248,8 @@ def endless_batches(source: BlendSource[BatchT], mark: Mark) -> Generator[tuple[
     start, number = place.start, place.number
     left = int(passes.lengths(start)[rank]) - steps * rows
     while True:
-        with closing(cast("Generator[BatchT]", iter(loader))) as batches:
+        whole_pass = iter(loader) if shaper is None else loader.shaped_by(SliceShaper(shaper))
+        with closing(cast("Generator[Any]", whole_pass)) as batches:
             for batch in _as_planned(passes, batches, left):
                 # A rank with one row less than other ranks ends with a batch of B - 1 rows and a batch of 1 row.
                 if skip and skip >= (present := num_rows(batch)):
@@ -285,8 +293,9 @@ def _other_rows(index: int, present: int, planned: int) -> ConfigError:
 
 
 # Limits of the steps that are joined and cut together, by number and by bytes. 51 columns of 1,024 rows, in the cache,
-# take 110 us a batch together, and 220 us one batch at a time.
-_MOST_STEPS = 8
+# take 110 us a batch together, and 220 us one batch at a time. Many batches would wait for slow functions and processes
+# of a source; blocks are decoded ahead.
+_MOST_STEPS, _MOST_STEPS_OF_BLOCKS = 8, 64
 _MOST_BYTES = 4 << 20
 
 
@@ -303,26 +312,29 @@ class BlendStep(NamedTuple):
 class RowStream(Generic[BatchT]):
     """Endless batches of one source, taken whole or row by row."""
 
-    def __init__(self, batches: Iterator[tuple[int, BatchT]]) -> None:
+    def __init__(self, batches: Iterator[tuple[int, Any]]) -> None:
         """Start before the first batch. batches: Pairs (rows to skip, batch), see `endless_batches`."""
         self._batches = batches
-        self._batch: BatchT | None = None
-        self._start = self._stop = 0
+        self._left = BatchSlice(None, 0, 0)
 
     def next_batch(self) -> BatchT:
         """Return the next batch as the source gives it."""
-        return next(self._batches)[1]
+        batch: BatchT = next(self._batches)[1]
+        return batch
 
     def take(self, rows: int) -> Iterator[BatchSlice]:
-        """Yield the next `rows` rows as parts of batches."""
+        """Yield the next `rows` rows as parts of batches, or of blocks if the batches are slices of blocks."""
         while rows:
-            if self._start == self._stop:
-                self._start, self._batch = next(self._batches)
-                self._stop = num_rows(self._batch)
-            count = min(rows, self._stop - self._start)
-            yield BatchSlice(self._batch, self._start, self._start + count)
-            self._start += count
-            rows -= count
+            batch, start, stop = self._left
+            if start == stop:
+                skip, present = next(self._batches)
+                is_of_block = isinstance(present, BlockSlice)
+                batch, start, stop = present if is_of_block else BatchSlice(present, 0, num_rows(present))
+                start += skip
+            part = BatchSlice(batch, start, min(start + rows, stop))
+            self._left = BatchSlice(batch, part.stop, stop)
+            rows -= part.stop - start
+            yield part
 
 
 def steps_with_last(amounts: Iterator[Int64s]) -> Iterator[BlendStep]:
@@ -343,22 +355,33 @@ def whole_batches(
 
 
 def mixed_batches(
-    streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep]
-) -> Iterator[tuple[BlendStep, BatchT]]:
+    streams: Sequence[RowStream[BatchT]], steps: Iterator[BlendStep], shaper: Shaper | None = None
+) -> Iterator[tuple[BlendStep, Any]]:
     """Yield each step with a batch of rows of its sources, in the order of the sources.
 
     The first batch is made alone, so that it waits for no rows of later steps; then several batches are made at once.
+
+    shaper: Shaper of the blocks of which the streams give slices; None: the streams give batches.
     """
-    at_once = 1
+    at_once, most = 1, _MOST_STEPS if shaper is None else _MOST_STEPS_OF_BLOCKS
     while together := list(islice(steps, at_once)):
-        counts = [int(step.amounts.sum()) for step in together]
-        parts = [part for step in together for part in _parts(streams, step.amounts)]
-        for number, (step, batch) in enumerate(zip(together, mix_rows(parts, counts), strict=True)):
-            if number == 0:
-                at_once = min(2 * at_once, _MOST_STEPS, max(1, _MOST_BYTES // max(num_bytes(batch), 1)))
-            yield step, batch
+        size_bytes, batches = _mixed(streams, together, shaper)
+        yield from zip(together, batches, strict=True)
+        del batches  # before the next batches need memory
+        at_once = min(2 * at_once, most, max(1, _MOST_BYTES * len(together) // max(size_bytes, 1)))
 
 
-def _parts(streams: Sequence[RowStream[BatchT]], amounts: Int64s) -> Iterator[BatchSlice]:
-    for source in np.flatnonzero(amounts).tolist():
-        yield from streams[source].take(int(amounts[source]))
+def _mixed(
+    streams: Sequence[RowStream[Any]], steps: Sequence[BlendStep], shaper: Shaper | None
+) -> tuple[int, Iterator[Any]]:
+    """Return the bytes of the rows of all steps, and a batch for each step."""
+    amounts = [step.amounts.tolist() for step in steps]
+    taken = [stream.take(rows) for each in amounts for stream, rows in zip(streams, each, strict=True)]
+    parts: list[Any] = list(chain.from_iterable(taken))
+    counts = list(map(sum, amounts))
+    if shaper is None:
+        batches = mix_rows(parts, counts)
+        first = next(batches)
+        return num_bytes(first) * len(steps), chain([first], batches)
+    block = join_slices(parts, shaper)
+    return block.num_bytes, block.split(counts[0])  # only the last step of an epoch may have fewer rows

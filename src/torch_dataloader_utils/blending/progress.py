@@ -3,8 +3,9 @@
 Weights of steps that are not taken yet may differ from the weights in the state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch_dataloader_utils._core.arguments import check_epoch
@@ -43,13 +44,13 @@ class BlendPosition:
     marks: tuple[Mark, ...]
     capped: tuple[tuple[int, int], ...] = ()
 
-    def after(self, amounts: Int64s, capped: Sequence[tuple[int, int]]) -> "BlendPosition":
-        """Return the position after one more step in which the sources gave `amounts`; later caps are ignored."""
+    def after(self, steps: int, amounts: Int64s, capped: Sequence[tuple[int, int]]) -> "BlendPosition":
+        """Return the position `steps` later, after the sources gave `amounts` more items; later caps are ignored."""
         given = amounts.tolist()
         counts = tuple(count + n for count, n in zip(self.counts, given, strict=True))
         return replace(
             self,
-            steps=self.steps + 1,
+            steps=self.steps + steps,
             counts=counts,
             capped=tuple(each for each in capped if each[1] <= sum(counts)),
             marks=tuple(replace(mark, taken=mark.taken + n) for mark, n in zip(self.marks, given, strict=True)),
@@ -64,7 +65,7 @@ class BlendProgress:
         self._sources = sources
         self._epoch = 0
         self._loaded: BlendPosition | None = None
-        self._present: BlendPosition | None = None
+        self._present: Callable[[], BlendPosition] | None = None
         # Where the present pass began. An abandoned pass that still gives batches holds another object.
         self._begun: BlendPosition | None = None
 
@@ -76,7 +77,7 @@ class BlendProgress:
     @property
     def position(self) -> BlendPosition:
         """Position for the state: the present position, or the start of the next epoch after the last batch."""
-        return self.next_position if self._present is None else self._present
+        return self.next_position if self._present is None else self._present()
 
     @property
     def next_position(self) -> BlendPosition:
@@ -93,14 +94,17 @@ class BlendProgress:
 
     def begin(self) -> BlendPosition:
         """Begin a pass and return its position, which becomes the present position."""
-        self._present = self._begun = self.next_position
-        self._loaded = None
-        return self._present
+        begun = self._begun = self.next_position
+        self._present, self._loaded = lambda: begun, None
+        return begun
 
-    def reach(self, begun: BlendPosition, position: BlendPosition, *, is_last: bool) -> None:
-        """Set the position of the pass that began at `begun`, or end the pass; ignore a pass that was abandoned."""
+    def reach(self, begun: BlendPosition, position: Callable[[], BlendPosition], *, is_last: bool) -> None:
+        """Set the position of the pass that began at `begun`, or end the pass; ignore a pass that was abandoned.
+
+        position: Function that returns the position; each step sets a position, and few are asked for.
+        """
         if self._begun is begun:
-            self._present = self._start(position.epoch + 1) if is_last else position
+            self._present = partial(self._start, begun.epoch + 1) if is_last else position
 
     def encode(self, position: BlendPosition) -> dict[str, Any]:
         """Return the state of a position as a new JSON-able dict."""

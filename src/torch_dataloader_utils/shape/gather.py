@@ -236,6 +236,7 @@ def split_columns(columns: Tensor, batch_rows: int) -> Iterator[tuple[Tensor, ..
         views = torch.unsafe_split_with_sizes(span, (cuts * count)[: -1 if gap else None])
         for number in range(len(group)):
             yield views[number :: len(cuts)]
+        del views  # now, so that fewer objects are alive at once: Python's garbage collector looks at them after 700
 
 
 def in_groups(rows: Sequence[int]) -> list[Sequence[int]]:

@@ -213,7 +213,9 @@ class PreparingShaper:
     encoders: Mapping[str, Encoder]
     targets: Mapping[str, NumberTarget]
     places: Mapping[str, Place]
-    _seen: Recent[int, tuple[pa.Schema, bool]] = field(default_factory=lambda: Recent(_MOST_SCHEMAS), init=False)
+    _seen: Recent[int, tuple[pa.Schema, bool]] = field(
+        default_factory=lambda: Recent(_MOST_SCHEMAS), init=False, repr=False, compare=False
+    )
 
     @property
     def conversions(self) -> dict[str, NumberTarget]:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils._core.arguments import check_integer
+from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.position import Position
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.meter import LoaderMeter
@@ -200,6 +201,20 @@ class TableDataLoader(DataLoader[BatchT]):
         # A generator, so that the pass begins with its first batch: Lightning makes the iterator, then sets the epoch.
         return closed_at_exit(epoch_pass(self.dataset, self._set_up))
 
+    @property
+    def shapes_alone(self) -> bool:
+        """True if the shaper alone makes the batches: no function, worker process or callback sees them before."""
+        sees_batches = self._workers, self._placement, self._meter.callbacks, self.pin_memory, self.is_transformed
+        return not any(sees_batches)
+
+    def shaped_by(self, shaper: Shaper) -> Iterator[Any]:
+        """Return a pass as `iter(loader)` does, with batches that another shaper makes; only if `shapes_alone`."""
+
+        def set_up() -> PassSetup:
+            return replace(self._set_up(), open_source=partial(self._open_threads, shaper=shaper))
+
+        return closed_at_exit(epoch_pass(self.dataset, set_up))
+
     def _set_up(self) -> PassSetup:
         """Return the settings of a pass that begins now."""
         return PassSetup(
@@ -215,14 +230,17 @@ class TableDataLoader(DataLoader[BatchT]):
     def _open_source(self, planned: PassPlan) -> BatchSource:
         """Start the threads, processes or actors of one pass."""
         if self._workers is None:
-            counters = self._meter.worker(self._decode.threads)
-            return ThreadSource(WorkerStream(planned.inputs[0], self.dataset.pipeline, self._decode, counters), 0)
+            return self._open_threads(planned, self.dataset.pipeline.shaper)
         self._workers = self._workers.reading(self.dataset.pipeline)
         rest_of = partial(planned.rest_of, self.dataset)
         delivered = self._workers.deliver(
             planned.inputs, planned.first_worker, planned.num_batches, self._meter, rest_of
         )
         return RemoteSource(delivered, planned.num_batches)
+
+    def _open_threads(self, planned: PassPlan, shaper: Shaper) -> ThreadSource:
+        pipeline, counters = replace(self.dataset.pipeline, shaper=shaper), self._meter.worker(self._decode.threads)
+        return ThreadSource(WorkerStream(planned.inputs[0], pipeline, self._decode, counters), 0)
 
 
 def _check_workers(dataset: object, num_workers: int | None) -> int:

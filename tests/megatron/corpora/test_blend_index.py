@@ -1,15 +1,27 @@
 """Blends: the order of Megatron-Core, equal to the rule step by step, from any counts on."""
 
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
+from tests.engine import needs_engine
 from tests.megatron.corpora.corpora import pick_greatest_error
+from torch_dataloader_utils import _engine
 from torch_dataloader_utils._core.blend_index import BlendRule, _blend, continue_blend, normalize_weights
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.megatron.corpora import blend_by_weight, blend_exhaustively
+
+
+@pytest.fixture(autouse=True, scope="module", params=[False, pytest.param(True, marks=needs_engine)])
+def _is_built(request: pytest.FixtureRequest) -> Iterator[None]:
+    with patch.object(_engine, "IS_BUILT", request.param):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -68,6 +80,39 @@ def test_exhaustive_segments_equal_the_rule_and_use_everything(sizes: list[int],
 def _check_numbers(datasets: np.ndarray, samples: np.ndarray) -> None:
     for dataset in np.unique(datasets):
         assert samples[datasets == dataset].tolist() == list(range((datasets == dataset).sum()))
+
+
+_ARRAYS = st.sampled_from([{}, {"base"}, {"half_slopes"}, {"limits"}, {"base", "half_slopes", "limits"}])
+
+
+@needs_engine
+@settings(max_examples=effort(100))
+@given(shares=_WEIGHTS, arrays=_ARRAYS, seed=st.integers(0, 99), start=st.integers(0, 9), least=st.integers(-3, 9))
+def test_compiled_code_picks_as_numpy_does(
+    shares: list[float], arrays: set[str], seed: int, start: int, least: int
+) -> None:
+    random = np.random.default_rng(seed)
+    drawn: dict[str, Any] = {
+        "base": random.uniform(0, 20, len(shares)),
+        "half_slopes": random.uniform(-1e-3, 1e-3, len(shares)),
+        "limits": random.integers(1, 300, len(shares)).astype(float),
+    }
+    given = {name: drawn[name] if name in arrays else None for name in drawn}
+    rule = BlendRule(shares=np.array(shares), start=float(start), least=float(least), **given)
+    counts = random.integers(0, 30, len(shares)).astype(float)
+    compiled, numpy = counts.copy(), counts[None].copy()
+    found, expected = rule.run(12, compiled, 200), rule.advance(np.array([12.0]), numpy, 200)
+    assert found.dataset_index.tolist() == expected.dataset_index[0].tolist()
+    assert found.dataset_sample_index.tolist() == expected.dataset_sample_index[0].tolist()
+    assert compiled.tolist() == numpy[0].tolist()
+
+
+@needs_engine
+@pytest.mark.parametrize(("sources", "numbers"), [(0, 2), (2, 2), (3, 1)])
+def test_arrays_that_do_not_fit_are_refused(sources: int, numbers: int) -> None:
+    arrays = np.zeros(sources), 0.0, 0.0, np.zeros(2, np.int16), np.zeros(numbers, np.int64)
+    with pytest.raises(ValueError, match="do not fit each other"):
+        _engine.pick(np.zeros((4, 3)), *arrays)
 
 
 @pytest.mark.parametrize("count", [2, 40])
