@@ -135,6 +135,23 @@ def of_type(value: object) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
+def in_words(error: BaseException) -> str:
+    """Return the class and text of an error as the end of a sentence, with one mark after it.
+
+        ValueError("bad label")                   ValueError: bad label.
+        StopIteration()                           StopIteration.
+        KeyError("label")                         KeyError: 'label'.
+        KeyError("no 'a'; did you mean 'b'?")     KeyError: no 'a'; did you mean 'b'?
+
+    `str` would quote the sentence of a KeyError.
+    """
+    text = str(error).rstrip()
+    if isinstance(error, KeyError) and len(error.args) == 1 and str(error.args[0]).endswith((".", "?")):
+        text = str(error.args[0])
+    text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def plural(number: int, unit: str) -> str:
     """Return a number with its unit, for messages: "1 file", "1,200 files"."""
     return f"{number:,} {unit}" if number == 1 else f"{number:,} {unit}s"

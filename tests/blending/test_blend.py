@@ -496,6 +496,8 @@ def test_what_cannot_be_blended_is_refused(tables):
     ]:
         with pytest.raises(error):
             blend(sources, weights)
+    with pytest.raises(ConfigTypeError, match="weights is a set, and its order differs"):
+        blend([], {0.3, 0.7})  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match="sources=5: pass a list of loaders"):
         blend(5, [1])
     with pytest.raises(ConfigTypeError, match="drop_last='no': pass True or False"):

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.cli.shell import one_line, tdu, tdu_json
-from torch_dataloader_utils import RoundRobinSplitStrategy, StructuredDataset, TokenBatches, merge_states
+from torch_dataloader_utils import Holdout, RoundRobinSplitStrategy, StructuredDataset, TokenBatches, merge_states
 
 
 def state_after(table, batches, state=None, **options):
@@ -46,6 +46,27 @@ def test_rows_done_and_to_come(table, tmp_path):
     text = tdu("state", path, table).stdout
     assert "1,270 of 1,500 rows (84.7%)" in text
     assert "30 steps on 4 ranks" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "holdout", "options"),
+    [
+        ("0.1,train", Holdout(0.1, "train"), {}),
+        ("0.25,holdout,by=id,seed=7", Holdout(0.25, "holdout", by="id", seed=7), {}),
+        ("0.25, train", Holdout(0.25, "train"), {"filters": pc.field("id") < 700}),
+    ],
+)
+def test_a_state_of_a_part_of_the_rows_fits_the_part_alone(table, tmp_path, text, holdout, options):
+    path = saved(tmp_path, state_after(table, 2, batch_size=5, holdout=holdout, **options))
+    where = [table, *(["--filter", "id < 700"] if options else [])]
+    (report,) = tdu_json("state", path, *where, "--holdout", text)["states"]
+    dataset = StructuredDataset(str(table), holdout=holdout, **options)
+    plan = tdu_json("plan", *where, "--holdout", text)
+    assert report["rows"]["total_rows"] == plan["num_rows"] == sum(batch.num_rows for batch in dataset)
+    assert report["rows"]["done_rows"] == 10
+    assert "here not named" in one_line(tdu("state", path, *where, code=1))
+    part = {"train": "holdout", "holdout": "train"}[holdout.part]
+    tdu("state", path, *where, "--holdout", text.replace(holdout.part, part), code=1)
 
 
 def test_topologies_that_are_packed_are_said_as_well(table, tmp_path):

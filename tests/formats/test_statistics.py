@@ -27,6 +27,7 @@ def data(tmp_path):
             "f": [1.0, float("nan"), 2.0, 3.0, 4.0, 5.0],
             "s": ["a", "b", "c", "d", "e", "f"],
             "t": pa.array([0, 1, 2, 3, 4, 5], pa.timestamp("us")),
+            "d": pa.array([1, 2, 3, 4, 5, 6]).cast(pa.decimal128(21, 2)).cast(pa.decimal128(4, 2)),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
@@ -47,6 +48,10 @@ def data(tmp_path):
         (~(pc.field("f") > 0), [0, 1, 2], [UNKNOWN] * 3),
         (pc.field("s") == "c", [1], [UNKNOWN]),
         (pc.field("t") >= pa.scalar(2, pa.timestamp("us")), [1, 2], [2, 2]),
+        (pc.field("d") >= 3, [1, 2], [UNKNOWN, UNKNOWN]),
+        (pc.scalar(1) == pc.field("d"), [0], [UNKNOWN]),
+        (pc.field("d").isin([6, 7000]), [2], [UNKNOWN]),
+        (pc.field("d") < 7000, [0, 1, 2], [UNKNOWN] * 3),
     ],
 )
 def test_statistics_prove_groups_out_in_or_nothing(data, row_filter, ordinals, live_rows):

@@ -389,6 +389,34 @@ def test_a_json_array_is_told_from_damage(tmp_path, text):
         scan_files(tmp_path, "json")
 
 
+def test_a_data_frame_in_one_json_object_is_no_row(tmp_path):
+    for labels in (range(3), [7, 2], [5]):
+        frame = {name: {str(label): value for label in labels} for name, value in (("a", 1), ("b", None))}
+        (tmp_path / "a.json").write_text(json.dumps(frame))
+        with pytest.raises(
+            UnsupportedFeatureError, match=r'a\.json is one JSON object of columns.*orient="records", lines=True'
+        ):
+            scan_files(tmp_path, "json")
+        one, two = (pa.struct([(str(label), kind) for label in labels]) for kind in (pa.int64(), pa.string()))
+        assert scan_files(tmp_path, "json", schema=pa.schema([("a", one), ("b", two)])).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": {"0": 1, "1": 2}, "b": 3}',
+        '{"a": {"0": 1, "1": 2}, "b": {"0": 3}}',
+        '{"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 2}}',
+        '{"a": {"0": 1}}',
+        '{"a": {}, "b": {}}',
+        '{"a": {"0": 1, "1": 2}}\n{"a": {"0": 1, "1": 2}}',
+    ],
+)
+def test_rows_of_structs_are_no_data_frame(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert scan_files(tmp_path, "json").num_rows == text.count("\n") + 1
+
+
 @pytest.mark.parametrize("other", ['"x"', '{"b": 1}', "[1]", "true"])
 def test_json_lines_whose_types_differ_are_told_from_damage(tmp_path, other):
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1, "b": 1}}\n{{"a": {other}, "b": 2}}\n')

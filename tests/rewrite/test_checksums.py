@@ -1,11 +1,12 @@
 """Checksums of columns: any order of summing gives them, and no change of a value or of its row keeps them."""
 
 import itertools
+import random
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
@@ -35,6 +36,58 @@ def test_sums_do_not_depend_on_the_order_and_the_parts_in_which_rows_come(order:
         sums = add_sums(sums, found)
         seen |= fields
     assert (sums, seen) == (whole, nulls)
+
+
+def nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    return st.one_of(
+        inner.map(pa.list_),
+        inner.map(pa.large_list),
+        inner.map(lambda each: pa.list_(each, 2)),
+        inner.map(lambda each: pa.struct([("x", each), ("y", pa.null()), ("z", pa.int16())])),
+        st.builds(pa.map_, st.sampled_from([pa.int32(), pa.string()]), inner),
+    )
+
+
+LEAVES = st.sampled_from([pa.null(), pa.null(), pa.int8(), pa.string(), pa.bool_(), pa.decimal128(20, 2)])
+NESTED = nested(st.recursive(LEAVES, nested, max_leaves=3))
+
+
+def values_of(kind: pa.DataType, rng: random.Random, *, may_be_null: bool = True) -> object:
+    if pa.types.is_null(kind) or (may_be_null and rng.random() < 0.3):
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: values_of(field.type, rng) for field in kind}
+    if pa.types.is_nested(kind):
+        count = kind.list_size if pa.types.is_fixed_size_list(kind) else rng.randrange(4)
+        if not pa.types.is_map(kind):
+            return [values_of(kind.value_type, rng) for _ in range(count)]
+        keys = [values_of(kind.key_type, rng, may_be_null=False) for _ in range(count)]
+        return [(key, values_of(kind.item_type, rng)) for key in keys]
+    number = rng.randrange(100)
+    return str(number) if pa.types.is_string(kind) else number % 2 == 0 if pa.types.is_boolean(kind) else number
+
+
+@settings(max_examples=effort(100))
+@example(kind=pa.map_(pa.int32(), pa.list_(pa.null())), seed=1)
+@example(kind=pa.large_list(pa.map_(pa.string(), pa.large_list(pa.null()))), seed=1)
+@given(kind=NESTED, seed=st.integers(0, 2**32 - 1))
+def test_sums_of_nested_values_do_not_depend_on_how_arrays_hold_them(kind: pa.DataType, seed: int) -> None:
+    rng = random.Random(seed)
+    column = pa.array([values_of(kind, rng) for _ in range(COUNT)], kind)
+    (whole,), nulls = sum_columns(pa.record_batch({"a": column}), WORDS)
+    edges = sorted({0, COUNT, *rng.choices(range(COUNT), k=3)})
+    slices = [column.slice(start, stop - start) for start, stop in itertools.pairwise(edges)]
+    order = rng.sample(range(COUNT), COUNT)
+    halves = [np.array(order[:15]), np.array(order[15:])]
+    for parts, words in [
+        (slices, np.split(WORDS, edges[1:-1])),
+        ([pa.array(each.to_pylist(), kind) for each in slices], np.split(WORDS, edges[1:-1])),
+        ([pa.concat_arrays(slices)], [WORDS]),
+        ([column.take(pa.array(half)) for half in halves], [WORDS[half] for half in halves]),
+    ]:
+        found = [sum_columns(pa.record_batch({"a": part}), of) for part, of in zip(parts, words, strict=True)]
+        assert sum(sums[0] for sums, _ in found) % 2**64 == whole
+        assert set().union(*(fields for _, fields in found)) == nulls
 
 
 @pytest.mark.parametrize("name", [each for each in batch().schema.names if each != "nothing"])

@@ -63,6 +63,7 @@ def test_iceberg_tables_pack_too(tmp_path):
         ({"sequence_length": 2**31 - 1}, "sequence_length=2147483647: pass at most 2147483646"),
         ({"extra_token": "no"}, "extra_token='no': pass True or False"),
         ({"fields": 3}, "fields=3: pass a list of tokens, positions"),
+        ({"fields": {"tokens", "labels"}}, "fields is a set, and its order differs in each process"),
         ({"fields": "tokens"}, "fields='tokens': pass a list of tokens, positions"),
     ],
 )

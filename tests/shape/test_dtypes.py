@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.effort import effort
@@ -110,10 +110,19 @@ def test_every_number_is_as_python_has_it_or_an_error_names_it(
 
 
 @settings(max_examples=effort(100))
-@given(st.lists(st.integers(-(10**15), 10**15)), st.integers(0, 15))
-def test_decimals_of_15_digits_are_the_nearest_floats(unscaled: list[int], scale: int) -> None:
-    values = [Decimal(value).scaleb(-scale) for value in unscaled]
-    array = pa.array(values, pa.decimal128(18, scale))
+@example(unscaled=[1234567890, -(10**17), 2**53, -(2**63)], data_type=pa.decimal128(38, 10))
+@given(
+    unscaled=st.lists(st.builds(lambda whole, zeros: whole << zeros, st.integers(-511, 511), st.integers(0, 49)))
+    | st.lists(st.integers(-(2**53), 2**53)),
+    data_type=st.builds(pa.decimal128, st.just(18), st.integers(0, 18))
+    | st.builds(pa.decimal128, st.just(38), st.integers(0, 22))
+    | st.builds(pa.decimal256, st.just(60), st.integers(0, 22)),
+)
+def test_decimals_whose_unscaled_integers_a_float_holds_are_the_nearest_floats(
+    unscaled: list[int], data_type: pa.DataType
+) -> None:
+    values = [Decimal(value).scaleb(-data_type.scale) for value in unscaled]
+    array = pa.array(values, data_type)
     assert converted("x", array, NumberTarget(name="float64")).to_pylist() == [float(value) for value in values]
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import operator
 import threading
 
 import numpy as np
@@ -185,8 +186,17 @@ def test_a_transform_that_raises_says_on_which_rows(table):
         raise KeyError("label")
 
     loader, _ = load(table[0], transform=broken)
-    with pytest.raises(TransformError, match=r"broken raised KeyError.*part-00.parquet row group 0"):
+    with pytest.raises(TransformError, match=r"broken raised KeyError: 'label'\. The.*part-00.parquet row group 0"):
         next(iter(loader))
+
+
+def test_a_transform_that_names_no_column_is_quoted_without_doubled_marks(table):
+    for name, ends in (("nothing", r"the columns are .*'\."), ("pay_load", r"did you mean 'payload'\?")):
+        loader, _ = load(table[0], transform=operator.itemgetter(name))
+        with pytest.raises(
+            TransformError, match=rf"KeyError: a batch has no column '{name}'; {ends} The batch ends in"
+        ):
+            next(iter(loader))
 
 
 @pytest.mark.parametrize("collate", [default_collate, lambda samples: [sample["id"] for sample in samples]])

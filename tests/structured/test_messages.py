@@ -250,6 +250,9 @@ def test_what_is_printed_holds_no_secret(trips):
     [
         ("path", None, "a path is a str"),
         ("columns", 1, "columns is a list of names; got 1"),
+        ("columns", {"row", "fare"}, "columns is a set, and its order differs in each process. Pass a list"),
+        ("columns", frozenset(["row"]), "columns is a frozenset, and its order differs"),
+        ("stack", {"x": {"row", "fare"}}, r"stack\['x'\] is a set, and its order differs in each process. Pass a list"),
         ("columns", ["row", 1], "Names are text, not 1"),
         ("rank", "0", "rank='0': pass a whole number"),  # what os.environ["RANK"] gives
         ("rank", 0.0, "rank=0.0: pass a whole number"),

@@ -6,13 +6,14 @@ Shared by discovery and reading, because stages do not import each other.
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import acero
 
+from torch_dataloader_utils._arrow.expressions import with_decimals
 from torch_dataloader_utils._arrow.schema import nested_path
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type, which_column
 
@@ -36,7 +37,8 @@ _ADVICE = {
         "Compare text with text, such as '5', and numbers with numbers, such as 5."
     ),
     r"Precision is not great enough|decimal": (
-        "Compare decimals with Decimal('9.99') of Python's decimal, or with a float, such as 3.0; not with an integer."
+        "Compare decimals with a value, such as 3, 3.0 or Decimal('9.99') of Python's decimal. Cast columns of "
+        "integers, and what is computed: pc.field(name).cast('float64')."
     ),
     r"\bbool\b": "Compare booleans with True and False, or write pc.field(name) and ~pc.field(name).",
     r"": "Compare the column with values of its type, or cast it: pc.field(name).cast(type).",
@@ -94,8 +96,15 @@ def _shows_type(literal: pa.Array) -> bool:
     return pa.types.is_struct(literal.type) or literal.type in _TYPES_SHOWN_BY_TEXT
 
 
-def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "") -> tuple[str, ...]:
-    """Return the names of the columns of `schema` that the filter refers to, in the schema's order.
+class FittedFilter(NamedTuple):
+    """Filter for the rows of a schema, and the columns that it refers to. expression: None keeps all rows."""
+
+    expression: pc.Expression | None
+    columns: tuple[str, ...]
+
+
+def fit_filter(row_filter: pc.Expression | None, schema: pa.Schema, hint: str = "") -> FittedFilter:
+    """Return the filter with exact decimals (see `with_decimals`), and the names of its columns in the schema's order.
 
     hint: More advice for the message about a filter that does not fit.
 
@@ -110,11 +119,13 @@ def filter_columns(row_filter: pc.Expression, schema: pa.Schema, hint: str = "")
         ConfigError: the filter names columns that do not exist, names columns by position, compares types that do not
             compare, or is not a condition (its values are not booleans).
     """
-    check_filters("filters", row_filter)
+    if check_filters("filters", row_filter) is None:
+        return FittedFilter(None, ())
+    row_filter = with_decimals(row_filter, schema)
     _check_condition(row_filter, schema, hint)
     names = _needed(row_filter, schema, (), tuple(range(len(schema))))
     _check_kernels(row_filter, pa.schema([schema.field(name) for name in names]), hint)
-    return names
+    return FittedFilter(row_filter, names)
 
 
 def keep_mask(row_filter: pc.Expression, batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -213,6 +213,12 @@ def format_bytes(count: float) -> str:
     return f"{value:.3g} {units[0]}"
 
 
+def check_has_order(name: str, value: object) -> None:
+    """Raise ConfigTypeError for a set: its order differs in each process, and the order of what is read would too."""
+    if isinstance(value, set | frozenset):
+        raise ConfigTypeError(f"{name} is {of_type(value)}, and its order differs in each process. Pass a list.")
+
+
 def check_column_names(name: str, columns: object) -> tuple[str, ...] | None:
     """Return the names as a tuple; None (all columns) stays None.
 
@@ -225,6 +231,7 @@ def check_column_names(name: str, columns: object) -> tuple[str, ...] | None:
         return None
     if isinstance(columns, str):
         raise ConfigTypeError(f"{name} is a list of names; got the one string {columns!r}. Write {name}=[{columns!r}].")
+    check_has_order(name, columns)
     names = tuple(columns) if isinstance(columns, Iterable) else (columns,)
     for each in names:
         if not isinstance(each, str):

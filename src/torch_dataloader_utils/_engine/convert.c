@@ -162,12 +162,19 @@ static double scaled(Word16 number, int scale) {
     return ((double)(int64_t)(number >> 64) * 0x1p64 + (double)(uint64_t)number) * fractions[scale];
 }
 
-/* As Arrow converts it, bit for bit. */
+/* Whether a double holds the number exactly: it has at most 53 bits before the zeros at its end. */
+static bool is_exact(int64_t low, int64_t high) {
+    uint64_t size = low < 0 ? 0 - (uint64_t)low : (uint64_t)low;
+    return high == low >> 63 && size >> DBL_MANT_DIG <= (size & (0 - size)) >> 1;
+}
+
+/* Divided where that is exact but for the last rounding; else as Arrow converts it, bit for bit. */
 static double long_to_float(int64_t low, int64_t high, int scale) {
+    if (is_exact(low, high)) return (double)low / powers[scale];
     Word16 number = (Word16)(uint64_t)high << 64 | (uint64_t)low;
     double sign = high < 0 ? -1 : 1;
     if (high < 0) number = 0 - number;
-    if (scale == 0 || number <= UINT64_C(1) << DBL_MANT_DIG) return sign * scaled(number, scale);
+    if (scale == 0) return sign * scaled(number, scale);
     Word16 unit = 1;
     for (int i = 0; i < scale; i++) unit *= 10;
     return sign * (scaled(number / unit, 0) + scaled(number % unit, scale));
@@ -195,7 +202,7 @@ static void long_to_floats(const int64_t *low, const int64_t *high, size_t count
     int64_t beyond = 0;
     for (size_t i = 0; i < count; i++) beyond |= high[i] ^ low[i] >> 63;
     if (beyond == 0 && to_doubles(low, count, floats))
-        for (size_t i = 0; i < count; i++) floats[i] *= fractions[scale];
+        for (size_t i = 0; i < count; i++) floats[i] /= powers[scale];
     else
         for (size_t i = 0; i < count; i++) floats[i] = long_to_float(low[i], high[i], scale);
 }

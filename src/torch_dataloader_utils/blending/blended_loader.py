@@ -8,7 +8,7 @@ from typing import Any, Generic, NoReturn
 
 import numpy as np
 
-from torch_dataloader_utils._core.arguments import check_integer, is_integer
+from torch_dataloader_utils._core.arguments import check_has_order, check_integer, is_integer
 from torch_dataloader_utils._core.blend_index import normalize_weights
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.slab_codec import SlabCodec
@@ -86,6 +86,8 @@ def blend(
         ConfigError: weights or options are out of range; or a source is for another rank, has no rows, has rows that
             are not counted, or has a loaded position inside an epoch.
     """
+    check_has_order("sources", sources)
+    check_has_order("weights", weights)
     shares = weights if isinstance(weights, WeightSchedule) else _as_shares(weights)
     num_weights = len(shares.weights[0]) if isinstance(shares, WeightSchedule) else len(shares)
     if not isinstance(sources, Iterable):

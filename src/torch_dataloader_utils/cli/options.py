@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, cast
 import click
 
 from torch_dataloader_utils._core.option_values import Lanes
-from torch_dataloader_utils.cli.source import catalog_properties, find_source, parse_pairs
+from torch_dataloader_utils.cli.source import catalog_properties, find_source, parse_holdout, parse_pairs
 from torch_dataloader_utils.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -43,6 +43,11 @@ _DATA = (
         "filter_text",
         metavar="TEXT",
         help="Read only these rows: \"x > 3 and day >= date('2024-01-05')\".",
+    ),
+    click.option(
+        "--holdout",
+        metavar="TEXT",
+        help="Read one part of the rows, as Holdout: 0.1,train or 0.1,holdout; with ,by=COLUMN and ,seed=N.",
     ),
     click.option(
         "--partitioning",
@@ -135,8 +140,8 @@ _PLAN = (
 # Options by subject, for --help; all others, such as what a command writes, come last.
 _SUBJECTS = {
     "Data": (
-        "format_name columns filter_text partitioning missing allow_bare_files storage inventory_path catalog "
-        "catalog_options snapshot_id"
+        "format_name columns filter_text holdout partitioning missing allow_bare_files storage inventory_path "
+        "catalog catalog_options snapshot_id"
     ),
     "Ranks and batches": "num_ranks num_workers batch_size drop_last",
     "Order": "shuffle shuffle_rows interleave seed epoch",
@@ -182,6 +187,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
         format_name: str,
         columns: tuple[str, ...],
         filter_text: str | None,
+        holdout: str | None,
         partitioning: Literal["auto", "hive", "none"],
         storage: tuple[str, ...],
         inventory_path: str | None,
@@ -199,6 +205,7 @@ def _with_source(function: Function, *, is_required: bool) -> Function:
             format=format_name,
             columns=_names(columns),
             filter_text=filter_text,
+            holdout=None if holdout is None else parse_holdout(holdout),
             partitioning=None if partitioning == "none" else partitioning,
             storage=parse_pairs(storage, "--option"),
             inventory_path=inventory_path,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch_dataloader_utils._core.option_values import Holdout
 from torch_dataloader_utils._observe.work_bar import work_bar
 from torch_dataloader_utils.cli.filter_text import parse_filter
 from torch_dataloader_utils.errors import ConfigError
@@ -23,13 +24,15 @@ class DataSource:
     """Data named by the options of a command; see `find_source`. Nothing is opened before a method is called.
 
     format: format of files, or of a table; "auto" for files that decide. catalog: properties of the catalog; None for
-    files and for tables by location. storage: storage options; never shown, since they may hold credentials.
+    files and for tables by location. storage: storage options; never shown, since they may hold credentials. holdout:
+    part of the rows to read; None for all rows, or the part of the saved inventory.
     """
 
     paths: tuple[str, ...]
     format: str = "auto"
     columns: tuple[str, ...] | None = None
     filter_text: str | None = None
+    holdout: Holdout | None = None
     partitioning: Literal["hive", "auto"] | None = None
     storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
     inventory_path: str | None = None
@@ -80,42 +83,44 @@ class DataSource:
         return None if self.filter_text is None else parse_filter(self.filter_text)
 
     def inventory(self) -> "Inventory":
-        """Return the inventory. If statistics do not give the row counts of a filter, its columns are read.
+        """Return the inventory, of the part that `holdout` names. Columns are read where only they give the row counts.
 
         Raises:
             ConfigError, DataError, StoreError: see scan_files, scan_iceberg and scan_delta.
         """
-        if self.inventory_path is not None:
-            found = self._saved_inventory(self.inventory_path)
-        elif self.is_table:
+        found = self._scanned() if self.inventory_path is None else self._saved_inventory(self.inventory_path)
+        if self.holdout is not None:
+            return self.dataset(found).planner.inventory
+        return found if self.filter_text is None or self.is_table else self._counted(found)
+
+    def _scanned(self) -> "Inventory":
+        if self.is_table:
             _, scan, options = self._table()
             with work_bar("data files") as on_progress:
                 return scan(
                     self.paths[0], columns=self.columns, filters=self.filters, on_progress=on_progress, **options
                 )
-        else:
-            from torch_dataloader_utils.discover import scan_files
+        from torch_dataloader_utils.discover import scan_files
 
-            with work_bar("footers") as on_progress:
-                found = scan_files(
-                    list(self.paths),
-                    self.format,
-                    columns=self.columns,
-                    filters=self.filters,
-                    partitioning=self.partitioning,
-                    allow_bare_files=self.allow_bare_files,
-                    missing=self.missing,
-                    storage_options=self.storage or None,
-                    on_progress=on_progress,
-                )
-        return found if self.filter_text is None else self._counted(found)
+        with work_bar("footers") as on_progress:
+            return scan_files(
+                list(self.paths),
+                self.format,
+                columns=self.columns,
+                filters=self.filters,
+                partitioning=self.partitioning,
+                allow_bare_files=self.allow_bare_files,
+                missing=self.missing,
+                storage_options=self.storage or None,
+                on_progress=on_progress,
+            )
 
     def dataset(self, inventory: "Inventory | None" = None, **options: Any) -> "TableDataset":
         """Return the data set with these options of `create_dataloader`. inventory: None to scan again."""
         options = {"columns": self.columns, "filters": self.filters, **options}
         if self.is_table:
             kind, _, of_table = self._table()
-            return kind(self.paths[0], inventory=inventory, **of_table, **options)
+            return kind(self.paths[0], inventory=inventory, holdout=self.holdout, **of_table, **options)
         from torch_dataloader_utils.datasets.structured import StructuredDataset
 
         if inventory is None:
@@ -124,7 +129,7 @@ class DataSource:
             list(self.paths),
             self.format,
             inventory=inventory,
-            holdout=inventory.holdout,
+            holdout=self.holdout or inventory.holdout,
             storage_options=self.storage or None,
             **options,
         )
@@ -189,6 +194,33 @@ def _looked_at(source: DataSource) -> DataSource:
     if kind == "files":
         return source
     return replace(source, paths=(place["table"],), format=kind, catalog=place.get("catalog_config"))
+
+
+def parse_holdout(text: str) -> Holdout:
+    """Return the value of --holdout.
+
+        0.1,train                     Holdout(0.1, "train")
+        0.1,train,by=user.id,seed=7   Holdout(0.1, "train", by="user.id", seed=7)
+
+    Raises:
+        ConfigError: another form, or values out of range.
+    """
+    fraction, part, *named = (*map(str.strip, text.split(",")), "")
+    options: dict[str, Any] = dict(each.partition("=")[::2] for each in named if each)
+    if not options.keys() <= {"by", "seed"}:
+        raise _not_holdout(text)
+    try:
+        options |= {"fraction": float(fraction), "seed": int(options.get("seed", 0))}
+    except ValueError as error:
+        raise _not_holdout(text) from error
+    return Holdout(part=part, **options)  # type: ignore[arg-type]
+
+
+def _not_holdout(text: str) -> ConfigError:
+    return ConfigError(
+        f"--holdout {text!r}: write FRACTION,PART such as 0.1,train or 0.1,holdout; add ,by=COLUMN and ,seed=N as in "
+        "Holdout."
+    )
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
+from torch_dataloader_utils._arrow.row_filter import filter_text, fit_filter, shown_filter
 from torch_dataloader_utils._arrow.schema import column_names, flat_schema, nested_path
 from torch_dataloader_utils._core.arguments import (
     check_choice,
@@ -255,11 +255,10 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
     """
     if not request.finds_keys:
         request = replace(request, schema=first.file_schema)
-    row_filter = request.row_filter
-    if row_filter is None:
+    if request.row_filter is None:
         return request, np.full(num_files, Verdict.IN, dtype=np.int64)
     try:
-        used = filter_columns(row_filter, first.schema, first.hint(shown_filter(row_filter)))
+        row_filter, used = fit_filter(request.row_filter, first.schema, first.hint(shown_filter(request.row_filter)))
     except ConfigError:
         if not request.finds_keys:
             raise
@@ -267,7 +266,7 @@ def _judge_files(request: ScanRequest, first: FirstScan, num_files: int) -> tupl
     verdicts = judge_partitions(row_filter, used, first.schema, first.partitions, num_files)
     if used and set(used) <= {field.name for field in first.fields}:
         return replace(request, row_filter=None), verdicts
-    return replace(request, filter_columns=used), verdicts
+    return replace(request, row_filter=row_filter, filter_columns=used), verdicts
 
 
 def _is_answered_by_first(request: ScanRequest) -> bool:
@@ -363,7 +362,7 @@ def _with_all_keys(first: FirstScan, joined: pa.Schema, request: ScanRequest) ->
     first = first.with_schema(joined)
     check_columns(request.columns or (), first.schema, first.hint)
     if request.row_filter is not None:
-        filter_columns(request.row_filter, first.schema, first.hint(shown_filter(request.row_filter)))
+        fit_filter(request.row_filter, first.schema, first.hint(shown_filter(request.row_filter)))
     return first
 
 

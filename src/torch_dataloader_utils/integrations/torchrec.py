@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from torch_dataloader_utils._core.arguments import check_has_order
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError, of_type
 from torch_dataloader_utils.shape.ragged import Ragged
 
@@ -68,6 +69,7 @@ def to_keyed_jagged_tensor(
 def _names(option: str, names: Sequence[str]) -> list[str]:
     if isinstance(names, str):
         raise ConfigTypeError(f"{option}={names!r} is one text: pass a list of names, [{names!r}].")
+    check_has_order(option, names)
     return list(names)
 
 

@@ -59,7 +59,7 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
         inner = (_sum(each, weights * _odd(i), (*place, i), nulls) for i, each in enumerate(array.flatten()))
         return total + sum(inner)
     if pt.is_map(kind):
-        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+        array = _lists_of_pairs(array)
     if is_list(array.type):
         items, lengths = array.flatten(), pc.list_value_length(array).fill_null(0)
         counts = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -77,6 +77,15 @@ def _sum(array: pa.Array, weights: Weights, place: FieldPlace, nulls: set[FieldP
     if is_text(kind):
         return total + _sum_spans(byte_spans(array), weights)
     return total + sum(_dot(weights * _odd(i) if i else weights, words) for i, words in enumerate(_value_words(array)))
+
+
+def _lists_of_pairs(array: pa.MapArray) -> pa.ListArray:
+    # Not a cast: pyarrow (26.0.1) makes arrays of the wrong length of lists of nulls inside maps.
+    fields = [array.type.key_field, array.type.item_field]
+    pairs = pa.StructArray.from_arrays([array.keys, array.items], fields=fields)
+    return pa.Array.from_buffers(
+        pa.list_(pairs.type), len(array), array.buffers()[:2], offset=array.offset, children=[pairs]
+    )
 
 
 def _sum_spans(spans: ByteSpans, weights: Weights) -> int:

@@ -6,7 +6,13 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Literal, TypedDict, get_args
 
-from torch_dataloader_utils._core.arguments import check_choice, check_column_name, hold_flags, hold_integers
+from torch_dataloader_utils._core.arguments import (
+    check_choice,
+    check_column_name,
+    check_has_order,
+    hold_flags,
+    hold_integers,
+)
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.samples.named_tokenizer import PADS, NamedTokenizer
 
@@ -277,6 +283,7 @@ def column_of(name: str, source: Source) -> str:
 def _check_fields(given: Any) -> tuple[str, ...] | dict[str, Source]:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigTypeError(f"fields={given!r}: pass a list of {', '.join(FIELDS)} and of columns, or a dict.")
+    check_has_order("fields", given)
     names = list(given)
     wrong = [each for each in names if not isinstance(each, str)]
     if isinstance(given, Mapping):

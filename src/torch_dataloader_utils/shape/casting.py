@@ -73,12 +73,26 @@ def _numbers(array: pa.Array, target: NumberTarget) -> Numbers:
     unscaled = _unscaled(array)
     if not pt.is_floating(target.data_type):
         return _large_unscaled(array, target) if unscaled is None else unscaled
-    if unscaled is None:
-        return np.asarray(array.cast(pa.float64()).fill_null(0))
+    words = _stored(array, np.dtype(np.int64), array.type.bit_width // 64) if unscaled is None else unscaled[:, None]
     # Correctly rounded up to 2^53, which one of seven numbers of pyarrow's cast (26.0.1) is not.
-    power = 10.0 ** abs(array.type.scale)
-    floats: npt.NDArray[np.float64] = unscaled / power if array.type.scale >= 0 else unscaled * power
+    low, power = words[:, 0], float(10 ** abs(array.type.scale))
+    floats: Numbers = low / power if array.type.scale >= 0 else low * power
+    if unscaled is None and not (is_exact := _are_exact(words)).all():
+        floats = np.where(is_exact, floats, np.asarray(array.cast(pa.float64()).fill_null(0)))
     return floats
+
+
+def _are_exact(words: Numbers) -> npt.NDArray[np.bool_]:
+    """Return which integers fit 64 bits and a double: they have at most 53 bits before the zeros at their end."""
+    low = words[:, 0]
+    size = np.abs(low).view(np.uint64)
+    is_exact: npt.NDArray[np.bool_] = size >> 53 <= (size & (0 - size)) >> 1
+    return is_exact & _fit_int64(words)
+
+
+def _fit_int64(words: Numbers) -> npt.NDArray[np.bool_]:
+    fits: npt.NDArray[np.bool_] = (words[:, 1:] == (words[:, 0] >> 63)[:, None]).all(axis=1)
+    return fits
 
 
 def _unscaled(array: pa.Array) -> npt.NDArray[np.int64] | None:
@@ -95,8 +109,7 @@ def _unscaled(array: pa.Array) -> npt.NDArray[np.int64] | None:
 def _large_unscaled(array: pa.Array, target: NumberTarget) -> Numbers:
     """Return unscaled integers of more than 18 digits; beyond int64 clipped, or infinite where clipping is an error."""
     words = _stored(array, np.dtype(np.int64), array.type.bit_width // 64)
-    low = words[:, 0]
-    fits = (words[:, 1:] == (low >> 63)[:, None]).all(axis=1)
+    low, fits = words[:, 0], _fit_int64(words)
     valid = validity(array)
     if valid is not None:
         fits |= ~valid

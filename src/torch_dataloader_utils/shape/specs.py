@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_dataloader_utils._arrow.schema import FieldPath, is_binary, is_utf8, nested_path
+from torch_dataloader_utils._core.arguments import check_has_order
 from torch_dataloader_utils.errors import ConfigError, which_column
 from torch_dataloader_utils.shape.arrow_types import (
     ColumnType,
@@ -258,12 +259,14 @@ def stack_members(stack: Mapping[str, Sequence[str]] | None, columns: Iterable[s
     """Check the names in `stack` (matrix name -> column names), and return them.
 
     Raises:
+        ConfigTypeError: the names of a stack are a set.
         ConfigError: a column is not in `columns` or is in two stacks; or a stack is empty.
     """
     known = dict.fromkeys(columns)
     stacks: dict[str, tuple[str, ...]] = {}
     seen: dict[str, str] = {}
     for name, given in (stack or {}).items():
+        check_has_order(f"stack[{name!r}]", given)
         members = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
         if not members:
             raise ConfigError(f"stack={{{name!r}: {given!r}}}: give a list of one or more column names.")

@@ -11,7 +11,7 @@ from torch_dataloader_utils._core.position import Cursor
 from torch_dataloader_utils._core.program import ListedBatches, SingleLane, WorkerInput
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
-from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, of_type
+from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, in_words, of_type
 from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, group_parts, put_together
 from torch_dataloader_utils.stream.decode import DecodeOptions, DecodeScheduler
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
@@ -201,18 +201,12 @@ class WorkerStream:
             except (Exception, GeneratorExit) as error:  # of the user's code; GeneratorExit would end the pass early
                 advice = _hint(function, error, batch)
                 raise TransformError(
-                    f"{function_name(function)} raised {_text(error)}.{advice} The batch ends in {where}."
+                    f"{function_name(function)} raised {in_words(error)}{advice} The batch ends in {where}."
                 ) from error
             if batch is None:
                 name = function_name(function)
                 raise TransformError(f"{name} returned None for the batch that ends in {where}: return the batch.")
         return batch
-
-
-def _text(error: BaseException) -> str:
-    """Return the error's class, and its text unless the text is empty, as for `StopIteration()`."""
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _hint(function: Callable[..., Any], error: BaseException, batch: Any) -> str:

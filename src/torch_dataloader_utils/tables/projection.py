@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns
+from torch_dataloader_utils._arrow.row_filter import fit_filter
 from torch_dataloader_utils._arrow.schema import FieldPath, decode_schema, field_at, field_paths, nested_path
 from torch_dataloader_utils._core.metadata_columns import FILE, POSITION, metadata_columns
 from torch_dataloader_utils._core.option_values import Holdout
@@ -139,7 +139,7 @@ def project(spec: ReadSpec) -> Projection:
     twice = sorted(repeated_names(names))
     if twice:
         raise ConfigError(f"columns names {', '.join(twice)} more than once; name each column once.")
-    filtered = () if spec.row_filter is None else filter_columns(spec.row_filter, of_data)
+    row_filter, filtered = fit_filter(spec.row_filter, of_data)
     if spec.holdout is not None and spec.holdout.by is not None:
         path = nested_path(schema, spec.holdout.by)
         if not path or known[path[0]] != 1:
@@ -154,7 +154,7 @@ def project(spec: ReadSpec) -> Projection:
         delivered=names,
         filtered=filtered,
         made=tuple(field for name, field in fields.items() if name in made),
-        row_filter=spec.row_filter,
+        row_filter=row_filter,
         holdout=spec.holdout,
         known=frozenset(of_data.names) if set(of_data.names) <= set(names) else None,
         leaves={name: path for leaves in spec.changes.leaves.values() for name, path in leaves.items()},

@@ -165,6 +165,18 @@ def test_a_loader_converts_while_it_decodes(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
+def test_long_decimals_of_few_digits_are_the_nearest_floats(tmp_path: Path, is_compiled: bool) -> None:
+    values = [Decimal("0.123456789"), Decimal("-7.3"), Decimal("12345678901234567890.5"), Decimal("0.07")] * 200
+    table = pa.table(
+        {"x": pa.array(values, pa.decimal128(38, 10)), "y": pa.array(values[:2] * 400, pa.decimal128(38, 9))}
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    (batch,) = _loader(tmp_path / "a.parquet", decoding=Decoding(compiled=is_compiled))
+    assert batch["x"].tolist() == list(map(float, values))
+    assert batch["y"].tolist() == list(map(float, values[:2] * 400))
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
 def test_a_value_that_does_not_fit_is_named_with_its_file(tmp_path: Path, is_compiled: bool) -> None:
     table = pa.table({"a": [1.0, 2.0], "price": pa.array([Decimal(1), Decimal(300)], pa.decimal128(20, 2))})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=1)

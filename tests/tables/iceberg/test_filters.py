@@ -4,6 +4,7 @@ import datetime
 import math
 import struct
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,9 @@ from tests.effort import effort
 from tests.tables.iceberg.reading import in_order, read_rows
 from tests.tables.iceberg.tables import TableWriter, field_of
 from torch_dataloader_utils import IcebergDataset, plan_epoch, scan_iceberg
+from torch_dataloader_utils._arrow.expressions import Call, FieldRef, Literal, parse_expression
 from torch_dataloader_utils.errors import ConfigError
-from torch_dataloader_utils.tables.iceberg.filter_expressions import (
-    Call,
-    FieldRef,
-    Literal,
-    parse_expression,
-    translate,
-)
+from torch_dataloader_utils.tables.iceberg.filter_expressions import translate
 
 # Filters and deletes that leave nothing are drawn too.
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch has no steps")
@@ -104,6 +100,8 @@ def expressions() -> st.SearchStrategy[pc.Expression]:
         st.builds(compare, st.just("a"), numbers | floats, operators),
         st.builds(compare, st.just("x"), floats | numbers, operators),
         st.builds(compare, st.just("s"), texts, operators),
+        st.builds(compare, st.just("d"), numbers | st.just(1000) | floats, operators),
+        st.builds(lambda values: pc.field("d").isin(values), st.lists(numbers | st.just(1000), min_size=1, max_size=3)),
         st.builds(lambda name: pc.field(name).is_null(), st.sampled_from(["a", "x", "s"])),
         st.builds(lambda name: pc.field(name).is_valid(), st.sampled_from(["a", "x", "s"])),
         st.builds(lambda flag: pc.field("x").is_null(nan_is_null=flag), st.booleans()),
@@ -128,6 +126,7 @@ row = st.fixed_dictionaries(
         "a": st.none() | st.integers(-2, 3),
         "s": st.sampled_from([None, "", "a", "ab", "abc", "b"]),
         "x": st.sampled_from([None, -1.5, 0.0, 0.5, 1.0, 2.0, math.nan]),
+        "d": st.sampled_from([None, *map(Decimal, ("-1.50", "0.00", "0.75", "1.00", "3.00"))]),
     }
 )
 
@@ -136,7 +135,7 @@ row = st.fixed_dictionaries(
 @given(
     files=st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=4),
     row_filter=expressions(),
-    spec=st.integers(0, 4),
+    spec=st.integers(0, 5),
     file_format=st.sampled_from(["parquet", "parquet", "orc"]),
 )
 @settings(max_examples=effort(50))
@@ -148,12 +147,18 @@ def test_pruning_never_loses_a_row_and_filtering_is_exact(
     file_format: str,
 ) -> None:
     table = TableWriter(tmp_path_factory.mktemp("t"))
-    table.evolve(field_of(1, "a", "long"), field_of(2, "s", "string"), field_of(3, "x", "double"))
-    table.partition_by(*[[], [(1, "identity")], [(2, "truncate[1]")], [(1, "bucket[4]")], [(3, "identity")]][spec])
+    table.evolve(
+        field_of(1, "a", "long"),
+        field_of(2, "s", "string"),
+        field_of(3, "x", "double"),
+        field_of(4, "d", "decimal(4,2)"),
+    )
+    specs = [[], [(1, "identity")], [(2, "truncate[1]")], [(1, "bucket[4]")], [(3, "identity")], [(4, "identity")]]
+    table.partition_by(*specs[spec])
     every = []
     for rows in files:
         # All rows of a file are of one partition: that of its first row.
-        name = {1: "a", 2: "s", 3: "a", 4: "x"}.get(spec)
+        name = {1: "a", 2: "s", 3: "a", 4: "x", 5: "d"}.get(spec)
         rows = [each if name is None else {**each, name: rows[0][name]} for each in rows]
         parts = tuple(
             part.transform.transform(table.schema.find_field(part.source_id).field_type)(rows[0][name])
@@ -163,8 +168,14 @@ def test_pruning_never_loses_a_row_and_filtering_is_exact(
             rows, rows_per_group=2 if file_format == "parquet" else 1000, partition=parts, file_format=file_format
         )
         every += rows
-    plain = pa.Table.from_pylist(every, pa.schema({"a": pa.int64(), "s": pa.string(), "x": pa.float64()}))
-    wanted = plain.filter(row_filter).to_pylist()
+    # Floats hold the decimals exactly, and pyarrow compares floats with integers.
+    kinds = {"a": pa.int64(), "s": pa.string(), "x": pa.float64(), "d": pa.float64(), "row": pa.int64()}
+    floats = [
+        {**each, "d": None if each["d"] is None else float(each["d"]), "row": number}
+        for number, each in enumerate(every)
+    ]
+    kept = pa.Table.from_pylist(floats, pa.schema(kinds)).filter(row_filter)
+    wanted = [every[number] for number in kept["row"].to_pylist()]
     assert in_order(read_rows(table.metadata, filters=row_filter, allow_empty=True)) == in_order(wanted)
 
 

@@ -130,9 +130,28 @@ def _json_lines(store: Store, entry: FileEntry, request: ScanRequest) -> tuple[p
     if made_for not in ("", wanted):
         schema, groups, _ = _unpacked(results.once(f"{what} {wanted}", read))
     if request.schema is None:
+        _check_is_row(entry.path, schema, groups)
         return schema, groups
     check_keys(schema, request.schema, redact(entry.path), request.columns)
     return request.schema, groups
+
+
+def _check_is_row(path: str, schema: pa.Schema, groups: Int64s) -> None:
+    """Refuse a single row whose columns all have the same numbered fields: pandas writes a data frame like this.
+
+    {"a": {"0": 1, "1": 2}, "b": {"0": "x", "1": "y"}}
+    """
+    labels = {tuple(each.name for each in field.type) if pa.types.is_struct(field.type) else () for field in schema}
+    if int(groups[:, 0].sum()) != 1 or len(labels) != 1:
+        return
+    (names,) = labels
+    if len(schema) * len(names) > 1 and all(map(str.isdecimal, names)):
+        raise UnsupportedFeatureError(
+            f"{redact(path)} is one JSON object of columns that all have the same numbers as keys, from {names[0]} to "
+            f"{names[-1]}, as pandas' to_json() writes it. JSON lines are needed, one object a line: write it with "
+            'to_json(..., orient="records", lines=True). If it is one row, name its types: '
+            "inventory=scan_files(..., schema=)."
+        )
 
 
 def _packed(schema: pa.Schema, groups: Int64s, made_for: str) -> bytes:

@@ -18,7 +18,7 @@ from torch_dataloader_utils._core.block import JoinedRows, ReadPart, RowGroupRea
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._runtime.shared_memory import shared_bytes
 from torch_dataloader_utils._runtime.system_limits import limit_error, limits_named
-from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError
+from torch_dataloader_utils.errors import LoaderError, TransformError, WorkerDiedError, in_words
 from torch_dataloader_utils.stream.transport import torch_workers
 
 _NOTE_BYTES = 1024
@@ -204,7 +204,7 @@ def _named(error: BaseException, loading: torch_workers.Loading, notes: Notes) -
     if not isinstance(error, Exception) or _was_raised_by_signal(error):
         return None
     return TransformError(  # unpickling runs code of the user: any error
-        f"A worker process sent a batch that cannot be unpickled here: {type(error).__name__}: {error}. A "
+        f"A worker process sent a batch that cannot be unpickled here: {in_words(error)} A "
         "transform or collate_fn returned an object that its class cannot restore (__setstate__, __reduce__): "
         "correct the class, or read with num_workers=0."
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text
+from torch_dataloader_utils._arrow.row_filter import filter_text, fit_filter
 from torch_dataloader_utils._arrow.schema import case_error, column_names, flat_schema, in_other_case
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import FileFormat, Int64s, Inventory, PartitionColumn
@@ -72,7 +72,9 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
     found = read_snapshot(table, options.version, with_statistics=options.filters is not None)
     schema = read_schema(found.name, found.metadata, options.columns)
     check_columns(options.columns or (), schema.schema)
-    used = () if options.filters is None else filter_columns(options.filters, schema.schema)
+    text = filter_text(options.filters)
+    fitted, used = fit_filter(options.filters, schema.schema)
+    options = replace(options, filters=fitted)
     files = _resolved(table, found)
     names, added = list(files), list(files.values())
     partitions = _partitions(found, schema, added)
@@ -100,7 +102,7 @@ def scan_table(table: DeltaTable, options: DeltaScanOptions, on_progress: OnProg
         groups=groups,
         schema=schema.schema.serialize().to_pybytes(),
         source=f"{found.name}, {found.described}",
-        row_filter=filter_text(options.filters),
+        row_filter=text,
         projection=options.columns,
         snapshot=found.identity,
         notes=(*((f"deletes: {deleted:,} rows by deletion vectors",) if deleted else ()), *scanned.notes),

@@ -3,14 +3,14 @@
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils._arrow.row_filter import filter_columns, filter_text, shown_filter
+from torch_dataloader_utils._arrow.row_filter import filter_text, fit_filter, shown_filter
 from torch_dataloader_utils._arrow.schema import column_names
 from torch_dataloader_utils._core.arguments import hold_flags
 from torch_dataloader_utils._core.inventory import FileTable, GroupTable, Inventory
@@ -96,7 +96,11 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
     target = choose_snapshot(table.metadata, options.snapshot, table.name)
     schema = arrow_schema(target.schema, table.beside, options.columns)
     check_columns(options.columns or (), schema, metadata_column_hint)
-    request = _scan_request(table, target, options, schema)
+    text = filter_text(options.filters)
+    hint = "" if options.filters is None else _partition_hint(table, target, shown_filter(options.filters))
+    fitted, used = fit_filter(options.filters, schema, hint)
+    options = replace(options, filters=fitted)
+    request = _scan_request(table, target, options, schema, used)
     pruner = FilePruner(table.metadata, target.schema, pruning_expression(options.filters, options.scan_filter, schema))
     with named_by_metadata(table.name):
         listed = list_snapshot(table, target, pruner)
@@ -115,7 +119,7 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
         groups=groups,
         schema=schema.serialize().to_pybytes(),
         source=f"{table.name}, {_described(target)}",
-        row_filter=filter_text(options.filters),
+        row_filter=text,
         projection=options.columns,
         snapshot=_table_snapshot(table, options, target),
         notes=(*target.notes, *_delete_notes(listed, deleted), *scanned.notes),
@@ -126,15 +130,12 @@ def scan_table(table: OpenTable, options: IcebergScanOptions, on_progress: OnPro
 
 
 def _scan_request(
-    table: OpenTable, target: ScanTarget, options: IcebergScanOptions, schema: pa.Schema
+    table: OpenTable, target: ScanTarget, options: IcebergScanOptions, schema: pa.Schema, used: tuple[str, ...]
 ) -> DataScanRequest:
-    row_filter = options.filters
-    hint = "" if row_filter is None else _partition_hint(table, target, shown_filter(row_filter))
-    used = () if row_filter is None else filter_columns(row_filter, schema, hint)
     return DataScanRequest(
         fields=schema,
         projected=None if options.columns is None else column_names(schema, options.columns),
-        row_filter=row_filter,
+        row_filter=options.filters,
         filter_columns=used,
         on_error=options.on_error,
         judge=_judge(table, target, options, schema, used),
