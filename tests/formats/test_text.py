@@ -25,7 +25,7 @@ from torch_dataloader_utils.errors import (
     SchemaError,
     UnsupportedFeatureError,
 )
-from torch_dataloader_utils.formats.text import scan
+from torch_dataloader_utils.formats.text import head
 from torch_dataloader_utils.formats.text.line_counter import LineCounter
 
 LINES = st.lists(st.sampled_from(['{"a":1}', '{"a": 2, "b": "x"}', "", "  ", "\t"]), max_size=30)
@@ -83,7 +83,7 @@ def test_csv_lines_may_end_as_any_system_ends_them(tmp_path, end, rows):
 @pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
 def test_types_are_those_of_the_whole_lines_at_the_start(tmp_path, end, monkeypatch):
     """A date that is cut off where the first MiB ends is no date."""
-    monkeypatch.setattr(scan, "_MOST_HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(head, "_MOST_HEAD_BYTES", 1 << 20)
     path = tmp_path / "a.csv"
     path.write_bytes(end.join(["day", *["2024-01-01"] * 120_000]).encode())
     inventory = scan_files(path, "csv")

@@ -233,7 +233,7 @@ def _missing(options: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _header_findings(inventory: "Inventory") -> Iterator[Finding]:
     from torch_dataloader_utils._arrow.schema import decode_schema
-    from torch_dataloader_utils.formats.text.scan import SEPARATED
+    from torch_dataloader_utils.formats.text.head import SEPARATED
 
     if _format(inventory) not in SEPARATED.values():
         return

@@ -8,8 +8,9 @@ from functools import partial
 from torch_dataloader_utils._core.inventory import FileFormat
 from torch_dataloader_utils.formats.file_format import Format
 from torch_dataloader_utils.formats.text.decode import decode_csv, decode_json
+from torch_dataloader_utils.formats.text.head import SEPARATED
 from torch_dataloader_utils.formats.text.json_schema import join_schemas
-from torch_dataloader_utils.formats.text.scan import SEPARATED, scan_csv, scan_json
+from torch_dataloader_utils.formats.text.scan import scan_csv, scan_json
 
 
 def _separated(number: FileFormat, delimiter: str, *endings: str) -> Format:
