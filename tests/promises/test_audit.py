@@ -161,12 +161,12 @@ def run_two_links(tmp_path, options, lost=0):
 
 def rows_given_again(patch):
     """Each lane goes back by a row after its first rows, so that its last row never comes."""
-    advance = LaneReader.advance
+    advance = LaneReader._advance
 
     def late(lane, rows):
         advance(lane, rows - 1 if lane.cursor == (0, 0) and rows > 1 else rows)
 
-    patch.setattr(LaneReader, "advance", late)
+    patch.setattr(LaneReader, "_advance", late)
     patch.setattr(LaneReader, "whole_batch", lambda *_, **__: None)  # batches that are cut ahead do not look back
 
 

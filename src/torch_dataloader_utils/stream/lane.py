@@ -94,12 +94,15 @@ class LaneBlocks:
 
     Plain units take the rows of their slices (`take`). Windows are gathered from several slices in the decoding threads
     (`gather`) and released later (`finish`). A row group is dropped after its last slice.
+
+    units: units of the lane. is_exact: false if row counts are not known; a slice then has all rows of its row group.
     """
 
     def __init__(self, decoder: DecodeScheduler, work: WorkerInput, units: Units) -> None:
+        self.units = units
+        self.is_exact = work.exact
         self.slices = group_slices(units, work.group_start, work.group_stop)
         self._decoder = decoder
-        self._exact = work.exact
         self._first_of_unit = np.searchsorted(self.slices.unit, np.arange(len(units) + 1), side="left").tolist()
         self._groups: list[int] = self.slices.group.tolist()
         # Later slices overwrite earlier ones.
@@ -188,8 +191,8 @@ class LaneBlocks:
         return self._groups[number]
 
     def _cut(self, number: int, whole: BlockSlice) -> BlockSlice:
-        """Cut a slice's rows from the decoded rows of its row group; return all rows if row counts are not known."""
-        return whole.cut(*self.rows_of(number)) if self._exact else whole
+        """Cut a slice's rows from the decoded rows of its row group."""
+        return whole.cut(*self.rows_of(number)) if self.is_exact else whole
 
 
 # Number of windows gathered ahead of the trainer's current window; part of the documented memory of a rank.
@@ -203,14 +206,11 @@ class LaneWindows:
     work for each row.
     """
 
-    def __init__(
-        self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
-    ) -> None:
+    def __init__(self, program: WorkerProgram, blocks: LaneBlocks, shaper: Shaper) -> None:
         self._program = program
-        self._units = units
+        self._units = blocks.units
         self._blocks = blocks
         self._shaper = shaper
-        self._exact = exact
         self._gathered: dict[int, DependentJob[BlockSlice, BlockSlice]] = {}
 
     def begin(self, unit: int) -> DependentJob[BlockSlice, BlockSlice]:
@@ -238,7 +238,7 @@ class LaneWindows:
 
     def _gather(self, unit: int, blocks: Sequence[Block]) -> Block:
         order = self._order(unit, blocks)
-        start, stop = int(self._units.start[unit]), int(self._units.stop[unit]) if self._exact else len(order)
+        start, stop = int(self._units.start[unit]), int(self._units.stop[unit]) if self._blocks.is_exact else len(order)
         return self._shaper.gather(blocks, order[start:stop])
 
     def _order(self, unit: int, blocks: Sequence[Block]) -> Int64s:
@@ -261,14 +261,11 @@ _JOINED_BYTES = 1 << 20
 class LaneReader:
     """Reader of one lane: gives its rows in order. cursor: (units finished, rows taken of the next unit)."""
 
-    def __init__(
-        self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
-    ) -> None:
-        self._units = units
+    def __init__(self, program: WorkerProgram, blocks: LaneBlocks, shaper: Shaper) -> None:
+        self._units = blocks.units
         self._blocks = blocks
         self._shaper = shaper
-        self._exact = exact
-        self._windows = LaneWindows(program, units, blocks, shaper, exact=exact)
+        self._windows = LaneWindows(program, blocks, shaper)
         self._source = self._unit_rows()
         self._current: Block | None = None
         self._offset = 0
@@ -294,7 +291,7 @@ class LaneReader:
         self._cut = None
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
-            self.advance(count)
+            self._advance(count)
             rows -= count
             yield BlockSlice(block, start, start + count)
 
@@ -307,7 +304,7 @@ class LaneReader:
         if block is None or block.num_rows - self._offset < rows:
             return None
         start = self._offset
-        self.advance(rows)
+        self._advance(rows)
         if not cuts_ahead:
             return block.slice(start, start + rows).to_batch()
         if self._cut is None or self._cut_rows != rows:
@@ -315,7 +312,7 @@ class LaneReader:
             self._cut, self._cut_rows = block.slice(start, start + whole).split(rows), rows
         return next(self._cut)
 
-    def advance(self, rows: int) -> None:
+    def _advance(self, rows: int) -> None:
         """Record that the next `rows` rows of the current block were taken."""
         self._offset += rows
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
@@ -329,7 +326,7 @@ class LaneReader:
                 return None
             rows, number = taken
             self._ends = [(rows.num_rows, number)]
-            may_wait = self._exact and self.cursor != (0, 0)
+            may_wait = self._blocks.is_exact and self.cursor != (0, 0)
             blocks = in_few_blocks(self._with_following(rows, batch_rows * _JOINED_BATCHES) if may_wait else [rows])
             self._current = blocks[0] if len(blocks) == 1 else self._shaper.concat(blocks)
         return self._current

@@ -10,7 +10,7 @@ import numpy as np
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.program import Batching, WorkerProgram, rows_of_parts
-from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._core.units import PLAIN
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
@@ -89,10 +89,9 @@ class PieceRows(NamedTuple):
 class LanePieces:
     """Rows of one lane, to be taken in order before they are decoded."""
 
-    def __init__(self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper) -> None:
-        self._units = units
+    def __init__(self, program: WorkerProgram, blocks: LaneBlocks, shaper: Shaper) -> None:
         self._blocks = blocks
-        self._windows = LaneWindows(program, units, blocks, shaper, exact=True)
+        self._windows = LaneWindows(program, blocks, shaper)
         self._pieces = self._in_order()
         self._piece: Piece | None = None
         self._taken = 0
@@ -120,9 +119,10 @@ class LanePieces:
         self._piece = None
 
     def _in_order(self) -> Generator[Piece]:
-        for unit, rows in enumerate(self._units.rows.tolist()):
+        units = self._blocks.units
+        for unit, rows in enumerate(units.rows.tolist()):
             slices = self._blocks.slices_of(unit)
-            if self._units.window[unit] == PLAIN:
+            if units.window[unit] == PLAIN:
                 yield from map(self._piece_of, slices)
             else:
                 window = partial(self._windows.begin, unit)
@@ -188,7 +188,7 @@ class MixedLanes:
         self, program: WorkerProgram, blocks: Sequence[LaneBlocks], shaper: Shaper, decoder: DecodeScheduler
     ) -> None:
         self._batching = program.batching
-        self._lanes = [LanePieces(program, *lane, shaper) for lane in zip(program.lanes, blocks, strict=True)]
+        self._lanes = [LanePieces(program, lane, shaper) for lane in blocks]
         self._shaper = shaper
         self._decoder = decoder
 

@@ -70,10 +70,7 @@ class WorkerStream:
         self._pipeline = pipeline
         self._decoder = DecodeScheduler(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._blocks = [LaneBlocks(self._decoder, work, lane) for lane in work.program.lanes]
-        self._lanes = [
-            LaneReader(work.program, units, blocks, pipeline.shaper, exact=work.exact)
-            for units, blocks in zip(work.program.lanes, self._blocks, strict=True)
-        ]
+        self._lanes = [LaneReader(work.program, blocks, pipeline.shaper) for blocks in self._blocks]
 
     @property
     def num_batches(self) -> int | None:
