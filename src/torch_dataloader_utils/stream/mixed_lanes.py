@@ -9,7 +9,7 @@ import numpy as np
 
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.program import Batching, WorkerProgram, rows_of_parts
+from torch_dataloader_utils._core.program import WorkerProgram, rows_of_parts
 from torch_dataloader_utils._core.units import PLAIN
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError
@@ -176,13 +176,8 @@ def _put_together(
         return BlockSlice.of(shaper.concat(blocks, spans))
 
 
-def mixes(batching: Batching) -> bool:
-    """Return whether batches have rows of several lanes."""
-    return bool(batching.num_batches) and len(batching.parts(0)) > 1
-
-
 class MixedLanes:
-    """Batches of the rows of several lanes, in blocks of several batches."""
+    """Batches of the rows of lanes that rotate, in blocks of several batches."""
 
     def __init__(
         self, program: WorkerProgram, blocks: Sequence[LaneBlocks], shaper: Shaper, decoder: DecodeScheduler
@@ -195,8 +190,8 @@ class MixedLanes:
     def blocks(self, at_least: int) -> Generator[tuple[Block, Sequence[MixedBatch]]]:
         """Yield all batches; while the trainer has a block, the next block is made.
 
-        at_least: Number of batches of a block. If lanes mix, blocks have up to twice as many as the block before, a
-            multiple of this number.
+        at_least: Number of batches of the first block. Later blocks have up to twice as many batches as the block
+            before, always a multiple of this number.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
@@ -209,7 +204,7 @@ class MixedLanes:
 
     def _blocks(self, at_least: int) -> Iterator[tuple[Block, Sequence[MixedBatch]]]:
         done, count = 0, at_least
-        present = self._listed(done, count)
+        present = self._next_mixture(done, count)
         while present is not None:
             job = present.begin(self._decoder, self._shaper)
             self._decoder.prefetch()
@@ -217,42 +212,47 @@ class MixedLanes:
             present.finish()
             del job
             done += len(batches)
-            if mixes(self._batching):
-                most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
-                count = max(at_least, min(2 * count, most) // at_least * at_least)
-            present = self._listed(done, count)
+            most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
+            count = max(at_least, min(2 * count, most) // at_least * at_least)
+            present = self._next_mixture(done, count)
             self._decoder.prefetch()
             if present is not None and present.has_begun:
                 present.begin(self._decoder, self._shaper)
             yield block, batches
 
-    def _listed(self, first: int, count: int) -> Mixture | None:
-        """Take the rows of the next batches from the lanes; return None after the last batch."""
+    def _next_mixture(self, first: int, count: int) -> Mixture | None:
+        """Take the rows of the next `count` batches from the lanes; return None after the last batch."""
         numbers = range(first, min(first + count, self._batching.num_batches or 0))
         parts_of = [self._batching.parts(number) for number in numbers]
         if not parts_of:
             return None
-        lanes, rows = np.array([part for parts in parts_of for part in parts], np.int64).T
-        starts = np.flatnonzero(np.diff(lanes, prepend=-1))  # parts of one lane that follow each other are one part
-        lanes, rows = lanes[starts], np.add.reduceat(rows, starts)
-        pieces: list[Piece] = []
-        spans = []
-        for lane in np.unique(lanes).tolist():
-            parts = np.flatnonzero(lanes == lane)
-            taken = list(self._lanes[lane].take(int(rows[parts].sum())))
-            part, piece, begin, length = _spans_of(rows[parts], np.array([each.rows for each in taken], np.int64))
-            starts = np.array([each.start for each in taken], np.int64)
-            spans.append(np.stack([parts[part], len(pieces) + piece, starts[piece] + begin, length], axis=1))
-            pieces += [each.piece for each in taken]
-        in_order = np.concatenate(spans)
-        in_order = in_order[in_order[:, 0].argsort(kind="stable")]
+        pieces, spans = self._take(np.array([part for parts in parts_of for part in parts], np.int64))
         rows_of = [rows_of_parts(parts) for parts in parts_of]
-        last = in_order[in_order[:, 3].cumsum().searchsorted(np.cumsum(rows_of)), 1].tolist()
+        last = spans[spans[:, 2].cumsum().searchsorted(np.cumsum(rows_of)), 0].tolist()
         batches = [
             MixedBatch(rows, pieces[piece].blocks, pieces[piece].slices[-1])
             for rows, piece in zip(rows_of, last, strict=True)
         ]
-        return Mixture(pieces, in_order[:, 1:], batches)
+        return Mixture(pieces, spans, batches)
+
+    def _take(self, parts: Int64s) -> tuple[list[Piece], Int64s]:
+        """Take rows from the lanes. Return their pieces, and the rows in the order of the parts: see `Mixture.spans`.
+
+        parts: (lane, rows) each, int64 [parts, 2]: the next rows of this lane.
+        """
+        begins = np.flatnonzero(np.diff(parts[:, 0], prepend=-1))  # neighbouring parts of one lane are one part
+        lanes, rows = parts[begins, 0], np.add.reduceat(parts[:, 1], begins)
+        pieces: list[Piece] = []
+        spans = []  # (part, piece, first row of the piece, number of rows)
+        for lane in np.unique(lanes).tolist():
+            of_lane = np.flatnonzero(lanes == lane)
+            taken = list(self._lanes[lane].take(int(rows[of_lane].sum())))
+            starts, counts = np.array([(each.start, each.rows) for each in taken], np.int64).T
+            part, piece, begin, length = _spans_of(rows[of_lane], counts)
+            spans.append(np.stack([of_lane[part], len(pieces) + piece, starts[piece] + begin, length], axis=1))
+            pieces += [each.piece for each in taken]
+        in_order = np.concatenate(spans)
+        return pieces, in_order[in_order[:, 0].argsort(kind="stable"), 1:]
 
 
 def _spans_of(parts: Int64s, pieces: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
