@@ -37,7 +37,7 @@ class DecodeAhead:
         rows_left = (slices.stop - slices.start)[::-1].cumsum()[::-1]
         self._rows_left: list[int] = rows_left[np.sort(first)].tolist()[::-1]
         self._jobs: dict[int, DecodeJob] = {}
-        self._most = 1
+        self._most_groups = 1
 
     def rows_left(self) -> int:
         """Return the number of rows from the first row group that was not started to the end of the lane."""
@@ -80,13 +80,13 @@ class DecodeAhead:
     def _begin(self, groups: Sequence[int]) -> None:
         """Start one job for the next row groups."""
         del self._waiting[-len(groups) :]
-        self._most = min(2 * self._most, MOST_GROUPS_OF_JOB)
+        self._most_groups = min(2 * self._most_groups, MOST_GROUPS_OF_JOB)
         job = self._decoder.submit([GroupToDecode(group, self._needed[group]) for group in groups])
         self._jobs.update(dict.fromkeys(groups, job))
 
     def _next_groups(self) -> Sequence[int]:
         """Return the row groups of the next job: at most one in the first job; the limit doubles with each job."""
-        return self._decoder.next_job(self._waiting[-self._most :][::-1])
+        return self._decoder.next_job(self._waiting[-self._most_groups :][::-1])
 
 
 class LaneBlocks:
@@ -271,8 +271,8 @@ class LaneReader:
         self._offset = 0
         self._cut: Iterator[Any] | None = None  # the batches of `_cut_rows` rows from `_offset` on
         self._cut_rows = 0
-        self._ends: list[tuple[int, int]] = [(0, 0)]
-        self._next = 0
+        self._ends: list[tuple[int, int]] = [(0, 0)]  # of each slice in the current block: its end, and its number
+        self._next_slice = 0
         self.cursor = (0, 0)
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ class LaneReader:
             self._ends.append((self._ends[-1][0] + rows.num_rows, number))
 
     def _next_plain_block(self, *, waits: bool) -> Block | None:
-        following = self._next
+        following = self._next_slice
         if following >= len(self._blocks.slices) or self._units.window[self._blocks.slices.unit[following]] != PLAIN:
             return None
         return self._blocks.block_of(following, waits=waits)
@@ -363,10 +363,10 @@ class LaneReader:
             slices = self._blocks.slices_of(unit)
             if self._units.window[unit] == PLAIN:
                 for number in slices:
-                    self._next = number + 1
+                    self._next_slice = number + 1
                     yield self._blocks.take(number), number
                 continue
-            self._next = slices.stop
+            self._next_slice = slices.stop
             last = max(slices.stop - 1, 0)  # a unit may have no rows and no slices
             if self._units.windows.permuted:
                 rows = self._blocks.wait(self._windows.begin(unit))
