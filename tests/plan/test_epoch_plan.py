@@ -278,6 +278,8 @@ def test_lanes_give_the_same_rows_on_every_topology(files, shapes, shuffle_rows,
         by_rank, counts = deliver(plan)
         assert set(counts) == set(range(space.num_rows))
         assert sum(counts.values()) == space.num_rows + plan.repeated_rows
+        for rank, batches in enumerate(by_rank):  # no row is read that is in no batch
+            assert sum(program.num_rows for program in plan.programs(rank)) == sum(map(len, batches))
         numbered = rank_batches_as_numbers(plan)
         single = make_plan(space=space, options=options, epoch=1, topology=Topology(batch_size=1))
         one_by_one = [batch[0] for batch in rank_batches(single, 0)]

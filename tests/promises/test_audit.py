@@ -19,7 +19,7 @@ from tests.cli.shell import tdu
 from tests.effort import effort
 from tests.promises.sources import SOURCES
 from tests.promises.test_every_row_once import PACKS, TOKEN_BATCHES, orders, topologies
-from torch_dataloader_utils import blend, merge_states
+from torch_dataloader_utils import Lanes, blend, merge_states
 from torch_dataloader_utils._core.inventory import Inventory
 from torch_dataloader_utils._core.options import Topology
 from torch_dataloader_utils._observe.audit_file import AuditFile, read_audit
@@ -161,12 +161,12 @@ def run_two_links(tmp_path, options, lost=0):
 
 def rows_given_again(patch):
     """Each lane goes back by a row after its first rows, so that its last row never comes."""
-    advance = LaneReader.advance
+    advance = LaneReader._advance
 
     def late(lane, rows):
         advance(lane, rows - 1 if lane.cursor == (0, 0) and rows > 1 else rows)
 
-    patch.setattr(LaneReader, "advance", late)
+    patch.setattr(LaneReader, "_advance", late)
     patch.setattr(LaneReader, "whole_batch", lambda *_, **__: None)  # batches that are cut ahead do not look back
 
 
@@ -272,6 +272,25 @@ def test_wrong_rows_are_named_by_file_row_group_and_rows(tmp_path, monkeypatch):
     assert {Path(rows.path).name for rows in epoch.wrong} == {"00.parquet", "01.parquet"}
     assert sum(rows.stop - rows.start for rows in epoch.wrong if rows.times == 0) == epoch.never > 0
     assert sum((rows.stop - rows.start) * (rows.times - 1) for rows in epoch.wrong if rows.times > 1) == epoch.again > 0
+
+
+def test_orders_of_windows_in_several_lanes_are_not_recorded(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    source = SOURCES["parquet"](tmp_path / "data", [[40, 40], [40, 40]])
+    topology = Topology(num_ranks=2, num_workers=1, batch_size=8)
+    windows, take = [], Origins.take
+
+    def seen(origins):
+        origin = take(origins)
+        windows.extend(origin.windows)
+        return origin
+
+    monkeypatch.setattr(Origins, "take", seen)
+    options = {"shuffle": True, "shuffle_rows": 40, "lanes": Lanes(4, rows=4)}
+    run_link(source, tmp_path / "audits", topology, options, None, None, 0)
+    assert windows
+    assert all(len(window) == 6 + 3 * window[4] for window in windows)  # a head and its inputs
+    assert audit_job(tmp_path / "audits").is_exact
 
 
 def test_steps_after_the_loaded_state_count_as_replayed(tmp_path):

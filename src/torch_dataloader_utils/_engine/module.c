@@ -46,7 +46,7 @@ static const int64_t most_values = INT64_MAX / 128;
 
 typedef struct {
     Py_buffer pages, memory, columns, chunks, rows, results;
-    bool is_read;   /* chunk by chunk, from the file; else the pages are there */
+    bool reads_file; /* chunk by chunk; else the pages are in memory */
     int file;
     int64_t *seal;  /* NULL: no checksum is wanted */
     size_t num_columns, num_groups;
@@ -55,7 +55,7 @@ typedef struct {
 
 static Layout layout_of(const int64_t *column) {
     uint64_t conversion = (uint64_t)column[CONVERSION];
-    return (Layout){(int)column[STORED], (int)column[WIDTH],   column[IS_INTEGER] != 0,  conversion & 255,
+    return (Layout){(int)column[STORED],   (int)column[WIDTH],     column[IS_INTEGER] != 0, conversion & 255,
                     conversion >> 8 & 255, conversion >> 16 & 255, conversion >> 24 & 255};
 }
 
@@ -106,7 +106,7 @@ static bool check(Request *request) {
                 rows[NUM_ROWS] > part[NUM_VALUES] - rows[FIRST_ROW] || part[LENGTH] < 0)
                 return false;
             if (part[START] < 0 || part[START] > INT64_MAX - part[LENGTH]) return false;
-            if (!request->is_read && !fits(part[START], (uint64_t)part[LENGTH], request->pages.len)) return false;
+            if (!request->reads_file && !fits(part[START], (uint64_t)part[LENGTH], request->pages.len)) return false;
         }
     }
     for (size_t i = 0; i < num_columns; i++, columns += COLUMN_NUMBERS) {
@@ -117,7 +117,7 @@ static bool check(Request *request) {
     return true;
 }
 
-/* Of one call of the system: of 2 GiB, Linux reads a part, and macOS nothing. */
+/* The most that one call asks the system for: of 2 GiB, Linux reads a part, and macOS refuses the call. */
 static const int64_t most_read_bytes = 1 << 30;
 
 /* Reads `length` bytes from `start` on, all of them. */
@@ -150,7 +150,7 @@ static bool is_planned(int file, const char *planned) {
     return strcmp(planned, pin) == 0;
 }
 
-/* A chunk whose rows begin at row `begin` of all. */
+/* The chunk of a column in one row group. Its rows begin at row `begin` of the call. */
 static Chunk chunk_of(const Request *request, const uint8_t *pages, const int64_t *column, const int64_t *rows,
                       const int64_t *part, int64_t begin) {
     uint8_t *memory = request->memory.buf;
@@ -176,7 +176,7 @@ static Chunk chunk_of(const Request *request, const uint8_t *pages, const int64_
 
 /* Whether there is one row group of a file, and the seal has a checksum and numbers of its columns. */
 static bool check_seal(const Request *request, size_t size) {
-    if ((uintptr_t)request->seal % sizeof(int64_t) || !request->is_read || request->num_groups != 1 ||
+    if ((uintptr_t)request->seal % sizeof(int64_t) || !request->reads_file || request->num_groups != 1 ||
         size / sizeof(int64_t) != request->num_columns + 1 || request->seal[0] < 0 || request->seal[0] > UINT32_MAX)
         return false;
     for (size_t i = 0; i < request->num_columns; i++)
@@ -184,7 +184,7 @@ static bool check_seal(const Request *request, size_t size) {
     return true;
 }
 
-/* Of several row groups, ends at the first chunk that is refused. */
+/* Decodes chunk after chunk. With several row groups, a refused chunk ends the call. */
 static void decode_all(const Request *request, size_t most_page_bytes, bool checks_pages, Reason *reasons) {
     const int64_t *rows = request->rows.buf, *parts = request->chunks.buf;
     int64_t begin = 0, *results = request->results.buf;
@@ -197,9 +197,9 @@ static void decode_all(const Request *request, size_t most_page_bytes, bool chec
             size_t i = request->seal == NULL ? number : (size_t)request->seal[number + 1];
             const int64_t *column = (const int64_t *)request->columns.buf + i * COLUMN_NUMBERS;
             const int64_t *part = parts + i * PART_NUMBERS;
-            uint8_t *pages = request->is_read ? scratch_of(&work.chunk, (size_t)part[LENGTH])
+            uint8_t *pages = request->reads_file ? scratch_of(&work.chunk, (size_t)part[LENGTH])
                                               : (uint8_t *)request->pages.buf + part[START];
-            if (request->is_read && (pages == NULL || !read_pages(request->file, part[START], part[LENGTH], pages))) {
+            if (request->reads_file && (pages == NULL || !read_pages(request->file, part[START], part[LENGTH], pages))) {
                 reasons[i] = NOT_READ;
                 goes_on = false;
                 break;
@@ -210,7 +210,7 @@ static void decode_all(const Request *request, size_t most_page_bytes, bool chec
             if (request->seal != NULL) request->seal[0] = crc32_of(chunk.pages, (uint32_t)request->seal[0]);
             reasons[i] = decode_chunk(&chunk, &work);
             goes_on = reasons[i] == DECODED || request->num_groups == 1;
-            if (chunk.is_optional && chunk.nulls == 0 && request->num_groups > 1)
+            if (chunk.is_optional && chunk.nulls == 0 && request->num_groups > 1) /* another row group may have nulls */
                 set_bits(chunk.validity, begin, NULL, chunk.count);
             results[i * RESULT_NUMBERS + NULLS] += chunk.nulls;
             results[i * RESULT_NUMBERS + NULL_LISTS] += chunk.lists.nulls;
@@ -220,7 +220,7 @@ static void decode_all(const Request *request, size_t most_page_bytes, bool chec
     free_work(&work);
 }
 
-/* From the file at a path, which must be the planned file once all is read. */
+/* Decodes from the file at a path. It must be the planned file once all bytes are read. */
 static void decode_file(Request *request, const char *path, const char *planned, size_t most_page_bytes, bool checks_pages,
                         Reason *reasons) {
     bool is_as_planned = false;
@@ -273,7 +273,7 @@ static PyObject *decode(PyObject *module, PyObject *arguments) {
                           &request.chunks, &request.rows, &request.results, &most_page_bytes, &checks_pages,
                           &request.file, &sealed, PyUnicode_FSConverter, &path, &planned))
         return NULL;
-    request.is_read = path != NULL || request.file >= 0;
+    request.reads_file = path != NULL || request.file >= 0;
     PyObject *names = NULL;
     Py_buffer seal = {.buf = NULL};
     bool has_seal = sealed != Py_None && PyObject_GetBuffer(sealed, &seal, PyBUF_WRITABLE) == 0;
@@ -310,8 +310,8 @@ PyDoc_STRVAR(gather_doc,
              "bytes from column to column, int64 [runs, parts, 2]. part_rows: rows of the parts, the same in all columns, int64\n"
              "[parts]. order: rows of the parts joined, int64; None: all rows of all parts, one part after the other. joins:\n"
              "whether the parts of each column are joined first; else there is one, which is read where it is. scratch: room for\n"
-             "the order, in 32 bits, and if parts are joined, for those of the widest column 8-byte aligned behind it. What\n"
-             "addresses lead to is the caller's to know.");
+             "the order, in 32 bits, and if parts are joined, for those of the widest column 8-byte aligned behind it. The\n"
+             "caller answers for addresses: nothing here can check them.");
 
 /* How many rows the parts have; -1 if columns, parts and scratch memory do not fit each other. */
 static int64_t rows_to_gather(const Columns *columns, const Py_buffer *parts, bool is_ordered, size_t count, size_t scratch,

@@ -48,16 +48,16 @@ class LaneRows:
         """Return the number of rows of the micro-batches from `number` to the last."""
         return max(0, self.num_rows - number * self.micro_rows)
 
-    def lane_rest(self, lane: int, number: int) -> Units:
-        """Return the rows of one lane, beginning with its first micro-batch that is numbered `number` or higher."""
-        before = max(0, -(-(number - lane) // self.num_lanes))
-        return self._lane(lane).split_at(before * self.micro_rows)[1]
+    def lane_part(self, lane: int, begin: int, end: int) -> Units:
+        """Return the rows of one lane in the micro-batches numbered [begin, end)."""
+        first, stop = (max(0, -(-(number - lane) // self.num_lanes)) * self.micro_rows for number in (begin, end))
+        return self._lane(lane).split_at(stop)[0].split_at(first)[1]
 
     def sequence(self, number: int, rows: int) -> Units:
         """Return the first `rows` rows of the micro-batches number, number + 1, ..., in that order."""
         parts = []
         while rows > 0:
-            part, _ = self.lane_rest(number % self.num_lanes, number).split_at(min(rows, self.micro_rows))
+            part, _ = self.lane_part(number % self.num_lanes, number, number + 1).split_at(rows)
             parts.append(part)
             rows -= part.num_rows
             number += 1
@@ -202,7 +202,8 @@ class LaneAssignment:
         skipped = batches_of_worker(done, worker, workers)
         first_step = worker + skipped * workers
         owned = self._owned(range(first_step, self._whole_steps, workers), rank)
-        lanes = [self.lanes.lane_rest(lane, self._number_of(first_step)) for lane in owned]
+        begin, end = self._number_of(first_step), self._number_of(self._whole_steps)
+        lanes = [self.lanes.lane_part(lane, begin, end) for lane in owned]
         tail = self._tail(rank) if self._gives_tail(worker, done) else None
         if tail is not None:
             lanes.append(tail)

@@ -78,7 +78,7 @@ def place_columns(
     distances, [columns, rows]. See `is_flat`. outs: Room for each run, [..., rows], rows dense. order: int64 [rows].
     spans: Rows of the parts to take in place of all rows: (part, first row, number of rows) each, int64 [spans, 3].
 
-    A column is first joined in a scratch array, and the rows are then read from this array in the order. One scratch
+    For an order, a column is first joined in a scratch array, and its rows are then read from this array. One scratch
     array serves all columns. The join is sequential and leaves the column in a core's cache for the random reads: this
     is 2 to 3 times as fast as writing rows from each part to their places, and 1.6 times as fast as reading rows from
     a single part. A single part is read without a copy only if few of its rows are wanted.

@@ -37,7 +37,7 @@ class DecodeAhead:
         rows_left = (slices.stop - slices.start)[::-1].cumsum()[::-1]
         self._rows_left: list[int] = rows_left[np.sort(first)].tolist()[::-1]
         self._jobs: dict[int, DecodeJob] = {}
-        self._most = 1
+        self._most_groups = 1
 
     def rows_left(self) -> int:
         """Return the number of rows from the first row group that was not started to the end of the lane."""
@@ -80,13 +80,13 @@ class DecodeAhead:
     def _begin(self, groups: Sequence[int]) -> None:
         """Start one job for the next row groups."""
         del self._waiting[-len(groups) :]
-        self._most = min(2 * self._most, MOST_GROUPS_OF_JOB)
+        self._most_groups = min(2 * self._most_groups, MOST_GROUPS_OF_JOB)
         job = self._decoder.submit([GroupToDecode(group, self._needed[group]) for group in groups])
         self._jobs.update(dict.fromkeys(groups, job))
 
     def _next_groups(self) -> Sequence[int]:
         """Return the row groups of the next job: at most one in the first job; the limit doubles with each job."""
-        return self._decoder.next_job(self._waiting[-self._most :][::-1])
+        return self._decoder.next_job(self._waiting[-self._most_groups :][::-1])
 
 
 class LaneBlocks:
@@ -94,12 +94,15 @@ class LaneBlocks:
 
     Plain units take the rows of their slices (`take`). Windows are gathered from several slices in the decoding threads
     (`gather`) and released later (`finish`). A row group is dropped after its last slice.
+
+    units: units of the lane. is_exact: false if row counts are not known; a slice then has all rows of its row group.
     """
 
     def __init__(self, decoder: DecodeScheduler, work: WorkerInput, units: Units) -> None:
+        self.units = units
+        self.is_exact = work.exact
         self.slices = group_slices(units, work.group_start, work.group_stop)
         self._decoder = decoder
-        self._exact = work.exact
         self._first_of_unit = np.searchsorted(self.slices.unit, np.arange(len(units) + 1), side="left").tolist()
         self._groups: list[int] = self.slices.group.tolist()
         # Later slices overwrite earlier ones.
@@ -188,8 +191,8 @@ class LaneBlocks:
         return self._groups[number]
 
     def _cut(self, number: int, whole: BlockSlice) -> BlockSlice:
-        """Cut a slice's rows from the decoded rows of its row group; return all rows if row counts are not known."""
-        return whole.cut(*self.rows_of(number)) if self._exact else whole
+        """Cut a slice's rows from the decoded rows of its row group."""
+        return whole.cut(*self.rows_of(number)) if self.is_exact else whole
 
 
 # Number of windows gathered ahead of the trainer's current window; part of the documented memory of a rank.
@@ -203,14 +206,11 @@ class LaneWindows:
     work for each row.
     """
 
-    def __init__(
-        self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
-    ) -> None:
+    def __init__(self, program: WorkerProgram, blocks: LaneBlocks, shaper: Shaper) -> None:
         self._program = program
-        self._units = units
+        self._units = blocks.units
         self._blocks = blocks
         self._shaper = shaper
-        self._exact = exact
         self._gathered: dict[int, DependentJob[BlockSlice, BlockSlice]] = {}
 
     def begin(self, unit: int) -> DependentJob[BlockSlice, BlockSlice]:
@@ -238,7 +238,7 @@ class LaneWindows:
 
     def _gather(self, unit: int, blocks: Sequence[Block]) -> Block:
         order = self._order(unit, blocks)
-        start, stop = int(self._units.start[unit]), int(self._units.stop[unit]) if self._exact else len(order)
+        start, stop = int(self._units.start[unit]), int(self._units.stop[unit]) if self._blocks.is_exact else len(order)
         return self._shaper.gather(blocks, order[start:stop])
 
     def _order(self, unit: int, blocks: Sequence[Block]) -> Int64s:
@@ -261,21 +261,18 @@ _JOINED_BYTES = 1 << 20
 class LaneReader:
     """Reader of one lane: gives its rows in order. cursor: (units finished, rows taken of the next unit)."""
 
-    def __init__(
-        self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper, *, exact: bool
-    ) -> None:
-        self._units = units
+    def __init__(self, program: WorkerProgram, blocks: LaneBlocks, shaper: Shaper) -> None:
+        self._units = blocks.units
         self._blocks = blocks
         self._shaper = shaper
-        self._exact = exact
-        self._windows = LaneWindows(program, units, blocks, shaper, exact=exact)
+        self._windows = LaneWindows(program, blocks, shaper)
         self._source = self._unit_rows()
         self._current: Block | None = None
         self._offset = 0
         self._cut: Iterator[Any] | None = None  # the batches of `_cut_rows` rows from `_offset` on
         self._cut_rows = 0
-        self._ends: list[tuple[int, int]] = [(0, 0)]
-        self._next = 0
+        self._ends: list[tuple[int, int]] = [(0, 0)]  # of each slice in the current block: its end, and its number
+        self._next_slice = 0
         self.cursor = (0, 0)
 
     def close(self) -> None:
@@ -294,7 +291,7 @@ class LaneReader:
         self._cut = None
         while rows > 0 and (block := self._block_with_rows(rows)) is not None:
             start, count = self._offset, min(rows, block.num_rows - self._offset)
-            self.advance(count)
+            self._advance(count)
             rows -= count
             yield BlockSlice(block, start, start + count)
 
@@ -307,7 +304,7 @@ class LaneReader:
         if block is None or block.num_rows - self._offset < rows:
             return None
         start = self._offset
-        self.advance(rows)
+        self._advance(rows)
         if not cuts_ahead:
             return block.slice(start, start + rows).to_batch()
         if self._cut is None or self._cut_rows != rows:
@@ -315,7 +312,7 @@ class LaneReader:
             self._cut, self._cut_rows = block.slice(start, start + whole).split(rows), rows
         return next(self._cut)
 
-    def advance(self, rows: int) -> None:
+    def _advance(self, rows: int) -> None:
         """Record that the next `rows` rows of the current block were taken."""
         self._offset += rows
         self.cursor = (self.cursor[0], self.cursor[1] + rows)
@@ -329,7 +326,7 @@ class LaneReader:
                 return None
             rows, number = taken
             self._ends = [(rows.num_rows, number)]
-            may_wait = self._exact and self.cursor != (0, 0)
+            may_wait = self._blocks.is_exact and self.cursor != (0, 0)
             blocks = in_few_blocks(self._with_following(rows, batch_rows * _JOINED_BATCHES) if may_wait else [rows])
             self._current = blocks[0] if len(blocks) == 1 else self._shaper.concat(blocks)
         return self._current
@@ -354,7 +351,7 @@ class LaneReader:
             self._ends.append((self._ends[-1][0] + rows.num_rows, number))
 
     def _next_plain_block(self, *, waits: bool) -> Block | None:
-        following = self._next
+        following = self._next_slice
         if following >= len(self._blocks.slices) or self._units.window[self._blocks.slices.unit[following]] != PLAIN:
             return None
         return self._blocks.block_of(following, waits=waits)
@@ -366,10 +363,10 @@ class LaneReader:
             slices = self._blocks.slices_of(unit)
             if self._units.window[unit] == PLAIN:
                 for number in slices:
-                    self._next = number + 1
+                    self._next_slice = number + 1
                     yield self._blocks.take(number), number
                 continue
-            self._next = slices.stop
+            self._next_slice = slices.stop
             last = max(slices.stop - 1, 0)  # a unit may have no rows and no slices
             if self._units.windows.permuted:
                 rows = self._blocks.wait(self._windows.begin(unit))

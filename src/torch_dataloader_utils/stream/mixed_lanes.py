@@ -9,8 +9,8 @@ import numpy as np
 
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.program import Batching, WorkerProgram, rows_of_parts
-from torch_dataloader_utils._core.units import PLAIN, Units
+from torch_dataloader_utils._core.program import WorkerProgram, rows_of_parts
+from torch_dataloader_utils._core.units import PLAIN
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import InternalError
 from torch_dataloader_utils.stream.batch_groups import BlockSlice
@@ -38,8 +38,8 @@ class MixedBatch(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Piece:
-    """Rows of a lane that are decoded or gathered together: rows of one row group, or of one window.
+class Source:
+    """Source of neighbouring rows of a lane: one row group, or one window. Its decoding may not have begun.
 
     slices: Numbers of the lane's group slices that the rows come from. first, rows: First row among the rows that
     `start` gives, and number of rows. start: Starts decoding or gathering. pending: What `start` gave.
@@ -64,7 +64,7 @@ class Piece:
         return self.pending
 
     def cut(self, decoded: BlockSlice) -> Block:
-        """Return the rows of the piece from what was decoded for it.
+        """Return the rows of the source as a block. decoded: what `pending` gave.
 
         Raises:
             InternalError: fewer rows were decoded.
@@ -78,125 +78,120 @@ class Piece:
         return rows.rows()
 
 
-class PieceRows(NamedTuple):
-    """Rows of a piece: the first, and the number of rows."""
+class SourceRows(NamedTuple):
+    """Rows of a source: the first, and the number of rows."""
 
-    piece: Piece
+    source: Source
     start: int
     rows: int
 
 
-class LanePieces:
+class LaneSources:
     """Rows of one lane, to be taken in order before they are decoded."""
 
-    def __init__(self, program: WorkerProgram, units: Units, blocks: LaneBlocks, shaper: Shaper) -> None:
-        self._units = units
+    def __init__(self, program: WorkerProgram, blocks: LaneBlocks, shaper: Shaper) -> None:
         self._blocks = blocks
-        self._windows = LaneWindows(program, units, blocks, shaper, exact=True)
-        self._pieces = self._in_order()
-        self._piece: Piece | None = None
+        self._windows = LaneWindows(program, blocks, shaper)
+        self._sources = self._in_order()
+        self._source: Source | None = None
         self._taken = 0
 
-    def take(self, rows: int) -> Iterator[PieceRows]:
+    def take(self, rows: int) -> Iterator[SourceRows]:
         """Yield the next `rows` rows.
 
         Raises:
             InternalError: the lane has fewer rows.
         """
         while rows > 0:
-            if self._piece is None or self._taken == self._piece.rows:
-                self._piece, self._taken = next(self._pieces, None), 0
-                if self._piece is None:
+            if self._source is None or self._taken == self._source.rows:
+                self._source, self._taken = next(self._sources, None), 0
+                if self._source is None:
                     raise InternalError(f"A lane ends {rows} rows too early. Please report this with the plan.")
-            start, count = self._taken, min(rows, self._piece.rows - self._taken)
+            start, count = self._taken, min(rows, self._source.rows - self._taken)
             self._taken += count
             rows -= count
-            yield PieceRows(self._piece, start, count)
+            yield SourceRows(self._source, start, count)
 
     def close(self) -> None:
         """Drop all rows now: reference cycles would keep them until the garbage collector runs."""
-        self._pieces.close()
+        self._sources.close()
         self._windows.close()
-        self._piece = None
+        self._source = None
 
-    def _in_order(self) -> Generator[Piece]:
-        for unit, rows in enumerate(self._units.rows.tolist()):
+    def _in_order(self) -> Generator[Source]:
+        units = self._blocks.units
+        for unit, rows in enumerate(units.rows.tolist()):
             slices = self._blocks.slices_of(unit)
-            if self._units.window[unit] == PLAIN:
-                yield from map(self._piece_of, slices)
+            if units.window[unit] == PLAIN:
+                yield from map(self._source_of, slices)
             else:
                 window = partial(self._windows.begin, unit)
-                yield Piece(blocks=self._blocks, slices=slices, first=0, rows=rows, start=window)
+                yield Source(blocks=self._blocks, slices=slices, first=0, rows=rows, start=window)
 
-    def _piece_of(self, number: int) -> Piece:
+    def _source_of(self, number: int) -> Source:
         first, end = self._blocks.rows_of(number)
         group = partial(self._blocks.begin, number)
         slices = range(number, number + 1)
-        return Piece(blocks=self._blocks, slices=slices, first=first, rows=end - first, start=group)
+        return Source(blocks=self._blocks, slices=slices, first=first, rows=end - first, start=group)
 
 
 class Mixture:
     """Several batches that a decoding thread puts together in one block.
 
-    pieces: What the rows are taken from. spans: The rows in the order of the block, int64 [spans, 3]: piece, first row
-    of the piece, number of rows. batches: The batches, in this order.
+    sources: Sources of the rows, lane after lane. spans: The rows in the order of the block, int64 [spans, 3]: source,
+    first row of the source, number of rows. batches: The batches, in this order.
     """
 
-    def __init__(self, pieces: Sequence[Piece], spans: Int64s, batches: Sequence[MixedBatch]) -> None:
+    def __init__(self, sources: Sequence[Source], spans: Int64s, batches: Sequence[MixedBatch]) -> None:
         self.batches = batches
-        self._pieces = pieces
+        self._sources = sources
         self._spans = spans
-        self._new = [piece for piece in pieces if piece.pending is None]
+        self._new = [source for source in sources if source.pending is None]
         self._job: DependentJob[BlockSlice, BlockSlice] | None = None
 
     @property
     def has_begun(self) -> bool:
         """True if the decoding of all rows was started."""
-        return all(piece.has_begun for piece in self._pieces)
+        return all(source.has_begun for source in self._sources)
 
     def begin(self, decoder: DecodeScheduler, shaper: Shaper) -> DependentJob[BlockSlice, BlockSlice]:
         """Return the pending block; start what it needs if necessary, even beyond the budget."""
         if self._job is None:
-            needed = [piece.begin() for piece in self._pieces]
-            job = partial(_put_together, self._pieces, self._spans, shaper, decoder.counters)
+            needed = [source.begin() for source in self._sources]
+            job = partial(_put_together, self._sources, self._spans, shaper, decoder.counters)
             self._job = decoder.run_after(needed, job)
         return self._job
 
     def finish(self) -> None:
-        """Let the pieces that are new in this block no longer count as ahead of the trainer."""
-        for piece in self._new:
-            piece.blocks.finish(piece.slices)
+        """Let the sources that are new in this block no longer count as ahead of the trainer."""
+        for source in self._new:
+            source.blocks.finish(source.slices)
 
 
 def _put_together(
-    pieces: Sequence[Piece], spans: Int64s, shaper: Shaper, counters: WorkerCounters, decoded: Sequence[BlockSlice]
+    sources: Sequence[Source], spans: Int64s, shaper: Shaper, counters: WorkerCounters, decoded: Sequence[BlockSlice]
 ) -> BlockSlice:
     with counters.decoding():
-        blocks = [piece.cut(rows) for piece, rows in zip(pieces, decoded, strict=True)]
+        blocks = [source.cut(rows) for source, rows in zip(sources, decoded, strict=True)]
         return BlockSlice.of(shaper.concat(blocks, spans))
 
 
-def mixes(batching: Batching) -> bool:
-    """Return whether batches have rows of several lanes."""
-    return bool(batching.num_batches) and len(batching.parts(0)) > 1
-
-
 class MixedLanes:
-    """Batches of the rows of several lanes, in blocks of several batches."""
+    """Batches of the rows of lanes that rotate, in blocks of several batches."""
 
     def __init__(
         self, program: WorkerProgram, blocks: Sequence[LaneBlocks], shaper: Shaper, decoder: DecodeScheduler
     ) -> None:
         self._batching = program.batching
-        self._lanes = [LanePieces(program, *lane, shaper) for lane in zip(program.lanes, blocks, strict=True)]
+        self._lanes = [LaneSources(program, lane, shaper) for lane in blocks]
         self._shaper = shaper
         self._decoder = decoder
 
     def blocks(self, at_least: int) -> Generator[tuple[Block, Sequence[MixedBatch]]]:
         """Yield all batches; while the trainer has a block, the next block is made.
 
-        at_least: Number of batches of a block. If lanes mix, blocks have up to twice as many as the block before, a
-            multiple of this number.
+        at_least: Number of batches of the first block. Later blocks have up to twice as many batches as the block
+            before, always a multiple of this number.
 
         Raises:
             InternalError: a lane has fewer rows than were planned.
@@ -209,7 +204,7 @@ class MixedLanes:
 
     def _blocks(self, at_least: int) -> Iterator[tuple[Block, Sequence[MixedBatch]]]:
         done, count = 0, at_least
-        present = self._listed(done, count)
+        present = self._next_mixture(done, count)
         while present is not None:
             job = present.begin(self._decoder, self._shaper)
             self._decoder.prefetch()
@@ -217,53 +212,58 @@ class MixedLanes:
             present.finish()
             del job
             done += len(batches)
-            if mixes(self._batching):
-                most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
-                count = max(at_least, min(2 * count, most) // at_least * at_least)
-            present = self._listed(done, count)
+            most = min(_MOST_BATCHES, _MOST_BYTES * len(batches) // max(block.num_bytes, 1))
+            count = max(at_least, min(2 * count, most) // at_least * at_least)
+            present = self._next_mixture(done, count)
             self._decoder.prefetch()
             if present is not None and present.has_begun:
                 present.begin(self._decoder, self._shaper)
             yield block, batches
 
-    def _listed(self, first: int, count: int) -> Mixture | None:
-        """Take the rows of the next batches from the lanes; return None after the last batch."""
+    def _next_mixture(self, first: int, count: int) -> Mixture | None:
+        """Take the rows of the next `count` batches from the lanes; return None after the last batch."""
         numbers = range(first, min(first + count, self._batching.num_batches or 0))
         parts_of = [self._batching.parts(number) for number in numbers]
         if not parts_of:
             return None
-        lanes, rows = np.array([part for parts in parts_of for part in parts], np.int64).T
-        starts = np.flatnonzero(np.diff(lanes, prepend=-1))  # parts of one lane that follow each other are one part
-        lanes, rows = lanes[starts], np.add.reduceat(rows, starts)
-        pieces: list[Piece] = []
-        spans = []
-        for lane in np.unique(lanes).tolist():
-            parts = np.flatnonzero(lanes == lane)
-            taken = list(self._lanes[lane].take(int(rows[parts].sum())))
-            part, piece, begin, length = _spans_of(rows[parts], np.array([each.rows for each in taken], np.int64))
-            starts = np.array([each.start for each in taken], np.int64)
-            spans.append(np.stack([parts[part], len(pieces) + piece, starts[piece] + begin, length], axis=1))
-            pieces += [each.piece for each in taken]
-        in_order = np.concatenate(spans)
-        in_order = in_order[in_order[:, 0].argsort(kind="stable")]
+        sources, spans = self._take(np.array([part for parts in parts_of for part in parts], np.int64))
         rows_of = [rows_of_parts(parts) for parts in parts_of]
-        last = in_order[in_order[:, 3].cumsum().searchsorted(np.cumsum(rows_of)), 1].tolist()
+        last = spans[spans[:, 2].cumsum().searchsorted(np.cumsum(rows_of)), 0].tolist()
         batches = [
-            MixedBatch(rows, pieces[piece].blocks, pieces[piece].slices[-1])
-            for rows, piece in zip(rows_of, last, strict=True)
+            MixedBatch(rows, sources[source].blocks, sources[source].slices[-1])
+            for rows, source in zip(rows_of, last, strict=True)
         ]
-        return Mixture(pieces, in_order[:, 1:], batches)
+        return Mixture(sources, spans, batches)
+
+    def _take(self, parts: Int64s) -> tuple[list[Source], Int64s]:
+        """Take rows from the lanes. Return their sources, and the rows in the order of the parts: see `Mixture.spans`.
+
+        parts: (lane, rows) each, int64 [parts, 2]: the next rows of this lane.
+        """
+        begins = np.flatnonzero(np.diff(parts[:, 0], prepend=-1))  # neighbouring parts of one lane are one part
+        lanes, rows = parts[begins, 0], np.add.reduceat(parts[:, 1], begins)
+        sources: list[Source] = []
+        spans = []  # (part, source, first row of the source, number of rows)
+        for lane in np.unique(lanes).tolist():
+            of_lane = np.flatnonzero(lanes == lane)
+            taken = list(self._lanes[lane].take(int(rows[of_lane].sum())))
+            starts, counts = np.array([(each.start, each.rows) for each in taken], np.int64).T
+            part, source, begin, length = _spans_of(rows[of_lane], counts)
+            spans.append(np.stack([of_lane[part], len(sources) + source, starts[source] + begin, length], axis=1))
+            sources += [each.source for each in taken]
+        in_order = np.concatenate(spans)
+        return sources, in_order[in_order[:, 0].argsort(kind="stable"), 1:]
 
 
-def _spans_of(parts: Int64s, pieces: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Cut rows into spans that lie in one part and in one piece; both arguments are numbers of rows, of equal sum.
+def _spans_of(parts: Int64s, sources: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Cut rows into spans that lie in one part and in one source; both arguments are numbers of rows, of equal sum.
 
-    Return for each span its part, its piece, its first row in the piece, and its number of rows.
+    Return for each span its part, its source, its first row in the source, and its number of rows.
 
-        parts of 4 and 4 rows, pieces of 5 and 3      parts 0 1 1, pieces 0 0 1, first rows 0 4 0, rows 4 1 3
+        parts of 4 and 4 rows, sources of 5 and 3      parts 0 1 1, sources 0 0 1, first rows 0 4 0, rows 4 1 3
     """
-    part_ends, piece_ends = parts.cumsum(), pieces.cumsum()
-    ends = np.union1d(part_ends, piece_ends)
+    part_ends, source_ends = parts.cumsum(), sources.cumsum()
+    ends = np.union1d(part_ends, source_ends)
     begins = np.concatenate([[0], ends[:-1]])
-    part, piece = part_ends.searchsorted(begins, side="right"), piece_ends.searchsorted(begins, side="right")
-    return part, piece, begins - (piece_ends - pieces)[piece], ends - begins
+    part, source = part_ends.searchsorted(begins, side="right"), source_ends.searchsorted(begins, side="right")
+    return part, source, begins - (source_ends - sources)[source], ends - begins

@@ -27,7 +27,7 @@ from torch_dataloader_utils._core.block import (
     cut_spans,
 )
 from torch_dataloader_utils._core.inventory import Int64s
-from torch_dataloader_utils._core.program import RotatingLanes, WorkerProgram
+from torch_dataloader_utils._core.program import WorkerProgram
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows, RowGroupTask
 from torch_dataloader_utils._core.token_budget import Lengths
 from torch_dataloader_utils._observe.audit_file import PLAN_ROWS, BatchOrigin, Span, group_checksum, order_checksum
@@ -295,9 +295,8 @@ def noting_origins(
     reader: RowGroupReader, shaper: Shaper, origins: Origins, program: WorkerProgram
 ) -> tuple[OriginReader, OriginShaper]:
     """Return the reader and shaper of a worker, with their origins noted."""
-    # An auditor knows the order of a window from seed, epoch and first row, unless lengths or several lanes decide it.
-    mixes = isinstance(program.batching, RotatingLanes) and len(program.batching.parts(0)) > 1
-    keeps_orders = program.by_length is not None or mixes
+    # An auditor knows the order of a window from seed, epoch and first row, unless lengths decide it.
+    keeps_orders = program.by_length is not None
     return (
         OriginReader(reader=reader, origins=origins),
         OriginShaper(shaper=shaper, origins=origins, keeps_orders=keeps_orders),

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch_dataloader_utils._core.block import Block, RowGroupReader, Shaper
 from torch_dataloader_utils._core.position import Cursor
-from torch_dataloader_utils._core.program import ListedBatches, SingleLane, WorkerInput
+from torch_dataloader_utils._core.program import ListedBatches, RotatingLanes, WorkerInput, rows_of_parts
 from torch_dataloader_utils._core.slab_codec import SlabCodec
 from torch_dataloader_utils._observe.counters import WorkerCounters, during
 from torch_dataloader_utils.errors import InternalError, LoaderError, TransformError, in_words, of_type
 from torch_dataloader_utils.stream.batch_groups import BatchGroup, BlockSlice, GroupPart, group_parts, put_together
 from torch_dataloader_utils.stream.decode import DecodeOptions, DecodeScheduler
 from torch_dataloader_utils.stream.lane import LaneBlocks, LaneReader
-from torch_dataloader_utils.stream.mixed_lanes import MixedBatch, MixedLanes, mixes
+from torch_dataloader_utils.stream.mixed_lanes import MixedBatch, MixedLanes
 from torch_dataloader_utils.stream.origins import Origins, noting_origins
 
 Function = Callable[[Any], Any]
@@ -70,10 +70,7 @@ class WorkerStream:
         self._pipeline = pipeline
         self._decoder = DecodeScheduler(work, pipeline.reader, pipeline.shaper, options, self.counters)
         self._blocks = [LaneBlocks(self._decoder, work, lane) for lane in work.program.lanes]
-        self._lanes = [
-            LaneReader(work.program, units, blocks, pipeline.shaper, exact=work.exact)
-            for units, blocks in zip(work.program.lanes, self._blocks, strict=True)
-        ]
+        self._lanes = [LaneReader(work.program, blocks, pipeline.shaper) for blocks in self._blocks]
 
     @property
     def num_batches(self) -> int | None:
@@ -101,15 +98,14 @@ class WorkerStream:
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
         with self._running():
-            if isinstance(self._batching, SingleLane):
-                yield from self._groups_of_one_lane(self._batching, length)
+            if isinstance(self._batching, RotatingLanes):
+                yield from self._groups_of_rotating_lanes(length)
             else:
-                yield from self._groups_of_mixed_batches(length)
+                yield from self._groups_of_one_lane(self.num_batches, length)
 
-    def _groups_of_one_lane(self, batching: SingleLane, length: int) -> Iterator[BatchGroup]:
+    def _groups_of_one_lane(self, num_batches: int, length: int) -> Iterator[BatchGroup]:
         """Yield groups of batches of a single lane. Rows of one block are not copied, see `group_parts`."""
-        regular = batching.num_batches - len(batching.tail_rows)
-        rows_left = itertools.chain(itertools.repeat(batching.batch_rows, regular), batching.tail_rows)
+        rows_left = (rows_of_parts(self._batching.parts(number)) for number in range(num_batches))
         while rows := tuple(itertools.islice(rows_left, length)):
             yield self._group(rows)
 
@@ -118,7 +114,7 @@ class WorkerStream:
         self.counters.rows += sum(rows)
         return BatchGroup(parts=tuple(group_parts(slices, rows, self._pipeline.shaper)))
 
-    def _groups_of_mixed_batches(self, length: int) -> Iterator[BatchGroup]:
+    def _groups_of_rotating_lanes(self, length: int) -> Iterator[BatchGroup]:
         for block, batches in self._mixed_blocks(length):
             stop = 0
             for first in range(0, len(batches), length):
@@ -151,7 +147,8 @@ class WorkerStream:
 
     def _made(self) -> Iterator[Made]:
         """Return an iterator over all batches before functions of the user."""
-        return self._of_mixed_lanes() if mixes(self._batching) else self._of_lanes()
+        mixes = bool(self.num_batches) and len(self._batching.parts(0)) > 1
+        return self._of_mixed_lanes() if mixes else self._of_lanes()
 
     def _of_lanes(self) -> Iterator[Made]:
         """Yield batches that have rows of one lane each: views of a block where the rows lie whole in it.

@@ -145,10 +145,11 @@ def read_numbers(
     if not count:
         return []
     places, wanted = Places.of_rows(taken.table, taken.values, num_rows), np.array([start, num_rows], np.int64)
-    decoded = _decoded_from_file(source, taken, places, wanted) if _is_bounded(taken, places.num_bytes) else None
+    is_bounded = _is_bounded(taken, places.num_bytes)
+    decoded = _decoded_from_file(source, taken, places, wanted) if is_bounded else None
     if decoded is None or "not read" in decoded.refused:
         pages, placed = _read_pages(source, taken)  # raises why a file is not read: gone, replaced or shorter
-        if _lacks_values(pages, placed):
+        if not is_bounded and _lacks_values(pages, placed):
             count_chunks("damaged", count)
             return []
         decoded = _decoded(source, pages, placed, places, wanted)
