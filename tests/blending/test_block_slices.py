@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.effort import effort
 from torch_dataloader_utils import Lanes, StructuredDataset, blend, scan_files
-from torch_dataloader_utils.blending import block_slices
+from torch_dataloader_utils.blending import mixing
 from torch_dataloader_utils.blending.block_slices import joint_shaper
 from torch_dataloader_utils.errors import ConfigError
 from torch_dataloader_utils.shape.ragged import Ragged
@@ -180,10 +180,9 @@ def test_lists_of_python_objects_are_joined_as_lists(inventories):
 
 def test_no_batch_of_a_source_is_made(inventories, monkeypatch):
     joined = []
-    whole = block_slices.join_slices
+    whole = mixing.put_together
     monkeypatch.setattr(
-        "torch_dataloader_utils.blending.mixing.join_slices",
-        lambda slices, shaper: joined.append(len(slices)) or whole(slices, shaper),
+        mixing, "put_together", lambda slices, shaper: joined.append(len(slices)) or whole(slices, shaper)
     )
     loader = blend(loaders_of(inventories[:2], columns=["row"]), [1, 1], per="sample", batch_size=2, stop=15)
     assert sum(batch.num_rows for batch in loader) == 30

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.stream.tables import check_batch, wait_until, write_table
 from torch_dataloader_utils import Lanes, StructuredDataset
+from torch_dataloader_utils._core.block import cut_spans
 from torch_dataloader_utils._observe.counters import WorkerCounters
 from torch_dataloader_utils.errors import TransformError
 from torch_dataloader_utils.shape.shapers import ColumnShaper
@@ -37,7 +38,8 @@ class ListShaper:
     def __init__(self):
         self.joined = []
 
-    def concat(self, blocks):
+    def concat(self, blocks, spans=None):
+        blocks = cut_spans(blocks, spans)
         self.joined.append(len(blocks))
         return Listed([row for block in blocks for row in block.rows])
 

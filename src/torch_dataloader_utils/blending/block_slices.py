@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from torch_dataloader_utils._arrow.schema import is_text
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.inventory import Int64s
@@ -91,16 +89,3 @@ class SlicedBlock:
         """Yield slices of `batch_rows` rows; the last slice may be shorter."""
         for start in range(0, self.num_rows, batch_rows):
             yield BlockSlice(self.rows, start, min(start + batch_rows, self.num_rows))
-
-
-def join_slices(slices: Sequence[BlockSlice], shaper: Shaper) -> Block:
-    """Return the rows of all slices in one block. Rows of a single slice are not copied."""
-    number_of: dict[int, int] = {}
-    blocks: list[Block] = []
-    spans = []
-    for block, start, stop in slices:
-        number = number_of.setdefault(id(block), len(blocks))
-        if number == len(blocks):
-            blocks.append(block)
-        spans.append((number, start, stop - start))
-    return shaper.concat(blocks, np.array(spans, np.int64))

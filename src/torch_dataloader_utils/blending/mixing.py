@@ -15,13 +15,13 @@ from torch import Tensor
 from torch_dataloader_utils._core.block import Shaper
 from torch_dataloader_utils._core.inventory import Int64s
 from torch_dataloader_utils._core.state import encode_state
-from torch_dataloader_utils.blending.block_slices import SliceShaper, join_slices
+from torch_dataloader_utils.blending.block_slices import SliceShaper
 from torch_dataloader_utils.blending.sources import BlendSource, Mark, Passes, blend_epoch, pass_start
 from torch_dataloader_utils.errors import ConfigError, ConfigTypeError
 from torch_dataloader_utils.shape.gather import join_lists
 from torch_dataloader_utils.shape.ragged import Ragged
 from torch_dataloader_utils.shape.tensor_batch import TensorBatch, rows_of
-from torch_dataloader_utils.stream.batch_groups import BlockSlice
+from torch_dataloader_utils.stream.batch_groups import BlockSlice, put_together
 from torch_dataloader_utils.stream.dataset import BatchT
 
 
@@ -383,5 +383,5 @@ def _mixed(
         batches = mix_rows(parts, counts)
         first = next(batches)
         return num_bytes(first) * len(steps), chain([first], batches)
-    block = join_slices(parts, shaper)
+    block = put_together(parts, shaper)
     return block.num_bytes, block.split(counts[0])  # only the last step of an epoch may have fewer rows

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from torch_dataloader_utils._core.block import Block, Shaper
 from torch_dataloader_utils._core.row_group_task import GroupRows
 
@@ -62,8 +64,18 @@ def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
 
 
 def put_together(slices: Iterable[BlockSlice], shaper: Shaper) -> Block:
-    """Return the rows of all slices (at least one), in order. Rows of one slice, or of one block, are not copied."""
-    return shaper.concat(in_few_blocks(slices))
+    """Return the rows of all slices (at least one), in order. Neighbouring rows of one block are not copied."""
+    number_of: dict[int, int] = {}
+    blocks: list[Block] = []
+    spans: list[tuple[int, int, int]] = []
+    for block, start, stop in slices:
+        number = number_of.setdefault(id(block), len(blocks))
+        if number == len(blocks):
+            blocks.append(block)
+        if spans and spans[-1][0] == number and sum(spans[-1][1:]) == start:
+            start = spans.pop()[1]
+        spans.append((number, start, stop - start))
+    return shaper.concat(blocks, np.array(spans, np.int64))
 
 
 # Sending another part costs as much as copying this many bytes, so smaller blocks are put together.
