@@ -59,23 +59,6 @@ def test_what_fails_is_asked_for_again_and_nothing_else(server: S3Server, readin
     assert footers_asked(server) == sorted([*server.objects, *again])
 
 
-def test_throttled_files_are_asked_for_again_at_once(server: S3Server, reading: StoreAccess) -> None:
-    total = upload(server, FILES, rows=10)
-    asked: list[str] = []
-    others = Barrier(FILES - 1)
-
-    def throttle_once(server: S3Server, request: Any, reply: Any) -> None:
-        asked.append(request.key)
-        if asked.count(request.key) == 1:
-            error(503, "SlowDown")(server, request, reply)
-        else:
-            others.wait(20)
-
-    server.rules.append(Rule(throttle_once, key="data/(?!0)", count=None))  # the first file is scanned alone
-    assert scan_files(URL, storage_options=reading).num_rows == total
-    assert sorted(asked) == sorted([key for key in server.objects if key != "data/0.parquet"] * 2)
-
-
 def test_a_refusal_is_told_after_one_request_by_the_name_of_its_file(server: S3Server, reading: StoreAccess) -> None:
     upload(server, FILES, rows=10)
     server.rules.append(Rule(error(403, "AccessDenied"), key="data/7", count=None))

@@ -127,9 +127,9 @@ class Shaper(Protocol):
         ...
 
     def concat(self, blocks: Sequence[Block], spans: Int64s | None = None) -> Block:
-        """Return the rows of all blocks (at least one), one after the other; or the rows of the spans.
+        """Return the rows of all blocks (at least one), or only the rows of the spans, one after the other.
 
-        spans: (block, first row, number of rows) each, int64 [spans, 3], at least one.
+        spans: Rows to take, (block, first row, number of rows) each, int64 [spans, 3], at least one. None: all rows.
         """
         ...
 

@@ -234,9 +234,9 @@ static void decode_file(Request *request, const char *path, const char *planned,
 }
 
 static PyObject *names_of(const Reason *found, size_t count) {
-    bool is_one_refused = false;
-    for (size_t i = 0; i < count; i++) is_one_refused |= found[i] != DECODED;
-    if (!is_one_refused) count = 0;
+    bool any_refused = false;
+    for (size_t i = 0; i < count; i++) any_refused |= found[i] != DECODED;
+    if (!any_refused) count = 0;
     PyObject *names = PyList_New((Py_ssize_t)count);
     for (size_t i = 0; names != NULL && i < count; i++) {
         PyObject *name = PyUnicode_FromString(reasons[found[i]]);
@@ -255,7 +255,7 @@ PyDoc_STRVAR(decode_doc,
              "rows: int64 [row groups, 2]: the first wanted row, and how many. chunks: int64 [row groups, columns, 4]: codec,\n"
              "start and length in `pages`, and values by the footer. file: a descriptor that each chunk is read from, from its\n"
              "start there, just before it is decoded: a core's cache then holds its pages. path, planned: instead of a descriptor,\n"
-             "a file to open, and the identity that it must have in the end.\n"
+             "a file to open, and the identity that it must have after the last read.\n"
              "seal: for one row group of a file, int64 [1 + columns]: the CRC-32 of what comes before the chunks, which becomes\n"
              "the CRC with the bytes of all chunks, and the columns in the order in which they are read.\n"
              "results: gets nulls and null lists, int64 [columns, 2]. reasons: of each column '', or why it was refused, and what\n"

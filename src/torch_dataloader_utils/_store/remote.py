@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -82,34 +82,15 @@ class FsspecStore:
         return self._end_tail(path, now, self._begin_tail(now, length))
 
     def begin_tails(self, files: Sequence[FileEntry], lengths: Sequence[int]) -> list[BegunTail]:
-        """Make one attempt at the tail of each file, all at once if their client is open.
-
-        When the first missing tail is wanted, all missing tails are completed at once, each with its own attempts.
-        """
+        """Make one attempt at the tail of each file, all at once if their client is open."""
         reads = [self._begin_tail(file.stat, length) for file, length in zip(files, lengths, strict=True)]
         self._fetch_ahead([(file.path, each) for file, each in zip(files, reads, strict=True) if each.are_missing])
-        missing = [place for place, each in enumerate(reads) if each.are_missing]
-
-        def failure(place: int) -> LoaderError | None:
-            try:
-                self._complete(files[place].path, files[place].stat.identity, reads[place])
-            except LoaderError as error:
-                return error
-            return None
-
-        @cache
-        def failures() -> dict[int, LoaderError | None]:
-            found = map_watched(failure, missing, threads=_LOOK_UP_THREADS, name="tdu-tails")
-            return dict(zip(missing, found, strict=True))
-
-        def end(place: int) -> Tail:
-            if place in missing and (error := failures()[place]) is not None:
-                raise error
-            return self._end_tail(files[place].path, files[place].stat, reads[place])
-
         return [
-            BegunTail(data=None if place in missing else each.data[0], end=partial(end, place))
-            for place, each in enumerate(reads)
+            BegunTail(
+                data=None if each.are_missing else each.data[0],
+                end=partial(self._end_tail, file.path, file.stat, each),
+            )
+            for file, each in zip(files, reads, strict=True)
         ]
 
     def _begin_tail(self, stat: FileStat, length: int) -> PendingReads:

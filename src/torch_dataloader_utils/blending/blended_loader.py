@@ -244,12 +244,12 @@ class BlendedLoader(Generic[BatchT]):
             number, given = 0, np.zeros(len(streams), dtype=np.int64)
             for step, batch in give(streams, steps_with_last(schedule)):
                 number, given = number + 1, given + step.amounts
-                position = partial(begin.after, number, given, start.capped)
-                self.progress.reach(begin, position, is_last=step.is_last and not start.errors)
+                is_last = step.is_last and not start.errors
+                self.progress.reach(begin, None if is_last else partial(begin.after, number, given, start.capped))
                 yield self._given(batch, step.amounts)
         start.raise_errors()
         if number == 0:  # there was nothing to give
-            self.progress.reach(begin, lambda: begin, is_last=True)
+            self.progress.reach(begin, None)
 
     def _given(self, batch: Any, amounts: Int64s) -> Any:
         """Count the rows of a batch and return it, with the source column if asked for. amounts: Items per source."""

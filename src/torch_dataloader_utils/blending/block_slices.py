@@ -27,7 +27,7 @@ def joint_shaper(loaders: Sequence[TableDataLoader[Any]]) -> Shaper | None:
     """
     first, *others = [loader.dataset.pipeline.shaper for loader in loaders]
     shaper = first.shaper if isinstance(first, PreparingShaper) else first
-    if not isinstance(shaper, ColumnShaper) or not all(loader.shapes_alone for loader in loaders):
+    if not isinstance(shaper, ColumnShaper) or not all(loader.gives_shaped_batches for loader in loaders):
         return None
     kinds = [column.kind for column in shaper.columns]
     has_objects = any(isinstance(kind, ObjectType) and not is_text(kind.data_type) for kind in kinds)

@@ -248,7 +248,7 @@ def endless_batches(
     start, number = place.start, place.number
     left = int(passes.lengths(start)[rank]) - steps * rows
     while True:
-        whole_pass = iter(loader) if shaper is None else loader.shaped_by(SliceShaper(shaper))
+        whole_pass = iter(loader) if shaper is None else loader.iterate_with(SliceShaper(shaper))
         with closing(cast("Generator[Any]", whole_pass)) as batches:
             for batch in _as_planned(passes, batches, left):
                 # A rank with one row less than other ranks ends with a batch of B - 1 rows and a batch of 1 row.

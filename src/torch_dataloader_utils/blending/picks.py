@@ -150,23 +150,19 @@ def blend_steps(options: BlendOptions, start: BlendStart) -> Iterator[Int64s]:
     """Yield for each step the items that each source gives, int64 [sources]. Call `start.raise_errors` at the end."""
     num_sources, rows = len(start.counts), options.batch_rows
     amounts, made = np.zeros(num_sources, dtype=np.int64), 0  # of the step that is not complete
-    at_once = rows * max(1, _BLOCK_PICKS // num_sources)
+    at_once = rows * max(1, _BLOCK_PICKS // num_sources)  # so that a table of steps has no more cells than a block
     for block in _blocks(options, start):
         for first in range(0, len(block), at_once):
             picks = block[first : first + at_once]
-            table = _count_picks(picks, np.maximum(np.arange(-made, len(picks), rows), 0), num_sources)
+            steps = (made + np.arange(len(picks))) // rows
+            cells = np.bincount(steps * num_sources + picks, minlength=(int(steps[-1]) + 1) * num_sources)
+            table = cells.reshape(-1, num_sources)
             table[0] += amounts
             whole, made = divmod(made + len(picks), rows)
             yield from table[:whole]
             amounts = table[whole] if made else np.zeros_like(amounts)
     if made and not options.drop_last and not start.errors:
         yield amounts
-
-
-def _count_picks(picks: Picks, firsts: Int64s, num_sources: int) -> Int64s:
-    """Return how often each source is picked from each of these picks to the next, int64 [firsts, sources]."""
-    counts = [np.add.reduceat(picks == source, firsts, dtype=np.int64) for source in range(num_sources)]
-    return np.stack(counts, axis=1)
 
 
 def count_steps(options: BlendOptions, start: BlendStart) -> int:
@@ -215,8 +211,7 @@ def _blocks(options: BlendOptions, start: BlendStart) -> Iterator[Picks]:
         if over is not None and is_over and options.at_cap == "error":
             start.errors.append(_cap_error(options, over[1], made + len(picks)))
         yield picks
-        if len(picks):
-            taken += _count_picks(picks, np.zeros(1, np.int64), len(taken))[0]
+        taken += np.bincount(picks, minlength=len(taken))
 
 
 def _piece_picks(pieces: Sequence[SchedulePiece], counts: Int64s, most: int) -> Picks | None:

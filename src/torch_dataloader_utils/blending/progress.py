@@ -98,13 +98,14 @@ class BlendProgress:
         self._present, self._loaded = lambda: begun, None
         return begun
 
-    def reach(self, begun: BlendPosition, position: Callable[[], BlendPosition], *, is_last: bool) -> None:
-        """Set the position of the pass that began at `begun`, or end the pass; ignore a pass that was abandoned.
+    def reach(self, begun: BlendPosition, position: Callable[[], BlendPosition] | None) -> None:
+        """Set the position of the pass that began at `begun`; ignore a pass that was abandoned.
 
-        position: Function that returns the position; each step sets a position, and few are asked for.
+        position: Function that returns the position: each step sets a position, and few are asked for. None: the pass
+            has ended.
         """
         if self._begun is begun:
-            self._present = partial(self._start, begun.epoch + 1) if is_last else position
+            self._present = position or partial(self._start, begun.epoch + 1)
 
     def encode(self, position: BlendPosition) -> dict[str, Any]:
         """Return the state of a position as a new JSON-able dict."""

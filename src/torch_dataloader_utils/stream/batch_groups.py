@@ -54,28 +54,30 @@ class BlockSlice(NamedTuple):
 
 def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
     """Return the rows of all slices, in order. Slices that follow each other in one block become one block."""
-    merged: list[BlockSlice] = []
-    for block, start, stop in slices:
-        if merged and merged[-1].block is block and merged[-1].stop == start:
-            merged[-1] = BlockSlice(block, merged[-1].start, stop)
-        else:
-            merged.append(BlockSlice(block, start, stop))
-    return [each.rows() for each in merged]
+    return [each.rows() for each in _merged(slices)]
 
 
 def put_together(slices: Iterable[BlockSlice], shaper: Shaper) -> Block:
     """Return the rows of all slices (at least one), in order. Neighbouring rows of one block are not copied."""
     number_of: dict[int, int] = {}
     blocks: list[Block] = []
-    spans: list[tuple[int, int, int]] = []
-    for block, start, stop in slices:
-        number = number_of.setdefault(id(block), len(blocks))
+    spans = []
+    for each in _merged(slices):
+        number = number_of.setdefault(id(each.block), len(blocks))
         if number == len(blocks):
-            blocks.append(block)
-        if spans and spans[-1][0] == number and sum(spans[-1][1:]) == start:
-            start = spans.pop()[1]
-        spans.append((number, start, stop - start))
+            blocks.append(each.block)
+        spans.append((number, each.start, each.num_rows))
     return shaper.concat(blocks, np.array(spans, np.int64))
+
+
+def _merged(slices: Iterable[BlockSlice]) -> list[BlockSlice]:
+    """Return the slices; slices that follow each other in one block become one slice."""
+    merged: list[BlockSlice] = []
+    for block, start, stop in slices:
+        if merged and merged[-1].block is block and merged[-1].stop == start:
+            start = merged.pop().start
+        merged.append(BlockSlice(block, start, stop))
+    return merged
 
 
 # Sending another part costs as much as copying this many bytes, so smaller blocks are put together.

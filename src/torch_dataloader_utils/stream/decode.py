@@ -21,6 +21,8 @@ from torch_dataloader_utils.stream.decode_jobs import (
     Pending,
 )
 
+T = TypeVar("T")
+
 # Limits of one job: row groups (64 of 20 KB take 4 to 8 ms, and the trainer may wait so long for the first row group),
 # projected bytes, and rows (a column with one value takes a few bytes for any number of rows).
 MOST_GROUPS_OF_JOB = 64
@@ -50,9 +52,6 @@ class DecodeOptions:
     worker_threads: int = 1
     small_bytes: int = 0
     least_groups: int | None = None
-
-
-T = TypeVar("T")
 
 
 class LaneAhead(Protocol):

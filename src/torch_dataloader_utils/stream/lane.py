@@ -12,7 +12,7 @@ from torch_dataloader_utils._core.permute import Purpose, permutation
 from torch_dataloader_utils._core.program import WorkerInput, WorkerProgram
 from torch_dataloader_utils._core.row_group_task import ALL_ROWS, GroupRows
 from torch_dataloader_utils._core.units import PLAIN, GroupSlices, Units, group_slices
-from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks
+from torch_dataloader_utils.stream.batch_groups import BlockSlice, in_few_blocks, put_together
 from torch_dataloader_utils.stream.decode import MOST_GROUPS_OF_JOB, DecodeScheduler
 from torch_dataloader_utils.stream.decode_jobs import DecodeJob, DependentJob, GroupToDecode, Pending
 
@@ -157,9 +157,11 @@ class LaneBlocks:
             if self._last_of_group[group] == number:
                 self._ahead.done(group)
 
-    def wait(self, window: DependentJob[BlockSlice, BlockSlice]) -> BlockSlice:
-        """Return the rows of a window."""
-        return self._decoder.wait(window)
+    def finish_window(self, window: DependentJob[BlockSlice, BlockSlice], slices: range) -> BlockSlice:
+        """Wait for the rows of a window, finish its slices, and return the rows. Waiting counts as a stall."""
+        rows = self._decoder.wait(window)
+        self.finish(slices)
+        return rows
 
     def has_begun(self, slices: range) -> bool:
         """Return whether the decoding of all row groups of these slices was started."""
@@ -327,8 +329,8 @@ class LaneReader:
             rows, number = taken
             self._ends = [(rows.num_rows, number)]
             may_wait = self._blocks.is_exact and self.cursor != (0, 0)
-            blocks = in_few_blocks(self._with_following(rows, batch_rows * _JOINED_BATCHES) if may_wait else [rows])
-            self._current = blocks[0] if len(blocks) == 1 else self._shaper.concat(blocks)
+            slices = self._with_following(rows, batch_rows * _JOINED_BATCHES) if may_wait else [rows]
+            self._current = put_together(slices, self._shaper)
         return self._current
 
     def _with_following(self, rows: BlockSlice, most_rows: int) -> list[BlockSlice]:
@@ -369,9 +371,7 @@ class LaneReader:
             self._next_slice = slices.stop
             last = max(slices.stop - 1, 0)  # a unit may have no rows and no slices
             if self._units.windows.permuted:
-                rows = self._blocks.wait(self._windows.begin(unit))
-                self._blocks.finish(slices)
-                yield rows, last
+                yield self._blocks.finish_window(self._windows.begin(unit), slices), last
             else:
                 rows = self._blocks.take(slices.start)
                 yield rows.cut(int(self._units.start[unit])), last

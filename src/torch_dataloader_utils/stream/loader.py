@@ -202,13 +202,13 @@ class TableDataLoader(DataLoader[BatchT]):
         return closed_at_exit(epoch_pass(self.dataset, self._set_up))
 
     @property
-    def shapes_alone(self) -> bool:
-        """True if the shaper alone makes the batches: no function, worker process or callback sees them before."""
-        sees_batches = self._workers, self._placement, self._meter.callbacks, self.pin_memory, self.is_transformed
-        return not any(sees_batches)
+    def gives_shaped_batches(self) -> bool:
+        """True if batches are given as the shaper makes them, with no function, callback, worker or device between."""
+        between = self._workers, self._placement, self._meter.callbacks, self.pin_memory, self.is_transformed
+        return not any(between)
 
-    def shaped_by(self, shaper: Shaper) -> Iterator[Any]:
-        """Return a pass as `iter(loader)` does, with batches that another shaper makes; only if `shapes_alone`."""
+    def iterate_with(self, shaper: Shaper) -> Iterator[Any]:
+        """Return a pass as `iter(loader)` does, whose batches another shaper makes. Needs `gives_shaped_batches`."""
 
         def set_up() -> PassSetup:
             return replace(self._set_up(), open_source=partial(self._open_threads, shaper=shaper))

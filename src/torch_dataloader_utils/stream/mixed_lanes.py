@@ -163,7 +163,7 @@ class Mixture:
         return self._job
 
     def finish(self) -> None:
-        """Let the sources that are new in this block no longer count as ahead of the trainer."""
+        """Release the row groups that this block was the first to use: they no longer count against the budget."""
         for source in self._new:
             source.blocks.finish(source.slices)
 

@@ -65,7 +65,6 @@ class WorkerStream:
             pipeline = replace(pipeline, reader=reader, shaper=shaper)
         self.counters = counters or WorkerCounters()
         self._watch = watch
-        self._batching = work.program.batching
         self._program = work.program
         self._pipeline = pipeline
         self._decoder = DecodeScheduler(work, pipeline.reader, pipeline.shaper, options, self.counters)
@@ -75,7 +74,7 @@ class WorkerStream:
     @property
     def num_batches(self) -> int | None:
         """Number of batches; None if row counts are not known."""
-        return self._batching.num_batches
+        return self._program.batching.num_batches
 
     @property
     def cursor(self) -> Cursor:
@@ -98,14 +97,14 @@ class WorkerStream:
         if self.num_batches is None or self._pipeline.functions:
             raise InternalError("Batches that are counted by reading or changed by functions come one by one.")
         with self._running():
-            if isinstance(self._batching, RotatingLanes):
+            if isinstance(self._program.batching, RotatingLanes):
                 yield from self._groups_of_rotating_lanes(length)
             else:
                 yield from self._groups_of_one_lane(self.num_batches, length)
 
     def _groups_of_one_lane(self, num_batches: int, length: int) -> Iterator[BatchGroup]:
         """Yield groups of batches of a single lane. Rows of one block are not copied, see `group_parts`."""
-        rows_left = (rows_of_parts(self._batching.parts(number)) for number in range(num_batches))
+        rows_left = (rows_of_parts(self._program.batching.parts(number)) for number in range(num_batches))
         while rows := tuple(itertools.islice(rows_left, length)):
             yield self._group(rows)
 
@@ -115,6 +114,7 @@ class WorkerStream:
         return BatchGroup(parts=tuple(group_parts(slices, rows, self._pipeline.shaper)))
 
     def _groups_of_rotating_lanes(self, length: int) -> Iterator[BatchGroup]:
+        """Yield groups of batches from lanes in rotation: a group has rows of several lanes, even if no batch has."""
         for block, batches in self._mixed_blocks(length):
             stop = 0
             for first in range(0, len(batches), length):
@@ -147,7 +147,7 @@ class WorkerStream:
 
     def _made(self) -> Iterator[Made]:
         """Return an iterator over all batches before functions of the user."""
-        mixes = bool(self.num_batches) and len(self._batching.parts(0)) > 1
+        mixes = bool(self.num_batches) and len(self._program.batching.parts(0)) > 1
         return self._of_mixed_lanes() if mixes else self._of_lanes()
 
     def _of_lanes(self) -> Iterator[Made]:
@@ -155,10 +155,10 @@ class WorkerStream:
 
         The last batch of a lane without row counts may be shorter.
         """
-        cuts_ahead = not isinstance(self._batching, ListedBatches)
+        cuts_ahead = not isinstance(self._program.batching, ListedBatches)
         is_counted = self.num_batches is not None
         for number in itertools.count() if self.num_batches is None else range(self.num_batches):
-            ((index, rows),) = self._batching.parts(number)
+            ((index, rows),) = self._program.batching.parts(number)
             lane = self._lanes[index]
             batch = lane.whole_batch(rows, cuts_ahead=cuts_ahead)
             if batch is None:  # the present block has fewer rows
