@@ -70,7 +70,7 @@ def test_the_console_script_and_the_module_are_the_same_command(table):
         (["scan", "{table}", "--filter", "__import__('os').system('true')"], "is no column"),
         (["scan", "{table}", "--filter", "nothing > 3"], "nothing"),
         (["plan", "{table}", "--holdout", "0.1"], "Holdout.part=''"),
-        (["plan", "{table}", "--holdout", "train=0.1"], "--holdout 'train=0.1': write FRACTION,PART"),
+        (["plan", "{table}", "--holdout", "train=0.1"], "--holdout 'train=0.1' is not FRACTION,PART: write"),
         (["plan", "{table}", "--holdout", "0.1,train,of=id"], "--holdout '0.1,train,of=id'"),
         (["plan", "{table}", "--holdout", "10,train"], "such as 0.1"),
         (["bench", "{table}", "--workers", "two"], "--workers 'two'"),

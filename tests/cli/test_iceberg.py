@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from tests.cli.shell import by_catalog, one_line, tdu, tdu_json
+from torch_dataloader_utils import Holdout
+from torch_dataloader_utils.cli.source import find_source
 
 
 def test_every_command_reads_tables(lake):
@@ -29,6 +32,12 @@ def test_a_metadata_file_or_a_table_directory_will_do(lake):
     assert tdu_json("scan", metadata)["num_rows"] == 290
     directory = metadata.rpartition("/metadata/")[0]
     assert tdu_json("scan", directory, "--format", "iceberg")["num_rows"] == 290
+
+
+def test_a_table_has_the_part_of_the_inventory(lake):
+    source = find_source(paths=("db.events",), catalog=lake[0])
+    part = replace(source, holdout=Holdout(0.1, "train")).inventory()
+    assert source.dataset(part).planner.inventory.fingerprint() == part.fingerprint()
 
 
 @pytest.mark.full

@@ -13,6 +13,7 @@ from torch_dataloader_utils.cli.shell_names import in_shell_names
     ("text", "shown"),
     [
         ('pass partitioning="hive", and go on', "pass --partitioning hive, and go on"),
+        ("partitioning=None leaves them out", "--partitioning none leaves them out"),
         ("Take drop_last=True, or a smaller split_bytes=.", "Take --drop-last, or a smaller --split-bytes."),
         ('Pass shuffle="chunks" or shuffle=True', "Pass --shuffle-chunks or --shuffle"),
         ("Leave it out: columns=['a b', 'c'].", "Leave it out: --columns 'a b,c'."),
@@ -38,7 +39,7 @@ def test_arguments_become_options_of_the_command(text, shown):
         "RoundRobinSplitStrategy(shuffle=True) takes seed=...",
         "/data/seed=4/part.parquet and seed=4/part.parquet",
         "storage_options={'client_options': {'a': ...}, ...}",
-        "partitioning=None and drop_last=False",
+        "columns=None and drop_last=False",
         "with filters=(x > 3) and filters=~pc.field('x')",
     ],
 )

@@ -80,5 +80,5 @@ def wait_until(is_so):
     """Wait for another thread, for a minute at most."""
     deadline = time.monotonic() + 60
     while not is_so():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "waited a minute"
         time.sleep(0.01)

@@ -142,9 +142,9 @@ def _metadata_pairs(schema: pa.Schema) -> list[tuple[str, str]]:
 def with_decimals(expression: pc.Expression, schema: pa.Schema) -> pc.Expression:
     """Return the expression with decimals where it compares columns of decimals with integers.
 
-    pyarrow compares no decimals with integers, and looks up no number that the column's type does not hold. An integer
-    out of the type's range becomes an infinity, which compares with every value in the same way. From sets of `isin`,
-    numbers that the type does not hold are left out: no row has them.
+    pyarrow compares no decimals with integers, and its `isin` can fail for integers, and for numbers that the column's
+    type cannot hold. An integer out of the type's range becomes an infinity, which compares with every value in the
+    same way. From sets of `isin`, numbers that the type does not hold are left out: no row has them.
 
         price is decimal(4, 2)      price > 3, price < 1000, price in (3, 1000)
                                     price > 3.00, price < inf, price in (3.00)
@@ -152,7 +152,7 @@ def with_decimals(expression: pc.Expression, schema: pa.Schema) -> pc.Expression
     if not any(type_holds(each.type, pt.is_decimal) for each in schema):
         return expression
     try:
-        changes = dict(_decimals(parse_expression(expression), schema))
+        changes = dict(_find_changes(parse_expression(expression), schema))
     except UnknownForm:
         return expression
     if not changes:
@@ -168,13 +168,13 @@ def with_decimals(expression: pc.Expression, schema: pa.Schema) -> pc.Expression
     return make(sink.getvalue())
 
 
-def _decimals(node: Node, schema: pa.Schema) -> Iterator[tuple[int, pa.Array]]:
-    """Yield place and new value, as an array of one row, of literals and options that change."""
+def _find_changes(node: Node, schema: pa.Schema) -> Iterator[tuple[int, pa.Array]]:
+    """Yield (place, new value) of each literal and option that changes. A value is an array of one row."""
     match node:
         case Call(function=function, arguments=(FieldRef() as ref, Literal() as literal)) if function in _COMPARISONS:
-            yield from _decimal(literal, _decimal_type(ref, schema))
+            yield from _changed_literal(literal, _decimal_type(ref, schema))
         case Call(function=function, arguments=(Literal() as literal, FieldRef() as ref)) if function in _COMPARISONS:
-            yield from _decimal(literal, _decimal_type(ref, schema))
+            yield from _changed_literal(literal, _decimal_type(ref, schema))
         case Call(function="is_in", arguments=(FieldRef() as ref,), options={"value_set": values} as options):
             wanted, seen = _decimal_type(ref, schema), values.type.value_type
             if wanted is not None and (pt.is_integer(seen) or pt.is_decimal(seen)):
@@ -184,10 +184,10 @@ def _decimals(node: Node, schema: pa.Schema) -> Iterator[tuple[int, pa.Array]]:
                 yield node.place, pa.StructArray.from_arrays(arrays, names=list(scalars))
         case Call(arguments=arguments):
             for each in arguments:
-                yield from _decimals(each, schema)
+                yield from _find_changes(each, schema)
 
 
-def _decimal(literal: Literal, wanted: pa.DataType | None) -> Iterator[tuple[int, pa.Array]]:
+def _changed_literal(literal: Literal, wanted: pa.DataType | None) -> Iterator[tuple[int, pa.Array]]:
     if wanted is None or not pt.is_integer(literal.value.type) or not literal.value.is_valid:
         return
     number = Decimal(literal.value.as_py())

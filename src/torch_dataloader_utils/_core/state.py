@@ -280,7 +280,7 @@ def _advice(saved: Mapping[str, object], identity: Identity) -> str:
         return (
             "The files are the same, their columns or types are not. For columns in the names of directories: "
             "open_loader and the shell find such columns, create_dataloader only if asked to; "
-            "partitioning=None (--partitioning none) leaves them out. "
+            "partitioning=None leaves them out. "
         )
     if "files by content" in str(saved.get("files")):
         return (

@@ -167,7 +167,10 @@ async def fetch_from_obstore(filesystem: Any, key: str, reply: RangeReply, polic
 
 
 async def find_object(filesystem: Any, key: str) -> dict[str, Any] | None:
-    """Return the entry of an object, as `info`; None if there is none. `info` would list a directory of this name."""
+    """Return the entry of an object as `filesystem.info` does; None if there is no object.
+
+    `info` would also list the directory of this name.
+    """
     bucket, name = filesystem._split_path(key)
     try:
         found = await filesystem._construct_store(bucket).head_async(name)

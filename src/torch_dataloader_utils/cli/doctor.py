@@ -295,7 +295,8 @@ def _null_findings(nulls: Mapping[str, Any], counts: Mapping[str, int]) -> Itera
         yield Finding(
             kind="uncounted_nulls",
             message=f"These files do not count the nulls of {_listed(uncounted)}, which tensors cannot hold. The call "
-            'below has zeros there, and a bool tensor "..._mask" beside each column; take columns without nulls out.',
+            'below has zeros there, and a bool tensor "..._mask" beside each column. Remove from nulls= the columns '
+            "that have no nulls.",
         )
     lists = [name for name, policy in nulls.items() if policy != "mask"]
     if lists:

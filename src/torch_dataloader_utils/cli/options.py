@@ -47,7 +47,7 @@ _DATA = (
     click.option(
         "--holdout",
         metavar="TEXT",
-        help="Read one part of the rows, as Holdout: 0.1,train or 0.1,holdout; with ,by=COLUMN and ,seed=N.",
+        help="Read one part of the rows: 0.1,train or 0.1,holdout. Add ,by=COLUMN or ,seed=N.",
     ),
     click.option(
         "--partitioning",

@@ -32,8 +32,8 @@ _ARGUMENT = re.compile(
 def in_shell_names(text: str, command: click.Command | None) -> str:
     """Return a message with options of a command in the place of arguments. What no option can say stays.
 
-    pass partitioning="hive"    leave columns= out    columns=['a', 'b']    storage_options={"anon": True}
-    pass --partitioning hive    leave --columns out   --columns a,b         --option anon=true
+    partitioning="hive"  partitioning=None    leave columns= out   columns=['a', 'b']  storage_options={"anon": True}
+    --partitioning hive  --partitioning none  leave --columns out  --columns a,b       --option anon=true
     """
     options: dict[str, list[click.Option]] = {}
     for option in () if command is None else _options(command):
@@ -71,6 +71,8 @@ def _written(option: click.Option, text: str | None) -> str | None:
             return name if value == option.flag_value else None
         case True:
             return name if option.is_flag and not isinstance(option.flag_value, str) else None
+        case None if isinstance(option.type, click.Choice) and "none" in option.type.choices:
+            return f"{name} none"
         case False | None:
             return None
         case list():

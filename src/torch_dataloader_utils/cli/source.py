@@ -117,22 +117,22 @@ class DataSource:
 
     def dataset(self, inventory: "Inventory | None" = None, **options: Any) -> "TableDataset":
         """Return the data set with these options of `create_dataloader`. inventory: None to scan again."""
-        options = {"columns": self.columns, "filters": self.filters, **options}
+        if inventory is None and not self.is_table:
+            inventory = self.inventory()
+        saved = None if inventory is None else inventory.holdout
+        options = {
+            "columns": self.columns,
+            "filters": self.filters,
+            "inventory": inventory,
+            "holdout": self.holdout or saved,
+            **options,
+        }
         if self.is_table:
             kind, _, of_table = self._table()
-            return kind(self.paths[0], inventory=inventory, holdout=self.holdout, **of_table, **options)
+            return kind(self.paths[0], **of_table, **options)
         from torch_dataloader_utils.datasets.structured import StructuredDataset
 
-        if inventory is None:
-            inventory = self.inventory()
-        return StructuredDataset(
-            list(self.paths),
-            self.format,
-            inventory=inventory,
-            holdout=self.holdout or inventory.holdout,
-            storage_options=self.storage or None,
-            **options,
-        )
+        return StructuredDataset(list(self.paths), self.format, storage_options=self.storage or None, **options)
 
     def _table(self) -> "tuple[Callable[..., TableDataset], Callable[..., Inventory], dict[str, Any]]":
         """Return the table's data set class, its scan function, and the options that both need."""
@@ -218,8 +218,8 @@ def parse_holdout(text: str) -> Holdout:
 
 def _not_holdout(text: str) -> ConfigError:
     return ConfigError(
-        f"--holdout {text!r}: write FRACTION,PART such as 0.1,train or 0.1,holdout; add ,by=COLUMN and ,seed=N as in "
-        "Holdout."
+        f"--holdout {text!r} is not FRACTION,PART: write 0.1,train or 0.1,holdout. To divide by the values of a "
+        "column, add ,by=COLUMN; for another division, add ,seed=N."
     )
 
 

@@ -15,9 +15,9 @@ from torch_dataloader_utils._runtime.threads import Executor
 from torch_dataloader_utils._store import Store, redact
 from torch_dataloader_utils.discover.hive import (
     Hive,
-    hidden_columns,
     hive_hint,
     inside_hint,
+    note_hidden_columns,
     parse_partitions,
     type_hint,
     type_partitions,
@@ -48,7 +48,8 @@ class FirstScan:
     scans: Scans made so far, by number of the file: of the files up to the first good file, or of all files if the
         directory has a sidecar or with missing="null". They count no lines and judge no filter.
     hint: Returns advice about a name that is not a column.
-    left_out: Note about the columns that no batch can have. hidden: Note about columns that files and directories have.
+    left_out: Note about the columns that no batch can have. hidden_notes: Note about columns that files and directories
+        have.
     """
 
     path: str
@@ -59,7 +60,7 @@ class FirstScan:
     scans: Mapping[int, FileScan | BadFile]
     hint: Callable[[str], str]
     left_out: tuple[str, ...]
-    hidden: tuple[str, ...]
+    hidden_notes: tuple[str, ...]
 
     @property
     def bad(self) -> dict[int, FileScan | BadFile]:
@@ -134,8 +135,8 @@ def _learn(
     if partitioning is not None:
         texts = parse_partitions([entry.path for entry in files.entries], files.root)
         partitions, fields = type_partitions(texts, file_schema, partitioning, path)
-    hidden = hidden_columns(path, fields, file_schema)
-    for note in hidden:
+    hidden_notes = note_hidden_columns(path, fields, file_schema)
+    for note in hidden_notes:
         _log.warning("%s", note)
     schema = dataset_schema(without_columns(file_schema, odd), fields, keeps_required=request.schema is not None)
     of_paths = partial(type_hint, partitions, fields) if partitioning else partial(hive_hint, [path], files.root)
@@ -153,7 +154,7 @@ def _learn(
         scans=dict(enumerate(scans)),
         hint=hint,
         left_out=left_out,
-        hidden=hidden,
+        hidden_notes=hidden_notes,
     )
 
 

@@ -240,7 +240,7 @@ def scan_listed(
         notes=(
             *report_bad_files(found.bad, len(chosen), files.source),
             *(left_out if asked.columns is None else ()),
-            *first.hidden,
+            *first.hidden_notes,
             *differing,
         ),
         left_out=(*left_out, *differing),

@@ -181,8 +181,9 @@ def _translated(error: BaseException, task: RowGroupTask, refused_columns: Calla
         )
     if _NOT_UTF8 in text:
         return CorruptFileError(
-            f"{task.where} has text that is not UTF-8 ({text}). Write the file again as UTF-8, as by iconv -f LATIN1 "
-            "-t UTF-8, or name the column as pyarrow.binary() in a schema: inventory=scan_files(..., schema=)."
+            f"{task.where} has text that is not UTF-8 ({text}). Convert the file to UTF-8 (from Latin-1: iconv -f "
+            "LATIN1 -t UTF-8 old > new), or name the column as pyarrow.binary() in a schema: "
+            "inventory=scan_files(..., schema=)."
         )
     if any(part in text for part in _WIDE_DELTAS):
         return UnsupportedFeatureError(

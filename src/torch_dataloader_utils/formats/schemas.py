@@ -55,14 +55,16 @@ def _differences(wanted: pa.Schema, seen: pa.Schema) -> Iterator[tuple[str, str,
 def unified_schema(
     schemas: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None = None
 ) -> tuple[pa.Schema, dict[str, str]]:
-    """Return the columns of all files in order of first appearance, each in its widest type.
-
-    With it return columns that are left out, since no type holds their other types: each with the difference in words.
+    """Return the columns of all files in order of first appearance, each in its widest type, and the columns left out.
 
     schemas: Path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
     columns: Projection, of which no column is left out; None for all columns.
 
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
+
+    Returns:
+        The schema, and for each column that is left out the difference of its types in words. A column is left out if
+        none of its types holds the others.
 
     Raises:
         SchemaError: no type of a column of the projection holds all its other types.
@@ -295,5 +297,5 @@ def _mismatch(seen_path: str, seen: str, wanted_path: str, wanted: str) -> Schem
     return SchemaError(
         f"{redact(seen_path)} {seen}; {redact(wanted_path)} {wanted}. All files need the same columns and types: write "
         'one of them again, scan them as two data sets, leave the column out of columns=, or pass missing="null" '
-        "(--missing null in the shell) to read columns that a file lacks as nulls, and narrower types as wider ones."
+        "to read columns that a file lacks as nulls, and narrower types as wider ones."
     )

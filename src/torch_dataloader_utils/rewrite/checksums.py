@@ -103,7 +103,7 @@ def _sum_spans(spans: ByteSpans, weights: Weights) -> int:
 
 
 def _have_no_nulls(items: pa.Array, counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each row, whether none of its items is null."""
+    """Return for each row whether none of its items is null."""
     if not items.null_count:
         return np.ones(len(counts), np.bool_)
     before, ends = np.zeros(len(items) + 1, np.int64), np.cumsum(counts)

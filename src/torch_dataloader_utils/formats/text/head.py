@@ -51,15 +51,15 @@ def read_head(store: Store, entry: FileEntry, *, is_csv: bool) -> tuple[bytes, b
 
 
 def check_start(path: str, head: bytes, *, is_json: bool) -> None:
-    """Check that a file begins as text in UTF-8 does and, for JSON, with an object on one line.
+    """Refuse a file that begins as UTF-16, or as a JSON object over several lines.
 
     Raises:
-        UnsupportedFeatureError: it does not.
+        UnsupportedFeatureError: the file begins like this.
     """
     if head.startswith(_UTF16_MARKS):
         raise UnsupportedFeatureError(
-            f"{redact(path)} begins as UTF-16, and text is read as UTF-8. Write it again, as by iconv -f UTF-16 -t "
-            "UTF-8."
+            f"{redact(path)} begins as UTF-16, and text is read as UTF-8. Convert the file to UTF-8: iconv -f UTF-16 "
+            "-t UTF-8 old > new."
         )
     if is_json and _after_blanks(head, JSON_BLANKS).split(b"\n", 1)[0].strip() == b"{":
         raise UnsupportedFeatureError(
@@ -75,7 +75,7 @@ def schema_of_head(path: str, head: bytes, request: ScanRequest, delimiter: str 
 
     Raises:
         SchemaError: a CSV header has other names than the request's schema. ConfigError: see `_check_header`.
-        UnsupportedFeatureError: JSON that is no JSON lines.
+        UnsupportedFeatureError: JSON that is not JSON lines.
     """
     if delimiter is None:
         return request.schema or _json_schema(path, _whole_lines(head) if is_cut else head, request.columns)

@@ -31,7 +31,7 @@ from torch_dataloader_utils.formats.text.head import (
 )
 from torch_dataloader_utils.formats.text.json_schema import JsonSchema, check_keys
 from torch_dataloader_utils.formats.text.line_counter import LineCounter
-from torch_dataloader_utils.formats.text.text_stream import LongerFile, text_stream
+from torch_dataloader_utils.formats.text.text_stream import TextWithEnd, text_stream
 from torch_dataloader_utils.formats.whole_reads import KEPT_DIGEST, ContentDigest, kept_results
 
 # Bytes of the columns that a kept result was made for, and bytes of its schema.
@@ -68,7 +68,7 @@ def _scan_text(store: Store, item: ScanItem, request: ScanRequest, delimiter: st
     Raises:
         SchemaError: the names of a CSV header differ from the schema's names (the order may differ, and with
             missing="null" names may be missing), or columns of JSON lines have no common type or are not in the schema.
-        UnsupportedFeatureError: text in UTF-16, or JSON that is no JSON lines. ConfigError: see `schema_of_head`.
+        UnsupportedFeatureError: text in UTF-16, or JSON that is not JSON lines. ConfigError: see `schema_of_head`.
     """
     entry = item.entry
     with decoding(entry.path, "text"):
@@ -120,6 +120,9 @@ def _check_is_row(path: str, schema: pa.Schema, groups: Int64s) -> None:
     """Refuse a single row whose columns all have the same numbered fields: pandas writes a data frame like this.
 
     {"a": {"0": 1, "1": 2}, "b": {"0": "x", "1": "y"}}
+
+    Raises:
+        UnsupportedFeatureError: the file is such a row.
     """
     labels = {tuple(each.name for each in field.type) if pa.types.is_struct(field.type) else () for field in schema}
     if int(groups[:, 0].sum()) != 1 or len(labels) != 1:
@@ -222,16 +225,19 @@ def _parsed_csv_rows(store: Store, entry: FileEntry, columns: _Columns) -> int:
 
 def _rows_in_blocks(store: Store, entry: FileEntry, columns: _Columns, parse_bytes: int) -> int:
     delimiter, names = columns
-    # A row after the last one, with more columns than the file has. Inside an open quote the parser does not find it.
-    end, ends = delimiter.join(["end of file"] * (len(names) + 1)), []
+    # A row with too many columns follows the text. The parser reports this row, unless an open quote takes it in.
+    end, found_end = delimiter.join(["end of file"] * (len(names) + 1)), False
 
     def judge(row: pa_csv.InvalidRow) -> str:
-        ends.append(row.text == end)
-        return "skip" if ends[-1] else "error"
+        nonlocal found_end
+        if row.text != end:
+            return "error"
+        found_end = True
+        return "skip"
 
     # One column as bytes is cheap, and no inferred type can fail.
     reader = pa_csv.open_csv(
-        pa.PythonFile(LongerFile(text_stream(store, entry), f"\n{end}\n".encode()), mode="r"),
+        pa.PythonFile(TextWithEnd(text_stream(store, entry), f"\n{end}\n".encode()), mode="r"),
         read_options=pa_csv.ReadOptions(block_size=parse_bytes),
         parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=judge),
         convert_options=pa_csv.ConvertOptions(
@@ -239,6 +245,6 @@ def _rows_in_blocks(store: Store, entry: FileEntry, columns: _Columns, parse_byt
         ),
     )
     rows: int = sum(batch.num_rows for batch in reader)
-    if not any(ends):
+    if not found_end:
         raise corrupt(entry.path, f"a quote that begins in row {rows:,} never ends, and takes the rest of the text")
     return rows

@@ -16,8 +16,8 @@ def text_stream(store: Store, entry: FileEntry, content: ContentDigest | None = 
     return file if codec is None else pa.CompressedInputStream(file, codec)
 
 
-class LongerFile:
-    """Text with more text after its end."""
+class TextWithEnd:
+    """Text followed by more bytes."""
 
     def __init__(self, text: pa.NativeFile, more: bytes) -> None:
         self._text = text
