@@ -309,9 +309,9 @@ PyDoc_STRVAR(gather_doc,
              "number, bytes of a row: 1, 2, 4, 8; int64 [runs, 4]. parts: where their parts lie: address of the first column,\n"
              "bytes from column to column, int64 [runs, parts, 2]. part_rows: rows of the parts, the same in all columns, int64\n"
              "[parts]. order: rows of the parts joined, int64; None: all rows of all parts, one part after the other. joins:\n"
-             "whether the parts of each column are joined first; else there is one, which is read where it is. scratch: room for\n"
-             "the order, in 32 bits, and if parts are joined, for those of the widest column 8-byte aligned behind it. The\n"
-             "caller answers for addresses: nothing here can check them.");
+             "whether the parts of each column are joined first; else there is one part, which is read where it is. scratch: room\n"
+             "for the order in 32 bits; if parts are joined, then, 8-byte aligned, for the rows of the widest column. The caller\n"
+             "answers for addresses: nothing here can check them.");
 
 /* How many rows the parts have; -1 if columns, parts and scratch memory do not fit each other. */
 static int64_t rows_to_gather(const Columns *columns, const Py_buffer *parts, bool is_ordered, size_t count, size_t scratch,

@@ -1,4 +1,4 @@
-"""Lets sources of a blend give slices of their blocks in place of batches, so that the blend alone makes batches.
+"""Let the sources of a blend give slices of their blocks in place of batches: only the blend then makes batches.
 
 A batch of a source would be views of all its columns, which mixing joins column by column. Slices of blocks of all
 sources are joined by one call, see `Shaper.concat`.
@@ -36,7 +36,7 @@ def joint_shaper(loaders: Sequence[TableDataLoader[Any]]) -> Shaper | None:
 
 @dataclass(frozen=True, slots=True)
 class SliceShaper:
-    """Shaper whose batches are slices of the blocks of `shaper`. Implements `_core.block.Shaper`."""
+    """Shaper that gives slices of the blocks of `shaper` in place of batches. Implements `_core.block.Shaper`."""
 
     shaper: Shaper
 
@@ -63,7 +63,7 @@ class SliceShaper:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlicedBlock:
-    """Block whose batches are slices of the block `rows`. Implements `_core.block.Block`."""
+    """Block that gives slices of the block `rows` in place of batches. Implements `_core.block.Block`."""
 
     rows: Block
 

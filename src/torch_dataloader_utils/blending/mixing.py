@@ -234,7 +234,7 @@ def endless_batches(
 ) -> Generator[tuple[int, Any]]:
     """Yield (rows to skip, batch) from a mark on, pass after pass, without end; only the first batch has rows to skip.
 
-    shaper: Shaper of the blocks of which slices are given; None: batches are given.
+    shaper: Shaper of the source's blocks. The source then gives slices of blocks; None: the source gives batches.
 
     Raises:
         ConfigError: items are rows, and a batch has another number of rows than planned.
@@ -361,7 +361,7 @@ def mixed_batches(
 
     The first batch is made alone, so that it waits for no rows of later steps; then several batches are made at once.
 
-    shaper: Shaper of the blocks of which the streams give slices; None: the streams give batches.
+    shaper: Shaper of the streams' blocks. The streams then give slices of blocks; None: the streams give batches.
     """
     at_once, most = 1, _MOST_STEPS if shaper is None else _MOST_STEPS_OF_BLOCKS
     while together := list(islice(steps, at_once)):

@@ -51,7 +51,7 @@ class Given:
 
 
 class Windows:
-    """Rows of the windows of one epoch. problems: windows whose order is not the order of seed and epoch."""
+    """Rows of the windows of one epoch. problems: a line for each window in another order than seed and epoch give."""
 
     def __init__(self, seed: int, epoch: int) -> None:
         self._seed, self._epoch = seed, epoch

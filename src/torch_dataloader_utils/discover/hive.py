@@ -160,7 +160,7 @@ def unread_directories(path: str, root: str, columns: Sequence[str]) -> tuple[st
 
 
 def note_hidden_columns(path: str, fields: Sequence[pa.Field], file_schema: pa.Schema) -> tuple[str, ...]:
-    """Return a note if the file has columns of the names of its directories, whose values are delivered instead."""
+    """Return a note if directories and the file have columns of one name: batches have the directories' values."""
     names = [field.name for field in fields if file_schema.get_field_index(field.name) >= 0]
     if not names:
         return ()

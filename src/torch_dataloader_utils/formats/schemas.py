@@ -58,7 +58,7 @@ def unified_schema(
     """Return the columns of all files in order of first appearance, each in its widest type, and the columns left out.
 
     schemas: Path and schema of every file, at least one. Fields are as `dataset_schema` makes them.
-    columns: Projection, of which no column is left out; None for all columns.
+    columns: Projection. No column of the projection is left out; None for all columns.
 
         a: int32, b: string  |  b: string, c: float  |  a: int64      a: int64, b: string, c: float
 

@@ -59,15 +59,9 @@ def in_few_blocks(slices: Iterable[BlockSlice]) -> list[Block]:
 
 def put_together(slices: Iterable[BlockSlice], shaper: Shaper) -> Block:
     """Return the rows of all slices (at least one), in order. Neighbouring rows of one block are not copied."""
-    number_of: dict[int, int] = {}
-    blocks: list[Block] = []
-    spans = []
-    for each in _merged(slices):
-        number = number_of.setdefault(id(each.block), len(blocks))
-        if number == len(blocks):
-            blocks.append(each.block)
-        spans.append((number, each.start, each.num_rows))
-    return shaper.concat(blocks, np.array(spans, np.int64))
+    merged = _merged(slices)
+    spans = [(number, each.start, each.num_rows) for number, each in enumerate(merged)]
+    return shaper.concat([each.block for each in merged], np.array(spans, np.int64))
 
 
 def _merged(slices: Iterable[BlockSlice]) -> list[BlockSlice]:
